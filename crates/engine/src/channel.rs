@@ -1,0 +1,126 @@
+//! The drivers: each turns a message into an outcome, and knows nothing of storage, timing or retries.
+
+mod capture;
+mod http;
+mod webhook;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use serde_json::Value;
+
+pub use capture::{FailOn, Mode};
+pub use webhook::sign;
+
+use crate::egress::Egress;
+use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
+use crate::secret::Secrets;
+
+/// One message to one address.
+#[derive(Debug, Clone, Copy)]
+pub struct Message<'a> {
+    /// What to say.
+    pub note: &'a StoredNotification,
+    /// Which delivery this is; its `provider_key` is the same on every attempt.
+    pub key: DeliveryKey,
+    /// The medium.
+    pub channel: &'a str,
+    /// The address.
+    pub target: &'a str,
+    /// Which attempt of this round, from 1.
+    pub attempt: u16,
+    /// How long it may take in all.
+    pub timeout: Duration,
+}
+
+/// A send under way.
+pub type Sending<'a> = Pin<Box<dyn Future<Output = Report> + Send + 'a>>;
+
+/// Code that talks to one kind of provider. It returns what happened, never an error to be guessed at.
+pub trait Driver: Send + Sync {
+    /// Sends, once.
+    fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a>;
+}
+
+/// What a driver is made of.
+pub struct Parts<'a> {
+    /// The provider's settings.
+    pub settings: &'a Value,
+    /// Its secrets, opened.
+    pub secrets: &'a Secrets,
+    /// Its guarantee.
+    pub guarantee: Guarantee,
+    /// The way out.
+    pub egress: &'a Egress,
+    /// On what the capture driver fails, from the environment.
+    pub capture_fail_on: &'a FailOn,
+}
+
+/// A driver that can be configured.
+pub struct Kind {
+    /// Its name in a provider's description.
+    pub name: &'static str,
+    /// What it is for, in a line.
+    pub about: &'static str,
+    /// The channel it serves unless told otherwise.
+    pub channel: &'static str,
+    /// What happens when an outcome is unclear, unless told otherwise.
+    pub guarantee: Guarantee,
+    /// The names of its secrets.
+    pub secrets: &'static [&'static str],
+    build: fn(&Parts<'_>) -> Result<Box<dyn Driver>, String>,
+}
+
+/// All drivers there are.
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "capture",
+        about: "records what it would have sent; fails on purpose where told to",
+        channel: "*",
+        guarantee: Guarantee::Idempotent,
+        secrets: &[],
+        build: capture::build,
+    },
+    Kind {
+        name: "webhook",
+        about: "signed JSON to an http(s) endpoint (Standard Webhooks)",
+        channel: "webhook",
+        guarantee: Guarantee::Idempotent,
+        secrets: &["secret"],
+        build: webhook::build,
+    },
+];
+
+/// The driver of that name.
+///
+/// # Errors
+/// Listing the names.
+pub fn kind(name: &str) -> Result<&'static Kind, String> {
+    let names = || KINDS.iter().map(|k| k.name).collect::<Vec<_>>().join(", ");
+    KINDS.iter().find(|k| k.name == name).ok_or_else(|| format!("driver: {name:?} is not known; known are {}", names()))
+}
+
+/// Makes a driver, checking its settings and secrets.
+///
+/// # Errors
+/// Naming the setting and what is allowed.
+pub fn build(driver: &str, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+    let kind = kind(driver)?;
+    if let Some(unknown) = parts.secrets.keys().find(|name| !kind.secrets.contains(&name.as_str())) {
+        return Err(format!("secret: driver {driver:?} has none named {unknown:?}; it has {:?}", kind.secrets));
+    }
+    (kind.build)(parts)
+}
+
+/// Makes the driver of a stored provider.
+///
+/// # Errors
+/// As [`build`].
+pub fn of_provider(provider: &Provider, secrets: &Secrets, egress: &Egress, capture_fail_on: &FailOn) -> Result<Box<dyn Driver>, String> {
+    build(&provider.driver, &Parts { settings: &provider.settings, secrets, guarantee: provider.guarantee, egress, capture_fail_on })
+}
+
+/// Reads a driver's settings into its own struct.
+fn settings<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, String> {
+    serde_json::from_value(value.clone()).map_err(|e| format!("settings: {e}"))
+}

@@ -1,0 +1,177 @@
+//! `capture`: for development and tests. Records what it would have sent, and fails on purpose where told to.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Driver, Message, Parts, Sending};
+use crate::model::{Evidence, Outcome, Report};
+
+/// How to fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Certainly not sent; tried again.
+    Transient,
+    /// Rejected for good.
+    Permanent,
+    /// Sent, but only after a while.
+    Slow,
+    /// Never answers.
+    Hang,
+    /// Nobody can know.
+    Unclear,
+    /// A bug in the driver.
+    Panic,
+}
+
+const MODES: [(&str, Mode); 6] = [
+    ("transient", Mode::Transient),
+    ("permanent", Mode::Permanent),
+    ("slow", Mode::Slow),
+    ("hang", Mode::Hang),
+    ("unclear", Mode::Unclear),
+    ("panic", Mode::Panic),
+];
+
+/// On what to fail, and how: `mode=match` entries, separated by commas.
+///
+/// A match is an event type or an idempotency key. The mode may be left out (`transient`), and `mode*2=match` fails the first two attempts
+/// only. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FailOn(Vec<Rule>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    mode: Mode,
+    first: Option<u16>,
+    matching: String,
+}
+
+impl FailOn {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// Naming the entry and what is allowed.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        entries.map(parse_rule).collect::<Result<_, _>>().map(Self)
+    }
+
+    fn mode(&self, message: &Message<'_>) -> Option<Mode> {
+        let matches = |rule: &&Rule| rule.matching == message.note.event_type || rule.matching == message.note.idempotency_key;
+        let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first);
+        self.0.iter().filter(matches).find(due).map(|rule| rule.mode)
+    }
+}
+
+fn parse_rule(entry: &str) -> Result<Rule, String> {
+    let Some((mode, matching)) = entry.split_once('=') else {
+        return Ok(Rule { mode: Mode::Transient, first: None, matching: entry.to_owned() });
+    };
+    let (name, first) = match mode.split_once('*') {
+        Some((name, count)) => (name, Some(count.parse().map_err(|_| format!("capture.fail_on: {entry:?}: {count:?} is not a number of attempts"))?)),
+        None => (mode, None),
+    };
+    let found = MODES.iter().find(|(known, _)| *known == name);
+    let (_, mode) = found.ok_or_else(|| format!("capture.fail_on: {entry:?}: mode {name:?} is not known; known are transient, permanent, slow, hang, unclear, panic"))?;
+    Ok(Rule { mode: *mode, first, matching: matching.to_owned() })
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    /// As in `POSTCOMMIT_CAPTURE_FAIL_ON`.
+    fail_on: String,
+    /// How long `slow` takes.
+    slow_ms: u64,
+    /// A file to which every send is appended as a line of JSON.
+    journal: Option<PathBuf>,
+    /// How long a receiver would remember the key.
+    key_window_s: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { fail_on: String::new(), slow_ms: 2000, journal: None, key_window_s: 86_400 }
+    }
+}
+
+struct Capture {
+    settings: Settings,
+    rules: [FailOn; 2],
+}
+
+pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+    let settings: Settings = super::settings(parts.settings)?;
+    let rules = [FailOn::parse(&settings.fail_on)?, parts.capture_fail_on.clone()];
+    Ok(Box::new(Capture { settings, rules }))
+}
+
+impl Driver for Capture {
+    fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
+        Box::pin(async move {
+            match self.rules.iter().find_map(|rules| rules.mode(&message)) {
+                None => self.record(&message),
+                Some(Mode::Transient) => Report::from(Outcome::deferred("capture_transient")).because("told to fail for a while"),
+                Some(Mode::Permanent) => Report::from(Outcome::refused("capture_permanent")).because("told to fail for good"),
+                Some(Mode::Unclear) => {
+                    self.record(&message);
+                    Report::from(Outcome::unclear("capture_unclear")).because("told to leave it unclear")
+                }
+                Some(Mode::Slow) => {
+                    tokio::time::sleep(Duration::from_millis(self.settings.slow_ms)).await;
+                    self.record(&message)
+                }
+                Some(Mode::Hang) => std::future::pending().await,
+                Some(Mode::Panic) => panic!("capture was told to panic"),
+            }
+        })
+    }
+}
+
+impl Capture {
+    fn record(&self, message: &Message<'_>) -> Report {
+        let note = message.note;
+        let sent = json!({
+            "key": message.key.provider_key(), "channel": message.channel, "to": message.target, "event_type": note.event_type, "entity": note.entity,
+            "title": note.title, "body": note.body, "action_url": note.action_url, "payload": note.payload,
+            "data": note.data.as_ref().and_then(|data| data.get(message.channel)),
+        });
+        if let Some(problem) = self.append(&sent.to_string()) {
+            return Report::from(Outcome::config("capture_journal")).because(problem);
+        }
+        let evidence = Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent.to_string()) };
+        Report { outcome: Outcome::Sent, evidence }
+    }
+
+    fn append(&self, line: &str) -> Option<String> {
+        let path = self.settings.journal.as_ref()?;
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).err().map(|e| format!("settings.journal: {e}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a8_the_list_names_modes_counts_and_matches() {
+        let rules = FailOn::parse("booking.cancelled, permanent=booking:7:x:1,transient*2=a=b").unwrap();
+        let rule = |mode, first, matching: &str| Rule { mode, first, matching: matching.into() };
+        assert_eq!(
+            rules.0,
+            [rule(Mode::Transient, None, "booking.cancelled"), rule(Mode::Permanent, None, "booking:7:x:1"), rule(Mode::Transient, Some(2), "a=b")]
+        );
+        assert_eq!(FailOn::parse(" ,").unwrap(), FailOn::default());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_is_allowed() {
+        assert!(FailOn::parse("explode=x").unwrap_err().contains("known are transient, permanent, slow, hang, unclear, panic"));
+        assert!(FailOn::parse("slow*many=x").unwrap_err().contains("not a number"));
+    }
+}

@@ -1,0 +1,139 @@
+//! What an HTTP answer means, for every driver that speaks HTTP. One table, from bytes written and status.
+
+use std::time::{Duration, SystemTime};
+
+use crate::clock;
+use crate::egress::{Answer, Failure, Phase};
+use crate::model::{Evidence, Guarantee, Outcome, Report};
+
+/// No provider is believed when it asks for more.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Bytes of an answer kept for the audit.
+const EXCERPT_BYTES: usize = 512;
+
+/// What a failed or answered call means. `secrets` are blotted out of what is kept.
+pub(super) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[&str]) -> Report {
+    match result {
+        Err(failure) => failed(&failure),
+        Ok(answer) => answered(&answer, guarantee, secrets),
+    }
+}
+
+fn failed(failure: &Failure) -> Report {
+    let outcome = match failure.phase {
+        // Our own filter or a malformed URL: the next attempt would meet the same.
+        Phase::Refused => Outcome::refused(failure.code),
+        _ if failure.reached_wire() => Outcome::unclear(failure.code),
+        _ => Outcome::deferred(failure.code),
+    };
+    Report::from(outcome).because(failure.detail.clone())
+}
+
+fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[&str]) -> Report {
+    let code = format!("http_{}", answer.status);
+    let after = retry_after(answer);
+    let outcome = match answer.status {
+        200..=299 => Outcome::Sent,
+        401..=403 | 407 => Outcome::config(code),
+        // Somebody holds our key at this moment; where keys count, that is a reason to come back.
+        409 | 423 if guarantee == Guarantee::Idempotent => Outcome::Deferred { code, after },
+        425 | 429 | 503 | 507 => Outcome::Deferred { code, after },
+        // The request was read and something broke behind it.
+        408 | 500..=599 => Outcome::unclear(code),
+        300..=499 => Outcome::refused(code),
+        _ => Outcome::Rejected { code, because: crate::model::Because::Unrecognised },
+    };
+    let detail = (answer.status >= 300).then(|| sentence(answer.status));
+    let evidence = Evidence { detail, provider_ref: None, excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()) };
+    Report { outcome, evidence }
+}
+
+fn sentence(status: u16) -> String {
+    match status {
+        300..=399 => format!("answered {status}; redirects are not followed, give the final URL"),
+        401..=403 | 407 => format!("answered {status}: it does not accept our credentials; the lane is paused until somebody has looked"),
+        410 => "answered 410: the endpoint is gone".into(),
+        429 => "answered 429: too many requests".into(),
+        _ => format!("answered {status}"),
+    }
+}
+
+/// Seconds, with or without a fraction, or a date. A wait of nothing, of the past or of nonsense is none.
+fn retry_after(answer: &Answer) -> Option<Duration> {
+    let text = answer.headers.get("retry-after")?.to_str().ok()?.trim();
+    let wait = match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 => Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT),
+        Ok(_) => return None,
+        Err(_) => {
+            let at = httpdate::parse_http_date(text).ok()?;
+            let now = SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(clock::now().as_micros()).ok()?);
+            at.duration_since(now).ok()?
+        }
+    };
+    Some(wait.min(LONGEST_WAIT))
+}
+
+/// The beginning of the answer as one line of text, with our own secrets blotted out.
+fn excerpt(body: &[u8], secrets: &[&str]) -> String {
+    let mut text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT_BYTES)]).into_owned();
+    for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
+        text = text.replace(secret, "[redacted]");
+    }
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::http::{HeaderMap, HeaderValue};
+    use bytes::Bytes;
+
+    fn answer(status: u16, retry_after: Option<&str>) -> Answer {
+        let mut headers = HeaderMap::new();
+        if let Some(value) = retry_after {
+            headers.insert("retry-after", HeaderValue::from_str(value).unwrap());
+        }
+        Answer { status, headers, body: Bytes::new(), truncated: false, body_complete: true }
+    }
+
+    fn waits(text: &str) -> Option<u64> {
+        retry_after(&answer(429, Some(text))).map(|d| d.as_secs())
+    }
+
+    #[test]
+    fn d6_retry_after_in_every_shape() {
+        assert_eq!(waits("120"), Some(120));
+        assert_eq!(waits("1.5"), Some(1));
+        assert_eq!(waits("1e18"), Some(86_400));
+        assert_eq!(waits("Wed, 01 Jan 2200 00:00:00 GMT"), Some(86_400));
+        for nothing in ["0", "-1", "soon", "Wed, 01 Jan 2020 00:00:00 GMT", "NaN", ""] {
+            assert_eq!(waits(nothing), None, "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn every_status_has_a_meaning() {
+        let name = |status, guarantee| match report(Ok(answer(status, None)), guarantee, &[]).outcome {
+            Outcome::Rejected { because, .. } => format!("{because:?}"),
+            other => other.name().to_owned(),
+        };
+        for status in 100..=999 {
+            let expected = match status {
+                200..=299 => "sent",
+                401 | 402 | 403 | 407 => "Config",
+                409 | 423 | 425 | 429 | 503 | 507 => "deferred",
+                408 | 500..=599 => "unclear",
+                300..=499 => "Refused",
+                _ => "Unrecognised",
+            };
+            assert_eq!(name(status, Guarantee::Idempotent), expected, "{status}");
+        }
+        assert_eq!(name(409, Guarantee::AtMostOnce), "Refused");
+    }
+
+    #[test]
+    fn an_excerpt_is_one_line_without_secrets() {
+        assert_eq!(excerpt(b"token hush\r\n\0 refused", &["hush"]), "token [redacted]    refused");
+        assert_eq!(excerpt(&vec![b'x'; 10_000], &[]).len(), EXCERPT_BYTES);
+    }
+}

@@ -1,0 +1,216 @@
+//! `webhook`: signed JSON to an http(s) endpoint, as Standard Webhooks describes it.
+//!
+//! `webhook-id` is the delivery's key, the same on every attempt, so that a receiver can tell a repetition. The body is the same on every attempt
+//! too; only `webhook-timestamp` and with it the signature change. Several secrets sign several times, so that they can be rotated.
+
+use ::http::header::{CONTENT_TYPE, USER_AGENT};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use serde::Deserialize;
+use serde_json::json;
+use sha2::Sha256;
+use std::collections::BTreeMap;
+use url::Url;
+
+use super::{Driver, Message, Parts, Sending, http};
+use crate::clock;
+use crate::egress::{Call, Egress};
+use crate::model::{Because, Guarantee, Outcome, Report};
+use crate::secret::Secret;
+
+const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    /// Where to send what names this provider without an URL of its own.
+    url: Option<String>,
+    /// Further headers on every request.
+    headers: BTreeMap<String, String>,
+    /// What 401 and 403 do: `pause` the lane (default), or `park` the one delivery, for a lane that serves many receivers.
+    on_auth_error: OnAuthError,
+    /// How long receivers remember a `webhook-id`; 60 seconds to 30 days.
+    key_window_s: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OnAuthError {
+    #[default]
+    Pause,
+    Park,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { url: None, headers: BTreeMap::new(), on_auth_error: OnAuthError::Pause, key_window_s: 86_400 }
+    }
+}
+
+struct Webhook {
+    url: Option<Url>,
+    headers: HeaderMap,
+    on_auth_error: OnAuthError,
+    keys: Vec<Vec<u8>>,
+    secret: Option<Secret>,
+    guarantee: Guarantee,
+    egress: Egress,
+}
+
+pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+    let settings: Settings = super::settings(parts.settings)?;
+    if !(60..=2_592_000).contains(&settings.key_window_s) {
+        return Err(format!("settings.key_window_s: is {}; 60 to 2592000 are allowed", settings.key_window_s));
+    }
+    let url = settings.url.as_deref().map(|url| parse_url(url).map_err(|problem| format!("settings.url: {problem}"))).transpose()?;
+    let secret = parts.secrets.get("secret").cloned();
+    // Revealed to be decoded into signing keys.
+    let keys = secret.as_ref().map_or(Ok(vec![]), |secret| parse_secrets(secret.reveal()))?;
+    let headers = parse_headers(&settings.headers)?;
+    let (guarantee, egress) = (parts.guarantee, parts.egress.clone());
+    Ok(Box::new(Webhook { url, headers, on_auth_error: settings.on_auth_error, keys, secret, guarantee, egress }))
+}
+
+fn parse_url(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|e| e.to_string())?;
+    if matches!(url.scheme(), "http" | "https") { Ok(url) } else { Err("must be http or https".into()) }
+}
+
+/// `whsec_` and 24 to 64 bytes in base64, one or several separated by spaces: the newest first while rotating.
+fn parse_secrets(text: &str) -> Result<Vec<Vec<u8>>, String> {
+    const SHAPE: &str = "secret: must be whsec_ followed by 24 to 64 random bytes in base64; several are separated by spaces";
+    let decode = |part: &str| STANDARD.decode(part.strip_prefix("whsec_")?).ok().filter(|key| (24..=64).contains(&key.len()));
+    text.split_whitespace().map(|part| decode(part).ok_or_else(|| SHAPE.to_owned())).collect()
+}
+
+fn parse_headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let parsed = HeaderName::try_from(name.as_str()).ok().zip(HeaderValue::try_from(value.as_str()).ok());
+        let (header, value) = parsed.ok_or_else(|| format!("settings.headers.{name}: is not a valid header"))?;
+        if header.as_str().starts_with("webhook-") || header == CONTENT_TYPE {
+            return Err(format!("settings.headers.{name}: is set by postcommit"));
+        }
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+/// The value of `webhook-signature`: `v1,` and the HMAC-SHA256 of `id.timestamp.body` in base64, once per key.
+#[must_use]
+pub fn sign(keys: &[Vec<u8>], id: &str, timestamp: i64, body: &[u8]) -> String {
+    let one = |key: &Vec<u8>| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
+        mac.update(format!("{id}.{timestamp}.").as_bytes());
+        mac.update(body);
+        Some(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
+    };
+    keys.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+}
+
+impl Driver for Webhook {
+    fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
+        Box::pin(async move {
+            let url = match self.url_for(message.target) {
+                Ok(url) => url,
+                Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
+            };
+            let body = body(&message);
+            let headers = match self.headers(&message, &body) {
+                Some(headers) => headers,
+                None => return Outcome::refused("bad_header").into(),
+            };
+            // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
+            let fresh = self.guarantee == Guarantee::AtMostOnce;
+            let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
+            let secret = self.secret.as_ref().map_or("", |secret| secret.reveal());
+            self.own_rules(http::report(self.egress.send(call).await, self.guarantee, &[secret, message.target]))
+        })
+    }
+}
+
+impl Webhook {
+    fn url_for(&self, target: &str) -> Result<Url, String> {
+        match (Url::parse(target), &self.url) {
+            (Ok(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
+            (_, Some(url)) => Ok(url.clone()),
+            _ => Err("the address is no http(s) URL and the provider has no settings.url".into()),
+        }
+    }
+
+    fn headers(&self, message: &Message<'_>, body: &[u8]) -> Option<HeaderMap> {
+        let id = message.key.provider_key();
+        let seconds = clock::now().as_micros() / 1_000_000;
+        let mut headers = self.headers.clone();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        headers.insert("webhook-id", id.parse().ok()?);
+        headers.insert("idempotency-key", id.parse().ok()?);
+        headers.insert("webhook-timestamp", seconds.into());
+        if !self.keys.is_empty() {
+            headers.insert("webhook-signature", sign(&self.keys, &id, seconds, body).parse().ok()?);
+        }
+        Some(headers)
+    }
+
+    fn own_rules(&self, mut report: Report) -> Report {
+        if let Outcome::Rejected { because, .. } = &mut report.outcome
+            && *because == Because::Config
+            && self.on_auth_error == OnAuthError::Park
+        {
+            *because = Because::Refused;
+        }
+        report
+    }
+}
+
+/// The same bytes on every attempt: nothing in it depends on when or how often it is sent.
+fn body(message: &Message<'_>) -> Bytes {
+    let note = message.note;
+    let mut body = json!({
+        "type": note.event_type, "timestamp": note.created_at, "data": note.payload,
+        "id": note.id, "tenant": note.tenant_name, "idempotency_key": note.idempotency_key,
+    });
+    let optional = [
+        ("entity", note.entity.as_deref().map(Into::into)), ("title", note.title.as_deref().map(Into::into)), ("body", note.body.as_deref().map(Into::into)),
+        ("action_url", note.action_url.as_deref().map(Into::into)), ("topic", note.topic.as_deref().map(Into::into)),
+        ("correlation_id", note.correlation_id.as_deref().map(Into::into)), ("schema_version", note.schema_version.map(Into::into)),
+        ("webhook", note.data.as_ref().and_then(|data| data.get("webhook")).cloned()),
+    ];
+    for (name, value) in optional {
+        if let Some(value) = value {
+            body[name] = value;
+        }
+    }
+    body.to_string().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signature_is_the_published_one() {
+        // The example of the Standard Webhooks specification's reference libraries.
+        let keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+        let signature = sign(&keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
+        assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn two_secrets_sign_twice() {
+        let keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
+        assert_eq!(sign(&keys, "a", 1, b"{}").split(' ').filter(|s| s.starts_with("v1,")).count(), 2);
+    }
+
+    #[test]
+    fn secrets_of_another_shape_are_refused_without_being_repeated() {
+        for text in ["hush", "whsec_c2hvcnQ=", "whsec_!!!"] {
+            let problem = parse_secrets(text).unwrap_err();
+            assert!(problem.contains("whsec_") && !problem.contains(text), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
+
+mod migrate;
+pub mod postgres;
+pub mod sqlite;
+mod value;
+
+use std::path::PathBuf;
+
+pub use migrate::{LATEST, Migration, MigrationPlan};
+pub use value::{Row, Value};
+
+use postgres::Postgres;
+use sqlite::Sqlite;
+
+/// Why the database did not do as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    /// It cannot be reached, or the connection broke.
+    #[error("cannot reach the database: {0}")]
+    Unreachable(String),
+    /// Its schema was made by a newer version of this program.
+    #[error("the database has schema version {found}, this program knows {known}; run a newer postcommit")]
+    TooNew {
+        /// What is there.
+        found: i32,
+        /// What we know.
+        known: i32,
+    },
+    /// Its schema is missing or older than this program's.
+    #[error("the database has schema version {found}, this program needs {needed}; run `postcommit migrate`")]
+    TooOld {
+        /// What is there; 0 is nothing.
+        found: i32,
+        /// What we need.
+        needed: i32,
+    },
+    /// The URL is not one of ours.
+    #[error("database.url: {0}; allowed are postgres://… and sqlite:path")]
+    Url(String),
+    /// It refused a statement.
+    #[error("{message}")]
+    Refused {
+        /// SQLSTATE, or SQLite's extended code.
+        code: String,
+        /// What it said.
+        message: String,
+    },
+    /// It answered with something that cannot be read.
+    #[error("the database holds something unreadable: {0}")]
+    Unreadable(String),
+}
+
+/// One of the two.
+#[derive(Clone)]
+pub enum Db {
+    /// PostgreSQL 15 or newer.
+    Postgres(Postgres),
+    /// SQLite, in a file that may also be the application's.
+    Sqlite(Sqlite),
+}
+
+/// Where the database is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A `postgres://` URL.
+    Postgres(String),
+    /// A file.
+    Sqlite(PathBuf),
+}
+
+impl Address {
+    /// Reads `postgres://…`, `postgresql://…`, `sqlite:path`, `sqlite://path`.
+    ///
+    /// # Errors
+    /// For anything else.
+    pub fn parse(url: &str) -> Result<Self, DbError> {
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            return Ok(Self::Postgres(url.to_owned()));
+        }
+        let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
+        match path {
+            Some(path) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
+            // The URL may hold a password: only its scheme is repeated.
+            _ => Err(DbError::Url(format!("scheme {:?} is not known", url.split(':').next().unwrap_or("")))),
+        }
+    }
+}
+
+impl Db {
+    /// Opens the database; a missing SQLite file is made.
+    ///
+    /// # Errors
+    /// When it cannot be reached or the URL is not one of ours.
+    pub async fn open(url: &str) -> Result<Self, DbError> {
+        match Address::parse(url)? {
+            Address::Postgres(url) => Ok(Self::Postgres(Postgres::open(&url).await?)),
+            Address::Sqlite(path) => Ok(Self::Sqlite(Sqlite::open(&path)?)),
+        }
+    }
+
+    /// Its kind, for people.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Postgres(_) => "postgres",
+            Self::Sqlite(_) => "sqlite",
+        }
+    }
+
+    /// Runs a statement written for both: `postcommit.` becomes `postcommit_` on SQLite, and `{now}` each one's clock.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn query(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
+        match self {
+            Self::Postgres(db) => db.query(&postgres::dialect(sql), &parameters).await,
+            Self::Sqlite(db) => {
+                let sql = sqlite::dialect(sql);
+                db.read(move |connection| sqlite::query(connection, &sql, &parameters)).await
+            }
+        }
+    }
+
+    /// As [`Db::query`], for statements that write: all of them or none. Returns how many rows each touched.
+    ///
+    /// # Errors
+    /// As the database says; nothing was written then.
+    pub async fn execute(&self, statements: Vec<(String, Vec<Value>)>) -> Result<Vec<u64>, DbError> {
+        match self {
+            Self::Postgres(db) => db.execute(&statements).await,
+            Self::Sqlite(db) => db.write(move |connection| sqlite::execute(connection, &statements)).await,
+        }
+    }
+
+    /// One statement that writes.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn execute_one(&self, sql: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
+        Ok(self.execute(vec![(sql.to_owned(), parameters)]).await?.first().copied().unwrap_or(0))
+    }
+}

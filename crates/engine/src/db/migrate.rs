@@ -1,0 +1,165 @@
+//! Numbered pairs of migrations, applied in order under a lock. Append-only: a landed migration is never changed.
+
+use super::{Db, DbError, Row, Value, postgres, sqlite};
+
+/// One step of the schema, in both dialects.
+#[derive(Debug, Clone, Copy)]
+pub struct Migration {
+    /// From 1, without gaps.
+    pub version: i32,
+    /// What it brings.
+    pub name: &'static str,
+    /// For PostgreSQL.
+    pub postgres: &'static str,
+    /// For SQLite.
+    pub sqlite: &'static str,
+}
+
+/// All of them, oldest first.
+const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    name: "core",
+    postgres: include_str!("../../migrations/postgres/0001_core.sql"),
+    sqlite: include_str!("../../migrations/sqlite/0001_core.sql"),
+}];
+
+/// Grants and roles, for `migrate --roles`.
+const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
+
+/// The schema this program was made for.
+pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// Two processes that start at once must not both migrate; "postcommit" in eight bytes.
+const LOCK: i64 = 0x706f_7374_636f_6d6d;
+
+/// What stands between the database and this program.
+#[derive(Debug, Clone)]
+pub struct MigrationPlan {
+    /// The schema found; 0 is none.
+    pub found: i32,
+    /// What is to be applied, in order.
+    pub missing: Vec<Migration>,
+}
+
+impl Db {
+    /// The schema version found; 0 is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn schema_version(&self) -> Result<i32, DbError> {
+        let exists = match self {
+            Self::Postgres(_) => "SELECT to_regclass('postcommit.migration') IS NOT NULL",
+            Self::Sqlite(_) => "SELECT count(*) > 0 FROM sqlite_schema WHERE name = 'postcommit_migration'",
+        };
+        if !first::<bool>(&self.query(exists, vec![]).await?)? {
+            return Ok(0);
+        }
+        let rows = self.query("SELECT coalesce(max(version), 0) FROM postcommit.migration", vec![]).await?;
+        first(&rows)
+    }
+
+    /// What is to be done.
+    ///
+    /// # Errors
+    /// [`DbError::TooNew`] when the schema is ahead of this program.
+    pub async fn migration_plan(&self) -> Result<MigrationPlan, DbError> {
+        plan(self.schema_version().await?)
+    }
+
+    /// Refuses a schema that is not exactly this program's.
+    ///
+    /// # Errors
+    /// [`DbError::TooNew`] or [`DbError::TooOld`].
+    pub async fn check_schema(&self) -> Result<(), DbError> {
+        let plan = self.migration_plan().await?;
+        if plan.missing.is_empty() { Ok(()) } else { Err(DbError::TooOld { found: plan.found, needed: LATEST }) }
+    }
+
+    /// Applies what is missing, each in a transaction, under a lock. Returns what was applied.
+    ///
+    /// # Errors
+    /// As the database says; the steps before the failing one remain.
+    pub async fn migrate(&self) -> Result<Vec<Migration>, DbError> {
+        let mut applied = Vec::new();
+        while let Some(step) = self.migrate_one().await? {
+            applied.push(step);
+        }
+        Ok(applied)
+    }
+
+    async fn migrate_one(&self) -> Result<Option<Migration>, DbError> {
+        match self {
+            Self::Postgres(db) => {
+                let mut client = db.client().await?;
+                let transaction = client.transaction().await.map_err(postgres::refused)?;
+                // A migration may take its time; the lock makes others wait, not fail.
+                let prepare = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
+                transaction.batch_execute(&prepare).await.map_err(postgres::refused)?;
+                let found = transaction.query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[]).await.map_err(postgres::refused)?;
+                if !found.get::<_, bool>(0) {
+                    transaction.batch_execute(POSTGRES_START).await.map_err(postgres::refused)?;
+                }
+                let row = transaction.query_one("SELECT coalesce(max(version), 0) FROM postcommit.migration", &[]).await.map_err(postgres::refused)?;
+                let Some(step) = plan(row.get(0))?.missing.first().copied() else { return Ok(None) };
+                transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
+                let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
+                transaction.execute(noted, &[&step.version, &step.name]).await.map_err(postgres::refused)?;
+                transaction.commit().await.map_err(postgres::refused)?;
+                Ok(Some(step))
+            }
+            // The write transaction is the lock.
+            Self::Sqlite(db) => {
+                db.write(|connection| {
+                    connection.execute_batch(SQLITE_START).map_err(sqlite::refused)?;
+                    let rows = sqlite::query(connection, "SELECT coalesce(max(version), 0) FROM postcommit_migration", &[])?;
+                    let Some(step) = plan(first(&rows)?)?.missing.first().copied() else { return Ok(None) };
+                    connection.execute_batch(step.sqlite).map_err(sqlite::refused)?;
+                    let noted = format!("INSERT INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})", sqlite::NOW);
+                    connection.execute(&noted, (step.version, step.name)).map_err(sqlite::refused)?;
+                    Ok(Some(step))
+                })
+                .await
+            }
+        }
+    }
+
+    /// Makes the four PostgreSQL roles and their grants. Repeatable.
+    ///
+    /// # Errors
+    /// When the login may not, or on SQLite, which has no roles.
+    pub async fn make_roles(&self) -> Result<(), DbError> {
+        let Self::Postgres(db) = self else {
+            return Err(DbError::Refused { code: "roles".into(), message: "SQLite has no roles; --roles is for PostgreSQL".into() });
+        };
+        let mut client = db.client().await?;
+        let transaction = client.transaction().await.map_err(postgres::refused)?;
+        transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
+        transaction.commit().await.map_err(postgres::refused)
+    }
+
+    /// Makes partitions far ahead; nothing to do on SQLite. Returns how many were made.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn make_partitions(&self, months_ahead: i32) -> Result<i64, DbError> {
+        let Self::Postgres(_) = self else { return Ok(0) };
+        let rows = self.query("SELECT postcommit.make_partitions($1)", vec![Value::from(months_ahead)]).await?;
+        first(&rows)
+    }
+}
+
+const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
+    CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
+
+const SQLITE_START: &str = "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
+
+fn plan(found: i32) -> Result<MigrationPlan, DbError> {
+    if found > LATEST {
+        return Err(DbError::TooNew { found, known: LATEST });
+    }
+    Ok(MigrationPlan { found, missing: MIGRATIONS.iter().filter(|step| step.version > found).copied().collect() })
+}
+
+fn first<T: super::value::FromValue>(rows: &[Row]) -> Result<T, DbError> {
+    rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?.get(0)
+}

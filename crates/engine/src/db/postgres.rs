@@ -1,0 +1,136 @@
+//! PostgreSQL: a small pool, statements prepared once per connection.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Config, NoTls};
+
+use super::value::{Row, Value};
+use super::{Address, DbError};
+
+/// Connections one process holds at most. Dispatch uses a handful; the rest is for the API.
+const POOL_SIZE: usize = 12;
+
+/// A pool of connections.
+#[derive(Clone)]
+pub struct Postgres {
+    pool: Pool,
+    config: std::sync::Arc<Config>,
+}
+
+/// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
+pub(super) fn dialect(sql: &str) -> String {
+    sql.replace("{now}", "clock_timestamp()")
+}
+
+impl Postgres {
+    /// Opens the pool and tries one connection.
+    ///
+    /// # Errors
+    /// When the URL is bad or nobody answers.
+    pub async fn open(url: &str) -> Result<Self, DbError> {
+        let config = configure(url)?;
+        let manager = Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let pool = Pool::builder(manager).max_size(POOL_SIZE).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
+        let pool = pool.build().map_err(|e| DbError::Unreachable(e.to_string()))?;
+        let db = Self { pool, config: config.into() };
+        drop(db.client().await?);
+        Ok(db)
+    }
+
+    /// A connection from the pool.
+    ///
+    /// # Errors
+    /// When none can be had.
+    pub async fn client(&self) -> Result<Object, DbError> {
+        self.pool.get().await.map_err(|e| DbError::Unreachable(with_sources(&e)))
+    }
+
+    /// How to open a connection outside the pool, e.g. to listen.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(super) async fn query(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
+        let client = self.client().await?;
+        let statement = client.prepare_cached(sql).await.map_err(refused)?;
+        let rows = client.query(&statement, &borrow(parameters)).await.map_err(refused)?;
+        rows.iter().map(Row::from_postgres).collect()
+    }
+
+    pub(super) async fn execute(&self, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
+        let mut client = self.client().await?;
+        let transaction = client.transaction().await.map_err(refused)?;
+        let mut touched = Vec::with_capacity(statements.len());
+        for (sql, parameters) in statements {
+            let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
+            touched.push(transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)?);
+        }
+        transaction.commit().await.map_err(refused)?;
+        Ok(touched)
+    }
+}
+
+fn configure(url: &str) -> Result<Config, DbError> {
+    let Address::Postgres(url) = Address::parse(url)? else {
+        return Err(DbError::Url("not a PostgreSQL URL".into()));
+    };
+    let mut config: Config = url.parse().map_err(|_| DbError::Url("is not a valid PostgreSQL URL".into()))?;
+    if config.get_ssl_mode() == SslMode::Require {
+        return Err(DbError::Url("sslmode=require is not supported yet; use a local socket, a private network or a TLS tunnel".into()));
+    }
+    config.application_name("postcommit").connect_timeout(Duration::from_secs(10)).keepalives_idle(Duration::from_secs(30));
+    // No call is ever cancelled from our side, so the server must not let one hang for ever.
+    let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c lock_timeout=30s";
+    let options = config.get_options().map_or_else(|| guards.to_owned(), |given| format!("{guards} {given}"));
+    config.options(options).tcp_user_timeout(Duration::from_secs(30));
+    Ok(config)
+}
+
+fn borrow(parameters: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
+    parameters.iter().map(|p| p as _).collect()
+}
+
+/// Tells a broken connection from a refused statement.
+pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
+    match error.as_db_error() {
+        // 57P01 and its kin: the server is going away; class 08: the connection did; 53300: no room for one more.
+        Some(db) if db.code().code().starts_with("57P0") || db.code().code().starts_with("08") || db.code().code() == "53300" => {
+            DbError::Unreachable(db.message().to_owned())
+        }
+        Some(db) => {
+            let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
+            DbError::Refused { code: db.code().code().to_owned(), message: format!("{}{constraint}", db.message()) }
+        }
+        None => DbError::Unreachable(with_sources(&error)),
+    }
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// A moment or none, as an element of a `timestamptz[]` parameter.
+#[derive(Debug, Default)]
+pub(crate) struct Time(pub(crate) Option<postcommit::Timestamp>);
+
+impl ToSql for Time {
+    fn to_sql(&self, ty: &tokio_postgres::types::Type, out: &mut bytes::BytesMut) -> Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        Value::from(self.0).to_sql(ty, out)
+    }
+
+    fn accepts(ty: &tokio_postgres::types::Type) -> bool {
+        *ty == tokio_postgres::types::Type::TIMESTAMPTZ
+    }
+
+    tokio_postgres::types::to_sql_checked!();
+}

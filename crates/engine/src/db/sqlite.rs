@@ -1,0 +1,253 @@
+//! SQLite: one writer thread that commits for everybody waiting at once, and readers beside it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior, params_from_iter};
+use tokio::sync::{mpsc, oneshot};
+
+use super::DbError;
+use super::value::{Row, Value};
+
+/// Commands that share one commit at most: the application is a writer too and must get its turn.
+const GROUP: usize = 256;
+/// How long a writer waits for the application's transaction.
+const BUSY: Duration = Duration::from_secs(10);
+/// Idle read connections kept.
+const READERS: usize = 4;
+
+/// The clock of this database, in microseconds.
+pub(crate) const NOW: &str = "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)";
+
+/// A file, its writer thread and its readers.
+#[derive(Clone)]
+pub struct Sqlite {
+    path: PathBuf,
+    writer: mpsc::UnboundedSender<Box<dyn Command>>,
+    readers: Arc<Mutex<Vec<Connection>>>,
+}
+
+/// Writes a shared statement for SQLite.
+pub(crate) fn dialect(sql: &str) -> String {
+    let numbered = sql.replace('$', "?");
+    numbered.replace("postcommit.", "postcommit_").replace("{now}", NOW)
+}
+
+impl Sqlite {
+    /// Opens the file, making it and its folder where missing.
+    ///
+    /// # Errors
+    /// When it cannot be opened or is no database.
+    pub fn open(path: &Path) -> Result<Self, DbError> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(|e| DbError::Unreachable(format!("{}: {e}", folder.display())))?;
+        }
+        let connection = open_writer(path)?;
+        let (writer, commands) = mpsc::unbounded_channel();
+        std::thread::Builder::new()
+            .name("sqlite-writer".into())
+            .spawn(move || write_all(connection, commands))
+            .map_err(|e| DbError::Unreachable(e.to_string()))?;
+        Ok(Self { path: path.to_owned(), writer, readers: Arc::default() })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` in a write transaction that it may share with others. Answers after the commit.
+    ///
+    /// # Errors
+    /// What `work` returned, or what the commit met; nothing of `work` remains then.
+    pub async fn write<T, F>(&self, work: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let command = Work { work: Some(work), result: None, reply };
+        self.writer.send(Box::new(command)).map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?;
+        answer.await.map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?
+    }
+
+    /// Runs `work` on a read-only connection.
+    ///
+    /// # Errors
+    /// What `work` returned.
+    pub async fn read<T, F>(&self, work: F) -> Result<T, DbError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
+    {
+        let this = self.clone();
+        let ran = tokio::task::spawn_blocking(move || {
+            let idle = this.readers.lock().ok().and_then(|mut readers| readers.pop());
+            let connection = idle.map_or_else(|| open_reader(&this.path), Ok)?;
+            let result = work(&connection);
+            if let Ok(mut readers) = this.readers.lock()
+                && readers.len() < READERS
+            {
+                readers.push(connection);
+            }
+            result
+        });
+        ran.await.map_err(|e| DbError::Unreachable(e.to_string()))?
+    }
+
+    /// A connection of its own, for watching.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn reader(&self) -> Result<Connection, DbError> {
+        open_reader(&self.path)
+    }
+}
+
+fn open_writer(path: &Path) -> Result<Connection, DbError> {
+    let connection = Connection::open(path).map_err(|e| at(path, e))?;
+    connection.busy_timeout(BUSY).map_err(refused)?;
+    // FULL: an acknowledged commit survives a power cut. With commits shared, it costs little.
+    let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY;";
+    connection.execute_batch(pragmas).map_err(|e| at(path, e))?;
+    connection.set_prepared_statement_cache_capacity(64);
+    Ok(connection)
+}
+
+fn open_reader(path: &Path) -> Result<Connection, DbError> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| at(path, e))?;
+    connection.busy_timeout(BUSY).map_err(refused)?;
+    connection.execute_batch("PRAGMA query_only = ON").map_err(|e| at(path, e))?;
+    Ok(connection)
+}
+
+fn at(path: &Path, error: rusqlite::Error) -> DbError {
+    DbError::Unreachable(format!("{}: {error}", path.display()))
+}
+
+/// One caller's share of a group commit.
+trait Command: Send {
+    fn run(&mut self, connection: &Connection) -> Result<(), ()>;
+    fn answer(self: Box<Self>, committed: Result<(), String>);
+}
+
+struct Work<T, F> {
+    work: Option<F>,
+    result: Option<Result<T, DbError>>,
+    reply: oneshot::Sender<Result<T, DbError>>,
+}
+
+impl<T: Send, F: FnOnce(&Connection) -> Result<T, DbError> + Send> Command for Work<T, F> {
+    fn run(&mut self, connection: &Connection) -> Result<(), ()> {
+        let Some(work) = self.work.take() else { return Ok(()) };
+        let result = work(connection);
+        let ok = result.is_ok();
+        self.result = Some(result);
+        if ok { Ok(()) } else { Err(()) }
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), String>) {
+        let result = match (self.result, committed) {
+            (Some(Err(error)), _) => Err(error),
+            (_, Err(problem)) => Err(DbError::Unreachable(problem)),
+            (Some(result), Ok(())) => result,
+            (None, Ok(())) => Err(DbError::Unreachable("the command did not run".into())),
+        };
+        // A caller that no longer waits has lost nothing: its work is committed.
+        let _ = self.reply.send(result);
+    }
+}
+
+fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<Box<dyn Command>>) {
+    while let Some(first) = commands.blocking_recv() {
+        let mut group = vec![first];
+        while group.len() < GROUP
+            && let Ok(next) = commands.try_recv()
+        {
+            group.push(next);
+        }
+        let committed = write_group(&mut connection, &mut group).map_err(|e| e.to_string());
+        for command in group {
+            command.answer(committed.clone());
+        }
+    }
+}
+
+/// All of a group in one transaction; one that fails is undone alone.
+fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
+    let mut transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for command in group {
+        let savepoint = transaction.savepoint()?;
+        if command.run(&savepoint).is_ok() {
+            savepoint.commit()?;
+        }
+    }
+    transaction.commit()
+}
+
+/// Runs a statement that returns rows.
+pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
+    let mut statement = connection.prepare_cached(sql).map_err(refused)?;
+    let width = statement.column_count();
+    let mut rows = statement.query(params_from_iter(parameters)).map_err(refused)?;
+    let mut all = Vec::new();
+    while let Some(row) = rows.next().map_err(refused)? {
+        let cells = (0..width).map(|place| row.get_ref(place).map(from_sqlite).map_err(refused));
+        all.push(Row(cells.collect::<Result<_, _>>()?));
+    }
+    Ok(all)
+}
+
+/// Runs statements that write.
+pub(crate) fn execute(connection: &Connection, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
+    let run = |(sql, parameters): &(String, Vec<Value>)| {
+        let mut statement = connection.prepare_cached(&dialect(sql)).map_err(refused)?;
+        statement.execute(params_from_iter(parameters)).map(|touched| touched as u64).map_err(refused)
+    };
+    statements.iter().map(run).collect()
+}
+
+fn from_sqlite(cell: ValueRef<'_>) -> Value {
+    match cell {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(x) => Value::Int(x),
+        ValueRef::Real(x) => Value::Real(x),
+        ValueRef::Text(x) => Value::Text(String::from_utf8_lossy(x).into_owned()),
+        ValueRef::Blob(x) => Value::Bytes(x.to_vec()),
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match self {
+            Self::Null => ToSqlOutput::Borrowed(ValueRef::Null),
+            Self::Int(x) => (*x).into(),
+            Self::Real(x) => (*x).into(),
+            Self::Bool(x) => i64::from(*x).into(),
+            Self::Text(x) => x.as_str().into(),
+            Self::Json(x) => x.to_string().into(),
+            Self::Bytes(x) => x.as_slice().into(),
+            Self::Uuid(x) => x.to_string().into(),
+            Self::Time(x) => x.as_micros().into(),
+            Self::Texts(x) => serde_json::json!(x).to_string().into(),
+        })
+    }
+}
+
+/// Tells a file that cannot be used now from a refused statement.
+pub(crate) fn refused(error: rusqlite::Error) -> DbError {
+    use rusqlite::ErrorCode::{CannotOpen, DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
+    match &error {
+        rusqlite::Error::SqliteFailure(failure, message) => {
+            let text = message.clone().unwrap_or_else(|| error.to_string());
+            match failure.code {
+                DatabaseBusy | DatabaseLocked | CannotOpen | SystemIoFailure | DiskFull => DbError::Unreachable(text),
+                _ => DbError::Refused { code: failure.extended_code.to_string(), message: text },
+            }
+        }
+        other => DbError::Unreadable(other.to_string()),
+    }
+}

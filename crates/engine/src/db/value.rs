@@ -1,0 +1,183 @@
+//! One value type for parameters and results of statements that are written once for both databases.
+
+use bytes::BytesMut;
+use postcommit::Timestamp;
+use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use uuid::Uuid;
+
+use super::DbError;
+
+/// Microseconds between 1970 and 2000, PostgreSQL's zero.
+const EPOCH_2000: i64 = 946_684_800_000_000;
+
+/// A parameter or a result.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Nothing.
+    Null,
+    /// Whole number, and SQLite's truth and time.
+    Int(i64),
+    /// Number.
+    Real(f64),
+    /// Text, and SQLite's UUIDs and JSON.
+    Text(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Truth.
+    Bool(bool),
+    /// UUID.
+    Uuid(Uuid),
+    /// A moment.
+    Time(Timestamp),
+    /// JSON.
+    Json(serde_json::Value),
+    /// Texts: an array on PostgreSQL, JSON on SQLite.
+    Texts(Vec<String>),
+}
+
+macro_rules! from {
+    ($($type:ty => |$x:ident| $make:expr),* $(,)?) => {$(
+        impl From<$type> for Value {
+            fn from($x: $type) -> Self { $make }
+        }
+    )*};
+}
+from! {
+    i64 => |x| Self::Int(x), i32 => |x| Self::Int(x.into()), i16 => |x| Self::Int(x.into()), u16 => |x| Self::Int(x.into()),
+    bool => |x| Self::Bool(x), String => |x| Self::Text(x), &str => |x| Self::Text(x.to_owned()), Uuid => |x| Self::Uuid(x),
+    Timestamp => |x| Self::Time(x), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x),
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// PostgreSQL says which type it expects; the value takes that shape.
+impl ToSql for Value {
+    fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        match (self, ty) {
+            (Self::Null, _) => Ok(IsNull::Yes),
+            (Self::Int(x), &Type::INT2) => i16::try_from(*x)?.to_sql(ty, out),
+            (Self::Int(x), &Type::INT4) => i32::try_from(*x)?.to_sql(ty, out),
+            (Self::Int(x), _) => x.to_sql(ty, out),
+            (Self::Real(x), _) => x.to_sql(ty, out),
+            (Self::Bool(x), _) => x.to_sql(ty, out),
+            (Self::Uuid(x), _) => x.to_sql(ty, out),
+            (Self::Time(x), _) => (x.as_micros() - EPOCH_2000).to_sql(&Type::INT8, out),
+            (Self::Bytes(x), _) => x.to_sql(ty, out),
+            (Self::Texts(x), _) => x.to_sql(ty, out),
+            (Self::Json(x), &Type::JSONB) => {
+                // jsonb's wire form is its text behind a version byte.
+                out.extend_from_slice(&[1]);
+                out.extend_from_slice(x.to_string().as_bytes());
+                Ok(IsNull::No)
+            }
+            (Self::Json(x), _) => x.to_string().to_sql(ty, out),
+            (Self::Text(x), _) => x.as_str().to_sql(ty, out),
+        }
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+/// One result row, read by position.
+#[derive(Debug, Clone)]
+pub struct Row(pub Vec<Value>);
+
+impl Row {
+    /// A row that PostgreSQL answered with.
+    pub(crate) fn from_postgres(row: &tokio_postgres::Row) -> Result<Self, DbError> {
+        (0..row.len()).map(|place| from_postgres(row, place)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The value at that place, as the type asked for.
+    ///
+    /// # Errors
+    /// When the database holds something else there.
+    pub fn get<T: FromValue>(&self, place: usize) -> Result<T, DbError> {
+        let value = self.0.get(place).unwrap_or(&Value::Null);
+        T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
+    }
+}
+
+/// What a row can be read as.
+pub trait FromValue: Sized {
+    /// The value as this type, if it is one.
+    fn from_value(value: &Value) -> Option<Self>;
+}
+
+impl<T: FromValue> FromValue for Option<T> {
+    fn from_value(value: &Value) -> Option<Self> {
+        if *value == Value::Null { Some(None) } else { T::from_value(value).map(Some) }
+    }
+}
+
+macro_rules! reads {
+    ($($type:ty => { $($pattern:pat => $result:expr),* $(,)? })*) => {$(
+        impl FromValue for $type {
+            fn from_value(value: &Value) -> Option<Self> {
+                match value { $($pattern => $result,)* _ => None }
+            }
+        }
+    )*};
+}
+reads! {
+    i64 => { Value::Int(x) => Some(*x) }
+    i32 => { Value::Int(x) => i32::try_from(*x).ok() }
+    i16 => { Value::Int(x) => i16::try_from(*x).ok() }
+    u16 => { Value::Int(x) => u16::try_from(*x).ok() }
+    f64 => { Value::Real(x) => Some(*x), Value::Int(x) => Some(*x as f64) }
+    bool => { Value::Bool(x) => Some(*x), Value::Int(x) => Some(*x != 0) }
+    String => { Value::Text(x) => Some(x.clone()), Value::Json(x) => Some(x.to_string()) }
+    Vec<u8> => { Value::Bytes(x) => Some(x.clone()) }
+    Uuid => { Value::Uuid(x) => Some(*x), Value::Text(x) => x.parse().ok() }
+    Timestamp => { Value::Time(x) => Some(*x), Value::Int(x) => Some(Self::from_micros(*x)), Value::Text(x) => x.parse().ok() }
+    // What an application's SQLite let through and we cannot parse (nested too deep) is still shown, as text.
+    serde_json::Value => { Value::Json(x) => Some(x.clone()), Value::Text(x) => Some(serde_json::from_str(x).unwrap_or_else(|_| x.as_str().into())) }
+    Vec<String> => { Value::Texts(x) => Some(x.clone()), Value::Text(x) => serde_json::from_str(x).ok() }
+}
+
+/// Reads a PostgreSQL cell by its column's type.
+fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbError> {
+    let ty = row.columns()[place].type_();
+    macro_rules! cell {
+        ($type:ty, $make:expr) => {
+            row.try_get::<_, Option<$type>>(place).map(|cell| cell.map_or(Value::Null, $make))
+        };
+    }
+    let value = match *ty {
+        Type::INT2 => cell!(i16, Value::from),
+        Type::INT4 => cell!(i32, Value::from),
+        Type::INT8 => cell!(i64, Value::from),
+        Type::FLOAT8 => cell!(f64, Value::Real),
+        Type::BOOL => cell!(bool, Value::from),
+        Type::UUID => cell!(Uuid, Value::from),
+        Type::BYTEA => cell!(Vec<u8>, Value::from),
+        Type::TEXT_ARRAY => cell!(Vec<String>, Value::Texts),
+        Type::JSONB | Type::JSON => cell!(serde_json::Value, Value::Json),
+        Type::TIMESTAMPTZ => cell!(Moment, |x| Value::Time(x.0)),
+        _ => cell!(String, Value::from),
+    };
+    value.map_err(|e| DbError::Unreadable(e.to_string()))
+}
+
+/// A `timestamptz` as we count it.
+struct Moment(Timestamp);
+
+impl<'a> tokio_postgres::types::FromSql<'a> for Moment {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        let _ = ty;
+        let micros = i64::from_sql(&Type::INT8, raw)?;
+        Ok(Self(Timestamp::from_micros(micros.saturating_add(EPOCH_2000))))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        *ty == Type::TIMESTAMPTZ
+    }
+}

@@ -1,0 +1,323 @@
+//! The moving part. One notification's way: claim → expand → (claim again, on its lane) → check → permit → render → send → judge → settle.
+//!
+//! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
+//! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
+//! - `expander`: what a claimed notification becomes;
+//! - `attempt`: one delivery's pipeline;
+//! - `settler`: results of all lanes, written in batches; a slot is free only when its result is durable;
+//! - `leases`: what is under way, renewed while it is;
+//! - `bell`: wakes the loop; a poll is the floor;
+//! - `duties`: what is done now and then.
+
+mod attempt;
+mod bell;
+mod duties;
+mod expander;
+mod lanes;
+mod leases;
+mod settler;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use postcommit::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+
+pub use duties::run_once as run_duties_once;
+pub use settler::Tally;
+
+use crate::channel::FailOn;
+use crate::clock;
+use crate::db::DbError;
+use crate::egress::Egress;
+use crate::model::{Delivery, StoredNotification};
+use crate::secret::Keyring;
+use crate::store::Store;
+use bell::Bell;
+use lanes::{EXPANSION, Lane, Lanes};
+use leases::Leases;
+use settler::Settler;
+
+/// `[dispatch]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DispatchSettings {
+    /// The longest a due delivery waits when no bell rings, in milliseconds: 10 to 60,000. Default 1,000.
+    pub interval_ms: u64,
+    /// How long a worker may hold a delivery before another takes over, in seconds: 2 to 3,600. Default 60. A lane whose sends may take longer holds
+    /// for as long as that.
+    pub lease_s: u64,
+    /// Most deliveries claimed for one lane at once: 1 to 1,000. Default 500.
+    pub batch: i32,
+    /// How long a stop waits for sends under way, in seconds: 0 to 600. Default 30.
+    pub stop_grace_s: u64,
+}
+
+impl Default for DispatchSettings {
+    fn default() -> Self {
+        Self { interval_ms: 1000, lease_s: 60, batch: 500, stop_grace_s: 30 }
+    }
+}
+
+impl DispatchSettings {
+    /// Holds each setting to its range.
+    ///
+    /// # Errors
+    /// With the setting's name and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        let in_range = |name: &str, value: i64, low: i64, high: i64| {
+            if (low..=high).contains(&value) { Ok(()) } else { Err(format!("dispatch.{name}: is {value}; {low} to {high} are allowed")) }
+        };
+        in_range("interval_ms", i64::try_from(self.interval_ms).unwrap_or(i64::MAX), 10, 60_000)?;
+        in_range("lease_s", i64::try_from(self.lease_s).unwrap_or(i64::MAX), 2, 3600)?;
+        in_range("batch", self.batch.into(), 1, 1000)?;
+        in_range("stop_grace_s", i64::try_from(self.stop_grace_s).unwrap_or(i64::MAX), 0, 600)
+    }
+}
+
+/// Everything a dispatcher works with.
+#[derive(Clone)]
+pub struct Tools {
+    /// What is kept.
+    pub store: Store,
+    /// The way out.
+    pub egress: Egress,
+    /// Opens providers' secrets.
+    pub keyring: Keyring,
+    /// On what the capture driver fails, from the environment.
+    pub capture_fail_on: FailOn,
+    /// How to go about it.
+    pub settings: DispatchSettings,
+}
+
+/// How far a stop has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// Go on.
+    No,
+    /// Claim nothing more, finish what is under way.
+    Finish,
+    /// At once; leases run out by themselves.
+    Now,
+}
+
+/// Claims and delivers until told to stop.
+pub struct Dispatcher {
+    tools: Tools,
+    worker: Uuid,
+    lanes: Lanes,
+    settler: Settler,
+    leases: Arc<Leases>,
+    /// Rung when slots have come free or rows have moved between lanes.
+    stir: Arc<Notify>,
+    idle_until: Option<Instant>,
+}
+
+impl Dispatcher {
+    /// Makes a dispatcher with its lanes loaded.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn new(tools: Tools) -> Result<Self, DbError> {
+        let stir = Arc::new(Notify::new());
+        let leases = Arc::new(Leases::default());
+        let settler = Settler::start(tools.store.clone(), stir.clone(), leases.clone());
+        let mut lanes = Lanes::new(&tools);
+        lanes.refresh(&tools).await?;
+        Ok(Self { tools, worker: Uuid::new_v4(), lanes, settler, leases, stir, idle_until: None })
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn tally(&self) -> Arc<Tally> {
+        self.settler.tally()
+    }
+
+    /// Delivers until told to stop, then finishes what is under way, within the grace.
+    pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
+        let bell = Bell::hang(&self.tools.store);
+        let renewing = leases::renew_forever(self.tools.clone(), self.leases.clone());
+        let quiet = Arc::new(AtomicBool::new(false));
+        tokio::spawn(duties::run_forever(self.tools.store.clone(), quiet.clone()));
+        let mut floor = tokio::time::interval(self.interval());
+        while *stop.borrow() == Stop::No {
+            let claimed = self.round(None).await;
+            let found = *claimed.as_ref().unwrap_or(&0) > 0;
+            if let Err(problem) = claimed {
+                tracing::warn!(%problem, "could not claim; trying again");
+            }
+            if !found {
+                let certain = self.fall_idle().await;
+                if certain && self.round(None).await.is_ok_and(|n| n > 0) {
+                    continue;
+                }
+                tokio::select! {
+                    () = bell.rung() => {}
+                    () = self.stir.notified() => {}
+                    _ = floor.tick() => self.refresh().await,
+                    _ = stop.changed() => {}
+                }
+            }
+        }
+        quiet.store(true, Ordering::Relaxed);
+        self.drain(stop).await;
+        renewing.abort();
+    }
+
+    /// One bounded pass: what is due now, or one notification whether due or not. Ends when nothing of it is under way.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
+        let renewing = leases::renew_forever(self.tools.clone(), self.leases.clone());
+        if let Some((tenant, id)) = only {
+            self.tools.store.bring_forward(tenant, id).await?;
+        }
+        // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
+        let started = self.tools.store.now().await?;
+        loop {
+            let stirred = self.stir.clone();
+            let stirred = stirred.notified();
+            let claimed = match only {
+                None => self.round(Some(started)).await?,
+                Some((tenant, id)) => self.round_of(tenant, id, started).await?,
+            };
+            if claimed == 0 && self.leases.is_empty() {
+                break;
+            }
+            if claimed == 0 {
+                // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
+                let _ = tokio::time::timeout(self.interval(), stirred).await;
+            }
+        }
+        renewing.abort();
+        Ok(())
+    }
+
+    /// Claims what the lanes have room for, and starts it. Returns how much.
+    async fn round(&mut self, due_before: Option<Timestamp>) -> Result<usize, DbError> {
+        let mut claimed = 0;
+        for (lease, wants) in self.lanes.wants(self.tools.settings.batch) {
+            let before = clock::monotonic();
+            let deliveries = self.tools.store.claim(&wants, lease, due_before).await?;
+            claimed += deliveries.len();
+            self.start(deliveries, before, lease).await?;
+        }
+        if claimed > 0 {
+            self.awake().await;
+        }
+        Ok(claimed)
+    }
+
+    /// The same for one notification.
+    async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<usize, DbError> {
+        let before = clock::monotonic();
+        let lease = self.lanes.longest_lease();
+        let deliveries = self.tools.store.claim_notification(tenant, id, lease, due_before).await?;
+        let claimed = deliveries.len();
+        self.start(deliveries, before, lease).await?;
+        Ok(claimed)
+    }
+
+    /// Loads what was claimed and sets each on its way.
+    async fn start(&mut self, deliveries: Vec<Delivery>, claimed_at: Instant, lease: Duration) -> Result<(), DbError> {
+        if deliveries.is_empty() {
+            return Ok(());
+        }
+        self.leases.hold(&deliveries, claimed_at, lease);
+        let notes = self.load(&deliveries).await?;
+        let mut by_lane: HashMap<i32, Vec<(Delivery, Arc<StoredNotification>)>> = HashMap::new();
+        for delivery in deliveries {
+            match notes.get(&delivery.key.notification) {
+                Some(note) => by_lane.entry(delivery.lane).or_default().push((delivery, note.clone())),
+                // Purged under our hands: nothing is left to send.
+                None => self.settler.orphan(&delivery).await,
+            }
+        }
+        if let Some(batch) = by_lane.remove(&EXPANSION) {
+            let (tools, settler, stir) = (self.tools.clone(), self.settler.clone(), self.stir.clone());
+            let (slots, leases) = (lanes::take(&self.lanes.expansion(), batch.len()), self.leases.clone());
+            tokio::spawn(async move { expander::expand_batch(&tools, &settler, &leases, slots, batch, &stir).await });
+        }
+        for (id, batch) in by_lane {
+            match self.lanes.lane(id) {
+                Some(lane) => self.start_lane(&lane, batch),
+                None => self.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await,
+            }
+        }
+        Ok(())
+    }
+
+    fn start_lane(&self, lane: &Arc<Lane>, batch: Vec<(Delivery, Arc<StoredNotification>)>) {
+        let (tools, settler, leases, lane) = (self.tools.clone(), self.settler.clone(), self.leases.clone(), lane.clone());
+        let slots = lanes::take(&lane.slots, batch.len());
+        tokio::spawn(async move { attempt::attempt_batch(&tools, &settler, &leases, &lane, batch, slots).await });
+    }
+
+    async fn load(&self, deliveries: &[Delivery]) -> Result<HashMap<Uuid, Arc<StoredNotification>>, DbError> {
+        let mut keys: Vec<(i32, Uuid)> = deliveries.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let notes = self.tools.store.notifications(&keys).await;
+        if notes.is_err() {
+            // They go back at once rather than when the lease runs out.
+            self.settler.return_unbegun(deliveries.to_vec()).await;
+        }
+        Ok(notes?.into_iter().map(|note| (note.id, Arc::new(note))).collect())
+    }
+
+    /// Says that we sleep, unless we have said so. True when it was said just now: then one more look is needed, for what was committed between the
+    /// last look and the saying.
+    async fn fall_idle(&mut self) -> bool {
+        const NAP: Duration = Duration::from_secs(60);
+        let now = clock::monotonic();
+        if self.idle_until.is_some_and(|until| until > now + NAP / 2) {
+            return false;
+        }
+        match self.tools.store.fall_idle(self.worker, NAP).await {
+            Ok(()) => self.idle_until = Some(now + NAP),
+            Err(problem) => tracing::debug!(%problem, "could not say that we are idle; the poll goes on"),
+        }
+        self.idle_until.is_some()
+    }
+
+    async fn awake(&mut self) {
+        if self.idle_until.take().is_some()
+            && let Err(problem) = self.tools.store.wake_up(self.worker).await
+        {
+            tracing::debug!(%problem, "could not say that we are awake");
+        }
+    }
+
+    async fn refresh(&mut self) {
+        if let Err(problem) = self.lanes.refresh(&self.tools).await {
+            tracing::warn!(%problem, "could not read the providers; keeping those known");
+        }
+    }
+
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.tools.settings.interval_ms)
+    }
+
+    async fn drain(&mut self, mut stop: watch::Receiver<Stop>) {
+        self.awake().await;
+        let grace = tokio::time::sleep(Duration::from_secs(self.tools.settings.stop_grace_s));
+        tokio::pin!(grace);
+        while !self.leases.is_empty() && *stop.borrow() != Stop::Now {
+            tokio::select! {
+                () = self.stir.notified() => {}
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                () = &mut grace => break,
+                _ = stop.changed() => {}
+            }
+        }
+        let left = self.leases.len();
+        if left > 0 {
+            tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
+        }
+    }
+}

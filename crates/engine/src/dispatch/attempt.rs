@@ -1,0 +1,207 @@
+//! One delivery's pipeline: check → permit → render → send → judge → settle. The steps are small; this file holds them together.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use postcommit::Timestamp;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Tools;
+use super::lanes::Lane;
+use super::leases::Leases;
+use super::settler::{Settler, unbegun};
+use crate::channel::Message;
+use crate::clock;
+use crate::crash_point;
+use crate::model::{self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict};
+use crate::store::{Attempted, Lease, Settlement};
+
+/// How much longer than the driver's own deadline we wait for a driver that does not keep it.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Characters of a code, a detail and an excerpt that are kept.
+const TEXT_CHARS: usize = 1000;
+
+type Claimed = (Delivery, Arc<StoredNotification>);
+
+/// Sets a claimed batch of one lane on its way, each delivery in a task of its own.
+pub async fn attempt_batch(tools: &Tools, settler: &Settler, leases: &Arc<Leases>, lane: &Arc<Lane>, batch: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
+    let now = match tools.store.now().await {
+        Ok(now) => now,
+        Err(problem) => {
+            tracing::warn!(%problem, "could not begin; they go back");
+            return settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
+        }
+    };
+    let mut begin = Vec::with_capacity(batch.len());
+    for (delivery, note) in batch {
+        match check(&delivery, &note, lane, now) {
+            Some(settlement) => settler.settle(settlement, None),
+            None => begin.push((delivery, note)),
+        }
+    }
+    for (delivery, note) in announce(tools, settler, leases, lane, begin).await {
+        let slot = slots.as_mut().and_then(|slots| slots.split(1));
+        let (tools, settler, leases, lane) = (tools.clone(), settler.clone(), leases.clone(), lane.clone());
+        tokio::spawn(async move { attempt(&tools, &settler, &leases, &lane, &delivery, &note, now, slot).await });
+    }
+}
+
+/// Whether it should be begun at all.
+fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Option<Settlement> {
+    let provider = &lane.provider;
+    if delivery.took_over {
+        return Some(take_over(delivery, note, lane, now));
+    }
+    let forgotten = || {
+        let first = delivery.first_try_at.unwrap_or(now);
+        provider.guarantee == Guarantee::Idempotent && delivery.unclear && model::key_window_over(first, provider.key_window(), now)
+    };
+    let (state, code, detail) = match () {
+        () if note.cancelled => (FinishedState::Cancelled, "cancelled", None),
+        () if note.expires_at <= now => (FinishedState::Expired, "expired", None),
+        () if forgotten() => (FinishedState::Parked(Reason::OutcomeUnknown), "key_window_over", Some("an earlier attempt was unclear and the provider may have forgotten its key".into())),
+        () => return None,
+    };
+    Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
+}
+
+/// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
+fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Settlement {
+    let provider = &lane.provider;
+    let certainly_unsent = provider.guarantee == Guarantee::AtMostOnce && !delivery.intent_stands;
+    let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
+    let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
+    let report = Report::from(outcome).because("the worker that held it did not come back in time");
+    settlement(delivery, lane, report, finish(verdict, None), now, Duration::ZERO)
+}
+
+/// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
+async fn announce(tools: &Tools, settler: &Settler, leases: &Leases, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
+    if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
+        return batch;
+    }
+    let asked: Vec<Lease> = batch.iter().map(|(d, _)| lease(d)).collect();
+    match tools.store.announce(&asked).await {
+        Ok(announced) => {
+            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&d.key));
+            gone.iter().for_each(|(d, _)| leases.release(&lease(d)));
+            go
+        }
+        Err(problem) => {
+            // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
+            tracing::warn!(%problem, "could not announce; not sent");
+            settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
+            vec![]
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the pipeline's state, spelled out once, where its steps are joined")]
+async fn attempt(tools: &Tools, settler: &Settler, leases: &Leases, lane: &Arc<Lane>, delivery: &Delivery, note: &StoredNotification, now: Timestamp, slot: Option<OwnedSemaphorePermit>) {
+    // permit: a slot is held; the lease must outlast the send.
+    let Some(timeout) = leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero()) else {
+        tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
+        return settler.settle(unbegun(delivery, Finish::Returned, None, None), slot);
+    };
+    let began = clock::monotonic();
+    let report = send(lane, delivery, note, timeout).await;
+    let took = began.elapsed();
+    let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
+    let verdict = tell_lane(tools, lane, &report, verdict, now.plus(took)).await;
+    settler.settle(settlement(delivery, lane, report.clone(), finish(verdict, Some(&report.outcome)), now, took), slot);
+}
+
+/// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
+async fn send(lane: &Lane, delivery: &Delivery, note: &StoredNotification, timeout: Duration) -> Report {
+    let driver = match &lane.driver {
+        Ok(driver) => driver,
+        Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.clone()),
+    };
+    let message = Message {
+        note,
+        key: delivery.key,
+        channel: delivery.channel.as_deref().unwrap_or_default(),
+        target: delivery.target.as_deref().unwrap_or_default(),
+        attempt: delivery.attempts + 1,
+        timeout,
+    };
+    crash_point!("send.before");
+    let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
+    let report = match tokio::time::timeout(timeout + PATIENCE, sending).await {
+        Ok(Ok(report)) => report,
+        Ok(Err(_panic)) => {
+            tracing::error!(delivery = %delivery.key.id(), provider = lane.provider.name, "a driver panicked; this delivery alone is parked");
+            Report::from(Outcome::refused("panic")).because("the driver panicked; it may have been sent")
+        }
+        Err(_elapsed) => Report::from(Outcome::unclear("timeout")).because(format!("no outcome within {timeout:?}")),
+    };
+    crash_point!("send.answered");
+    report
+}
+
+/// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive.
+async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
+    let id = lane.provider.id;
+    let told = match &report.outcome {
+        Outcome::Deferred { after: Some(wait), .. } => tools.store.hold_lane(id, *wait).await.map(|()| verdict),
+        Outcome::Rejected { because: Because::Config, code } => {
+            // The first one parks and pauses; others that were under way meet the same answer and only go back.
+            if lane.pausing.swap(true, Ordering::SeqCst) {
+                return Verdict::Again { at: now, counted: false };
+            }
+            let why = format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
+            tracing::error!(provider = lane.provider.name, why, "lane paused");
+            tools.store.pause_lane(id, &why).await.map(|_| verdict)
+        }
+        _ => return verdict,
+    };
+    told.unwrap_or_else(|problem| {
+        tracing::warn!(%problem, provider = lane.provider.name, "could not tell the lane");
+        verdict
+    })
+}
+
+fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outcome: &'a Outcome, now: Timestamp) -> Case<'a> {
+    Case {
+        outcome,
+        attempt: delivery.attempts + 1,
+        lost: None,
+        policy: &lane.provider.policy,
+        guarantee: lane.provider.guarantee,
+        key_window: lane.provider.key_window(),
+        first_try_at: delivery.first_try_at.unwrap_or(now),
+        expires_at: note.expires_at,
+        now,
+        chance: f64::from(u16::from_le_bytes(crate::secret::random::<2>())) / f64::from(u16::MAX),
+    }
+}
+
+fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
+    match verdict {
+        Verdict::Done if outcome == Some(&Outcome::Delivered) => Finish::Ended(FinishedState::Delivered),
+        Verdict::Done => Finish::Ended(FinishedState::Sent),
+        Verdict::Again { at, counted } => Finish::Again { at, counted },
+        Verdict::Park(reason) => Finish::Ended(FinishedState::Parked(reason)),
+    }
+}
+
+fn lease(delivery: &Delivery) -> Lease {
+    Lease { key: delivery.key, token: delivery.token }
+}
+
+fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, at: Timestamp, took: Duration) -> Settlement {
+    let Report { outcome, evidence } = report;
+    let unclear = matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
+    let detail = evidence.detail.as_deref().map(storable);
+    let evidence = Evidence { detail: None, provider_ref: evidence.provider_ref.as_deref().map(storable), excerpt: evidence.excerpt.as_deref().map(storable) };
+    let attempted = Attempted { at, provider: lane.provider.name.clone(), outcome: outcome.name(), latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX), evidence };
+    Settlement { lease: lease(delivery), finish, attempt: Some(attempted), code: outcome.code().map(storable), detail, unclear }
+}
+
+/// What a provider said may hold anything; a NUL would make PostgreSQL refuse the whole batch.
+fn storable(text: &str) -> String {
+    text.chars().filter(|c| *c != '\0').take(TEXT_CHARS).collect()
+}

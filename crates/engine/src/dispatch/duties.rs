@@ -1,0 +1,35 @@
+//! What is done now and then, by whichever process comes first.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::db::DbError;
+use crate::store::Store;
+
+const DAY: Duration = Duration::from_secs(86_400);
+const LOOK: Duration = Duration::from_secs(600);
+
+/// Does what is due of all duties. Returns what was done, for people.
+///
+/// # Errors
+/// As the database says; the next look tries again.
+pub async fn run_once(store: &Store) -> Result<Vec<String>, DbError> {
+    let mut done = Vec::new();
+    if store.take_duty("partitions", DAY).await? {
+        let made = store.make_partitions_once().await?;
+        done.push(format!("made {made} partitions"));
+    }
+    Ok(done)
+}
+
+pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
+    let mut look = tokio::time::interval(LOOK);
+    while !quiet.load(Ordering::Relaxed) {
+        look.tick().await;
+        match run_once(&store).await {
+            Ok(done) => done.iter().for_each(|what| tracing::debug!(what, "duty")),
+            Err(problem) => tracing::warn!(%problem, "a duty failed; it will be tried again"),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What this process holds, and until when it may act on it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use super::Tools;
+use super::lanes::MARGIN;
+use crate::clock;
+use crate::model::{Delivery, DeliveryKey};
+use crate::store::Lease;
+
+/// Everything claimed and not yet settled.
+#[derive(Default)]
+pub struct Leases(Mutex<HashMap<DeliveryKey, Held>>);
+
+#[derive(Clone, Copy)]
+struct Held {
+    token: Uuid,
+    /// Measured from before the claim was asked for: the database's lease cannot end earlier than this says.
+    since: Instant,
+    length: Duration,
+}
+
+impl Leases {
+    pub fn hold(&self, deliveries: &[Delivery], since: Instant, length: Duration) {
+        let mut held = self.lock();
+        held.extend(deliveries.iter().map(|d| (d.key, Held { token: d.token, since, length })));
+    }
+
+    pub fn release(&self, lease: &Lease) {
+        let mut held = self.lock();
+        if held.get(&lease.key).is_some_and(|h| h.token == lease.token) {
+            held.remove(&lease.key);
+        }
+    }
+
+    /// How long a send may still take. None when the lease is gone or too near its end.
+    pub fn time_left(&self, lease: &Lease) -> Option<Duration> {
+        let held = self.lock().get(&lease.key).copied().filter(|h| h.token == lease.token)?;
+        held.length.checked_sub(clock::monotonic().duration_since(held.since))?.checked_sub(MARGIN)
+    }
+
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<DeliveryKey, Held>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those a third of whose time is over, by length.
+    fn ageing(&self) -> HashMap<Duration, Vec<Lease>> {
+        let now = clock::monotonic();
+        let mut by_length: HashMap<Duration, Vec<Lease>> = HashMap::new();
+        for (key, held) in self.lock().iter().filter(|(_, held)| now.duration_since(held.since) > held.length / 3) {
+            by_length.entry(held.length).or_default().push(Lease { key: *key, token: held.token });
+        }
+        by_length
+    }
+
+    fn renewed(&self, asked: &[Lease], kept: &[DeliveryKey], since: Instant) {
+        let mut held = self.lock();
+        for lease in asked.iter().filter(|lease| kept.contains(&lease.key)) {
+            if let Some(one) = held.get_mut(&lease.key).filter(|h| h.token == lease.token) {
+                one.since = since;
+            }
+        }
+    }
+}
+
+/// Prolongs what is under way, until aborted.
+pub fn renew_forever(tools: Tools, leases: Arc<Leases>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut tick = tokio::time::interval(Duration::from_secs(tools.settings.lease_s) / 6);
+        loop {
+            tick.tick().await;
+            renew_once(&tools, &leases).await;
+        }
+    })
+}
+
+async fn renew_once(tools: &Tools, leases: &Leases) {
+    for (length, asked) in leases.ageing() {
+        let since = clock::monotonic();
+        match tools.store.renew(&asked, length).await {
+            Ok(kept) => leases.renewed(&asked, &kept, since),
+            Err(problem) => tracing::warn!(%problem, "could not renew leases"),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Results of all lanes, written in batches. While one batch is being written the next gathers: no timer decides its size.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+
+use super::leases::Leases;
+use crate::db::DbError;
+use crate::model::{Delivery, Finish, FinishedState, Reason};
+use crate::store::{Lease, Settlement, Store};
+
+/// Results written with one statement at most.
+const BATCH: usize = 1000;
+
+/// What was done so far, by outcome.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Sent or delivered.
+    pub sent: AtomicU64,
+    /// To be tried again.
+    pub again: AtomicU64,
+    /// Parked.
+    pub parked: AtomicU64,
+    /// Expired, cancelled or skipped.
+    pub dropped: AtomicU64,
+    /// Results whose lease had gone to someone else.
+    pub stale: AtomicU64,
+}
+
+/// A result, and the slot that stays taken until it is written.
+struct Result_ {
+    settlement: Settlement,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// Takes results and writes them.
+#[derive(Clone)]
+pub struct Settler {
+    results: mpsc::UnboundedSender<Result_>,
+    tally: Arc<Tally>,
+}
+
+impl Settler {
+    pub fn start(store: Store, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
+        let (results, received) = mpsc::unbounded_channel();
+        let tally = Arc::new(Tally::default());
+        tokio::spawn(write_all(store, received, stir, leases, tally.clone()));
+        Self { results, tally }
+    }
+
+    pub fn tally(&self) -> Arc<Tally> {
+        self.tally.clone()
+    }
+
+    /// Hands in a result. It is bounded by the slots: nobody without one has a result.
+    pub fn settle(&self, settlement: Settlement, slot: Option<OwnedSemaphorePermit>) {
+        // The other end lives as long as the process; after that there is nobody to tell.
+        let _ = self.results.send(Result_ { settlement, _slot: slot });
+    }
+
+    /// Gives back what was claimed and not begun.
+    pub async fn return_unbegun(&self, deliveries: Vec<Delivery>) {
+        for delivery in deliveries {
+            self.settle(unbegun(&delivery, Finish::Returned, None, None), None);
+        }
+    }
+
+    /// Ends a delivery whose notification is gone.
+    pub async fn orphan(&self, delivery: &Delivery) {
+        let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
+        self.settle(unbegun(delivery, finish, Some("notification_gone"), Some("the notification was purged".into())), None);
+    }
+}
+
+/// A settlement without an attempt.
+pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: Option<String>) -> Settlement {
+    let lease = Lease { key: delivery.key, token: delivery.token };
+    Settlement { lease, finish, attempt: None, code: code.map(str::to_owned), detail, unclear: false }
+}
+
+async fn write_all(store: Store, mut received: mpsc::UnboundedReceiver<Result_>, stir: Arc<Notify>, leases: Arc<Leases>, tally: Arc<Tally>) {
+    let mut gathered = Vec::with_capacity(BATCH);
+    while received.recv_many(&mut gathered, BATCH).await > 0 {
+        let batch: Vec<Settlement> = gathered.iter().map(|result| result.settlement.clone()).collect();
+        write(&store, batch.clone(), &tally).await;
+        for settlement in &batch {
+            leases.release(&settlement.lease);
+        }
+        // Only now are the slots free: what is not durable still counts as under way.
+        gathered.clear();
+        stir.notify_one();
+    }
+}
+
+/// Writes one batch, however long the database is away. Meanwhile no slot comes free, so nothing more is claimed.
+async fn write(store: &Store, batch: Vec<Settlement>, tally: &Tally) {
+    let mut wait = Duration::from_millis(50);
+    loop {
+        match store.settle(batch.clone()).await {
+            Ok(settled) => return count(tally, &batch, &settled.stale),
+            Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
+            Err(problem) if batch.len() > 1 => {
+                // One of them is at fault; alone it cannot hold the others up.
+                tracing::error!(%problem, "a batch was refused; settling one by one");
+                for settlement in batch {
+                    Box::pin(write(store, vec![settlement], tally)).await;
+                }
+                return;
+            }
+            Err(problem) => {
+                tracing::error!(%problem, delivery = %batch[0].lease.key.id(), "a result was refused; its lease will run out");
+                return;
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(Duration::from_secs(2));
+    }
+}
+
+fn count(tally: &Tally, batch: &[Settlement], stale: &[crate::model::DeliveryKey]) {
+    for settlement in batch {
+        let counter = match settlement.finish {
+            _ if stale.contains(&settlement.lease.key) => {
+                tracing::warn!(delivery = %settlement.lease.key.id(), "a result came after its lease had gone to someone else; it changed nothing");
+                &tally.stale
+            }
+            Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => &tally.sent,
+            Finish::Ended(FinishedState::Parked(_)) => &tally.parked,
+            Finish::Ended(_) => &tally.dropped,
+            Finish::Again { .. } => &tally.again,
+            Finish::Returned => continue,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,192 @@
+//! Connections that are open but idle, kept a few seconds for the next call to the same place.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::place::Place;
+use crate::clock;
+
+/// Idle connections kept for one place.
+pub(super) const IDLE_PER_PLACE: usize = 32;
+/// Idle connections kept in all.
+pub(super) const IDLE_IN_ALL: usize = 512;
+/// How long a connection may be idle. Common servers close idle connections after five seconds, and a
+/// request that crosses such a close in flight has an unclear outcome.
+pub(super) const IDLE_AGE: Duration = Duration::from_secs(4);
+
+/// Something the pool can keep.
+pub(super) trait Reusable: Send + 'static {
+    /// Whether another request can be sent on it, as far as is known now.
+    fn usable(&self) -> bool;
+}
+
+struct Idle<C> {
+    connection: C,
+    since: Instant,
+}
+
+impl<C: Reusable> Idle<C> {
+    fn fit(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < IDLE_AGE && self.connection.usable()
+    }
+}
+
+/// The idle connections by place, the one used last at the end.
+struct Shelves<C> {
+    idle: HashMap<Place, Vec<Idle<C>>>,
+    sweeping: bool,
+}
+
+impl<C: Reusable> Shelves<C> {
+    fn count(&self) -> usize {
+        self.idle.values().map(Vec::len).sum()
+    }
+
+    fn drop_unfit(&mut self, now: Instant) {
+        self.idle.retain(|_, shelf| {
+            shelf.retain(|idle| idle.fit(now));
+            !shelf.is_empty()
+        });
+    }
+
+    fn take(&mut self, place: &Place, now: Instant) -> Option<C> {
+        let shelf = self.idle.get_mut(place)?;
+        shelf.retain(|idle| idle.fit(now));
+        let idle = shelf.pop();
+        if shelf.is_empty() {
+            self.idle.remove(place);
+        }
+        idle.map(|idle| idle.connection)
+    }
+
+    fn put(&mut self, place: Place, connection: C, now: Instant) {
+        if self.count() >= IDLE_IN_ALL {
+            self.drop_unfit(now);
+        }
+        if self.count() >= IDLE_IN_ALL {
+            return;
+        }
+        let shelf = self.idle.entry(place).or_default();
+        if shelf.len() >= IDLE_PER_PLACE {
+            shelf.remove(0);
+        }
+        shelf.push(Idle { connection, since: now });
+    }
+}
+
+/// The idle connections of one [`super::Egress`].
+pub(super) struct Pool<C>(Arc<Mutex<Shelves<C>>>);
+
+impl<C: Reusable> Pool<C> {
+    pub(super) fn new() -> Self {
+        let shelves = Shelves { idle: HashMap::new(), sweeping: false };
+        Self(Arc::new(Mutex::new(shelves)))
+    }
+
+    /// The connection to `place` that was used last, if one is still fit.
+    pub(super) fn take(&self, place: &Place) -> Option<C> {
+        lock(&self.0).take(place, clock::monotonic())
+    }
+
+    /// Keeps `connection` for the next call. The oldest of its place makes room; a full pool drops it.
+    pub(super) fn put(&self, place: Place, connection: C) {
+        let mut shelves = lock(&self.0);
+        shelves.put(place, connection, clock::monotonic());
+        if !shelves.sweeping {
+            shelves.sweeping = true;
+            tokio::spawn(sweep(Arc::downgrade(&self.0)));
+        }
+    }
+}
+
+/// Closes what nobody came back for. Runs only while something is idle, and never keeps the pool alive.
+async fn sweep<C: Reusable>(pool: Weak<Mutex<Shelves<C>>>) {
+    loop {
+        tokio::time::sleep(IDLE_AGE).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let mut shelves = lock(&pool);
+        shelves.drop_unfit(clock::monotonic());
+        if shelves.idle.is_empty() {
+            shelves.sweeping = false;
+            return;
+        }
+    }
+}
+
+fn lock<C>(shelves: &Mutex<Shelves<C>>) -> MutexGuard<'_, Shelves<C>> {
+    // A panic elsewhere leaves the shelves whole: each change is one step.
+    shelves.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Fake(usize, bool);
+
+    impl Reusable for Fake {
+        fn usable(&self) -> bool {
+            self.1
+        }
+    }
+
+    fn place(host: &str) -> Place {
+        Place { tls: true, host: url::Host::Domain(host.to_owned()), port: 443 }
+    }
+
+    fn shelves() -> (Shelves<Fake>, Instant) {
+        (Shelves { idle: HashMap::new(), sweeping: true }, clock::monotonic())
+    }
+
+    #[test]
+    fn the_connection_used_last_comes_first_and_only_once() {
+        let (mut shelves, now) = shelves();
+        shelves.put(place("a"), Fake(1, true), now);
+        shelves.put(place("a"), Fake(2, true), now);
+        assert_eq!(shelves.take(&place("b"), now), None);
+        assert_eq!(shelves.take(&place("a"), now), Some(Fake(2, true)));
+        assert_eq!(shelves.take(&place("a"), now), Some(Fake(1, true)));
+        assert_eq!(shelves.take(&place("a"), now), None);
+        assert!(shelves.idle.is_empty());
+    }
+
+    #[test]
+    fn scheme_and_port_are_part_of_the_place() {
+        let (mut shelves, now) = shelves();
+        shelves.put(place("a"), Fake(1, true), now);
+        assert_eq!(shelves.take(&Place { tls: false, ..place("a") }, now), None);
+        assert_eq!(shelves.take(&Place { port: 8443, ..place("a") }, now), None);
+    }
+
+    #[test]
+    fn closed_and_aged_connections_are_not_handed_out() {
+        let (mut shelves, now) = shelves();
+        shelves.put(place("a"), Fake(1, false), now);
+        assert_eq!(shelves.take(&place("a"), now), None);
+        shelves.put(place("a"), Fake(2, true), now);
+        assert_eq!(shelves.take(&place("a"), now + IDLE_AGE), None);
+    }
+
+    #[test]
+    fn one_place_keeps_its_newest() {
+        let (mut shelves, now) = shelves();
+        for n in 0..=IDLE_PER_PLACE {
+            shelves.put(place("a"), Fake(n, true), now);
+        }
+        assert_eq!(shelves.count(), IDLE_PER_PLACE);
+        assert_eq!(shelves.idle[&place("a")][0].connection, Fake(1, true));
+    }
+
+    #[test]
+    fn a_full_pool_makes_room_only_by_dropping_the_unfit() {
+        let (mut shelves, now) = shelves();
+        for n in 0..=IDLE_IN_ALL {
+            shelves.put(place(&n.to_string()), Fake(n, true), now);
+        }
+        assert_eq!(shelves.count(), IDLE_IN_ALL);
+        shelves.put(place("late"), Fake(0, true), now + IDLE_AGE);
+        assert_eq!(shelves.count(), 1);
+    }
+}

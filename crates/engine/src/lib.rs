@@ -1,0 +1,20 @@
+//! The engine behind Postcommit: everything between an application's COMMIT and a provider's answer.
+//!
+//! In the order in which a notification meets them:
+//! - [`store`]: what is kept, on PostgreSQL and SQLite; it stands on [`db`];
+//! - [`dispatch`]: claim → expand → check → permit → render → send → judge → settle;
+//! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
+//! - [`channel`]: the drivers, which turn a message into an outcome;
+//! - [`egress`]: the only way out of this process;
+//! - [`secret`]: what must not be readable in a backup;
+//! - [`clock`] and [`crash`]: the one clock, and the places where tests may end the process.
+
+pub mod channel;
+pub mod clock;
+pub mod crash;
+pub mod db;
+pub mod dispatch;
+pub mod egress;
+pub mod model;
+pub mod secret;
+pub mod store;

@@ -1,0 +1,168 @@
+use std::fmt;
+use std::str::FromStr;
+
+use postcommit::Timestamp;
+use serde::Serialize;
+use uuid::Uuid;
+
+/// Names a delivery in the store. The tenant leads every key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeliveryKey {
+    /// Its owner.
+    pub tenant: i32,
+    /// The notification it belongs to.
+    pub notification: Uuid,
+    /// Which of its targets; 0 is the notification itself, not yet expanded.
+    pub n: i32,
+}
+
+impl DeliveryKey {
+    /// The same without the tenant, as people write it.
+    #[must_use]
+    pub fn id(&self) -> DeliveryId {
+        DeliveryId { notification: self.notification, n: self.n }
+    }
+
+    /// The key a provider sees, the same on every attempt. No `.`: signed webhooks separate by it.
+    #[must_use]
+    pub fn provider_key(&self) -> String {
+        format!("{}_{}", self.notification, self.n)
+    }
+}
+
+/// A delivery as people write it: `{notification}.{n}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeliveryId {
+    /// The notification it belongs to.
+    pub notification: Uuid,
+    /// Which of its targets.
+    pub n: i32,
+}
+
+impl fmt::Display for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.notification, self.n)
+    }
+}
+
+impl FromStr for DeliveryId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.rsplit_once('.').and_then(|(id, n)| Some(Self { notification: id.parse().ok()?, n: n.parse().ok()? }));
+        parsed.ok_or_else(|| format!("{text:?} is not a delivery id; it looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1"))
+    }
+}
+
+/// A live delivery as a claim hands it out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// Which one.
+    pub key: DeliveryKey,
+    /// Its provider's lane; 0 when not routed.
+    pub lane: i32,
+    /// Attempts made in this round, not counting the one about to start.
+    pub attempts: u16,
+    /// Leases that ran out in this round, the present takeover included.
+    pub losses: u16,
+    /// Attempts ever recorded.
+    pub seq: u16,
+    /// This claim found a lease that had run out.
+    pub took_over: bool,
+    /// An at_most_once send had been announced under an earlier lease.
+    pub intent_stands: bool,
+    /// Some attempt of this round may have arrived without our knowing.
+    pub unclear: bool,
+    /// When the provider may first have seen the key.
+    pub first_try_at: Option<Timestamp>,
+    /// The medium; none before expansion.
+    pub channel: Option<String>,
+    /// The address; none before expansion.
+    pub target: Option<String>,
+    /// The random token that fences every later write.
+    pub token: Uuid,
+}
+
+/// Why a delivery is parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The provider will not have it.
+    Rejected,
+    /// The policy's attempts are used up.
+    Exhausted,
+    /// It may have arrived; only a receipt or a person can tell.
+    OutcomeUnknown,
+    /// Our account, settings or data are at fault.
+    Config,
+}
+
+impl Reason {
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rejected => "rejected",
+            Self::Exhausted => "exhausted",
+            Self::OutcomeUnknown => "outcome_unknown",
+            Self::Config => "config",
+        }
+    }
+}
+
+/// The states a delivery can end in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishedState {
+    /// The provider took it.
+    Sent,
+    /// It has arrived.
+    Delivered,
+    /// Waiting for a person.
+    Parked(Reason),
+    /// Taken back in time.
+    Cancelled,
+    /// Too late to send.
+    Expired,
+    /// Never to be sent: opted out, no address, duplicate.
+    Skipped,
+}
+
+impl FinishedState {
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Delivered => "delivered",
+            Self::Parked(_) => "parked",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+            Self::Skipped => "skipped",
+        }
+    }
+
+    /// The reason of a parked one.
+    #[must_use]
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Parked(reason) => Some(reason.name()),
+            _ => None,
+        }
+    }
+}
+
+/// What settle does with a queue row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// Moves it to the ledger.
+    Ended(FinishedState),
+    /// Leaves it in the queue, due again then; counted against the policy or not.
+    Again {
+        /// When.
+        at: Timestamp,
+        /// Whether the policy counts this attempt.
+        counted: bool,
+    },
+    /// Gives it back as it was: it was claimed but never begun.
+    Returned,
+}

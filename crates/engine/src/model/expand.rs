@@ -1,0 +1,157 @@
+//! From a notification to its deliveries: pure, so that doing it twice gives the same.
+
+use std::collections::HashSet;
+
+use postcommit::Recipient;
+
+use super::{FinishedState, Provider, Reason, StoredNotification};
+
+/// What becomes of a notification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expansion {
+    /// One entry per target, numbered from 1 in this order.
+    Deliveries(Vec<Target>),
+    /// The notification itself cannot be expanded; it is parked whole, and nothing is sent.
+    Parked {
+        /// Short and stable.
+        code: &'static str,
+        /// A sentence for people.
+        detail: String,
+    },
+}
+
+/// One target, and where it goes from here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The medium.
+    pub channel: String,
+    /// The address.
+    pub target: String,
+    /// The lane, or the state it ends in at once.
+    pub fate: Fate,
+}
+
+/// Where a target goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// Into this provider's lane.
+    Lane(i32),
+    /// Into the ledger.
+    Ended {
+        /// Parked or skipped.
+        state: FinishedState,
+        /// Short and stable.
+        code: &'static str,
+        /// A sentence for people.
+        detail: String,
+    },
+}
+
+/// The providers of one tenant, as routing needs them.
+#[derive(Debug, Clone, Copy)]
+pub struct Routes<'a>(pub &'a [Provider]);
+
+impl Routes<'_> {
+    fn named(&self, name: &str) -> Option<&Provider> {
+        self.0.iter().find(|p| p.name == name)
+    }
+
+    /// The default of that channel, or the one that serves every channel.
+    fn default_of(&self, channel: &str) -> Option<&Provider> {
+        let serving = |wanted: &str| self.0.iter().find(|p| p.is_default && p.enabled && p.channel == wanted);
+        serving(channel).or_else(|| serving("*"))
+    }
+}
+
+/// Resolves recipients and channels into deliveries.
+#[must_use]
+pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
+    let entries = note.recipients.as_array().map_or(&[][..], Vec::as_slice);
+    if entries.is_empty() {
+        return park("no_recipient", "the notification names no recipient");
+    }
+    let mut targets = Vec::new();
+    let mut seen = HashSet::new();
+    for (place, entry) in entries.iter().enumerate() {
+        let recipient = match Recipient::from_json(entry) {
+            Ok(recipient) => recipient,
+            Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
+        };
+        match &recipient {
+            // Users and lists live in tables that do not exist yet: every name is unknown.
+            Recipient::User(id) => return park("unknown_user", format!("user {id:?} is not known")),
+            Recipient::List(name) => return park("unknown_list", format!("list {name:?} is not known")),
+            _ => {}
+        }
+        for channel in channels_for(&recipient, note, routes) {
+            let target = recipient.value().to_owned();
+            if seen.insert((channel.clone(), target.clone(), named_provider(&recipient))) {
+                let fate = fate(&recipient, place, &channel, routes);
+                targets.push(Target { channel, target, fate });
+            }
+        }
+    }
+    if targets.is_empty() { park("no_recipient", "no recipient can be reached on the channels named") } else { Expansion::Deliveries(targets) }
+}
+
+/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded.
+#[must_use]
+pub fn route(channel: &str, routes: Routes<'_>) -> Fate {
+    routes.default_of(channel).map_or_else(|| no_provider(channel), |provider| Fate::Lane(provider.id))
+}
+
+fn park(code: &'static str, detail: impl Into<String>) -> Expansion {
+    Expansion::Parked { code, detail: detail.into() }
+}
+
+fn named_provider(recipient: &Recipient) -> Option<String> {
+    match recipient {
+        Recipient::Provider { provider, .. } => Some(provider.clone()),
+        _ => None,
+    }
+}
+
+/// The channels on which this address can be reached. `channels` narrows what the address implies; a phone number
+/// can also be widened to other channels that take numbers.
+fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
+    let possible: &[&str] = match recipient {
+        Recipient::Email(_) => &["email"],
+        Recipient::Phone(_) => &["sms", "whatsapp", "voice"],
+        Recipient::Slack(_) => &["slack"],
+        Recipient::Teams(_) => &["teams"],
+        Recipient::Webhook(_) => &["webhook"],
+        Recipient::Provider { provider, .. } => {
+            // A provider named directly decides its channel; what `channels` says concerns other addresses.
+            let channel = routes.named(provider).map_or("*", |p| p.channel.as_str());
+            return vec![if channel == "*" { note.channels.first().cloned().unwrap_or_else(|| "any".into()) } else { channel.to_owned() }];
+        }
+        Recipient::User(_) | Recipient::List(_) => &[],
+        _ => &[],
+    };
+    if note.channels.is_empty() {
+        return possible.first().map(|c| vec![(*c).to_owned()]).unwrap_or_default();
+    }
+    note.channels.iter().filter(|c| possible.contains(&c.as_str())).cloned().collect()
+}
+
+fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) -> Fate {
+    if let Err(problem) = recipient.check() {
+        // A bad address skips its channel and fails nobody else.
+        let detail = format!("recipients[{place}].{} {problem}", recipient.kind());
+        return Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail };
+    }
+    let Recipient::Provider { provider, .. } = recipient else { return route(channel, routes) };
+    match routes.named(provider) {
+        Some(found) if found.enabled => Fate::Lane(found.id),
+        Some(_) => parked("provider_disabled", format!("provider {provider:?} is disabled; enable it, then retry")),
+        None => parked("unknown_provider", format!("provider {provider:?} is not configured; create it, then retry")),
+    }
+}
+
+fn no_provider(channel: &str) -> Fate {
+    parked("no_provider", format!("no default provider serves channel {channel:?}; create one, then retry"))
+}
+
+fn parked(code: &'static str, detail: String) -> Fate {
+    Fate::Ended { state: FinishedState::Parked(Reason::Config), code, detail }
+}

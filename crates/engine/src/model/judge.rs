@@ -1,0 +1,222 @@
+//! What an outcome means. A pure function, so that its table can be read and tested whole.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+
+use super::{Because, Guarantee, Outcome, Policy, Reason};
+
+/// Leases of one delivery that may run out before it is parked: a payload that kills its worker must not do so for ever.
+pub const MAX_LOSSES: u16 = 10;
+
+/// The share of the provider's key window inside which an unclear attempt is repeated. The rest outlasts the slowest attempt.
+const WINDOW_SHARE: f64 = 0.8;
+
+/// What we decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Over, and well.
+    Done,
+    /// Once more, then. `counted` attempts use up the policy.
+    Again {
+        /// When; never after the expiry.
+        at: Timestamp,
+        /// Whether the policy counts this attempt.
+        counted: bool,
+    },
+    /// For a person to look at.
+    Park(Reason),
+}
+
+/// Everything a verdict depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<'a> {
+    /// What the channel saw.
+    pub outcome: &'a Outcome,
+    /// The attempt's number in this round, from 1.
+    pub attempt: u16,
+    /// The attempt was not seen to end: its lease ran out. Holds how many did.
+    pub lost: Option<u16>,
+    /// The provider's policy.
+    pub policy: &'a Policy,
+    /// The provider's guarantee.
+    pub guarantee: Guarantee,
+    /// How long the provider remembers our key.
+    pub key_window: Duration,
+    /// When it may first have seen it.
+    pub first_try_at: Timestamp,
+    /// Never sent after this.
+    pub expires_at: Timestamp,
+    /// Now.
+    pub now: Timestamp,
+    /// Chance in 0..1, for jitter.
+    pub chance: f64,
+}
+
+/// Decides.
+#[must_use]
+pub fn judge(case: &Case<'_>) -> Verdict {
+    match case.outcome {
+        Outcome::Sent | Outcome::Delivered => Verdict::Done,
+        Outcome::Deferred { after, .. } => again(case, after.unwrap_or_default()),
+        Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
+        Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
+        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries => Verdict::Park(Reason::Rejected),
+        Outcome::Rejected { because: Because::Unrecognised, .. } => again(case, Duration::ZERO),
+        Outcome::Unclear { .. } => match case.guarantee {
+            Guarantee::AtMostOnce => Verdict::Park(Reason::OutcomeUnknown),
+            Guarantee::AtLeastOnce => again(case, Duration::ZERO),
+            Guarantee::Idempotent => inside_window(case, again(case, Duration::ZERO)),
+        },
+    }
+}
+
+/// Whether a provider may have forgotten a key that an unclear attempt left with it. Asked before every send as well: a
+/// paused lane can outlast the window.
+#[must_use]
+pub fn key_window_over(first_try_at: Timestamp, key_window: Duration, at: Timestamp) -> bool {
+    at.since(first_try_at) >= key_window.mul_f64(WINDOW_SHARE)
+}
+
+fn again(case: &Case<'_>, after: Duration) -> Verdict {
+    if let Some(losses) = case.lost {
+        // The lease has been waited out already; and what is not known to have failed does not use up the policy.
+        let again = Verdict::Again { at: case.now, counted: false };
+        return if losses > MAX_LOSSES { Verdict::Park(Reason::Exhausted) } else { again };
+    }
+    if case.attempt >= case.policy.max_attempts {
+        return Verdict::Park(Reason::Exhausted);
+    }
+    let wait = case.policy.wait(case.attempt, case.chance).max(after);
+    // Due at the expiry at the latest: there it is found expired, instead of waiting for a retry that cannot come.
+    Verdict::Again { at: case.now.plus(wait).min(case.expires_at.max(case.now)), counted: true }
+}
+
+fn inside_window(case: &Case<'_>, verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Again { at, .. } if key_window_over(case.first_try_at, case.key_window, at) => Verdict::Park(Reason::OutcomeUnknown),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Schedule;
+
+    const T0: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn outcomes() -> Vec<Outcome> {
+        let deferred = |after| Outcome::Deferred { code: "d".into(), after };
+        let rejected = |because| Outcome::Rejected { code: "r".into(), because };
+        vec![
+            Outcome::Sent,
+            Outcome::Delivered,
+            deferred(None),
+            deferred(Some(Duration::from_secs(7))),
+            deferred(Some(DAY * 90)),
+            rejected(Because::Refused),
+            rejected(Because::Config),
+            rejected(Because::Unrecognised),
+            Outcome::unclear("u"),
+        ]
+    }
+
+    fn policies() -> Vec<Policy> {
+        let with = |schedule, max_attempts| Policy { schedule, max_attempts, unknown_retries: 1 };
+        vec![
+            Policy::default(),
+            with(Schedule::Marketplace, 5),
+            with(Schedule::Fixed { interval_s: 45.0 }, 3),
+            with(Schedule::Exponential { base_s: 1.0, factor: 2.0, cap_s: 300.0, jitter: 0.5 }, 100),
+            with(Schedule::Doubling, 1),
+        ]
+    }
+
+    /// The rules once more, stated as a table of what must hold, not as the code above.
+    fn check(case: &Case<'_>, verdict: Verdict) {
+        let last = case.attempt >= case.policy.max_attempts;
+        let retry = |verdict: Verdict, floor: Duration| match verdict {
+            Verdict::Again { at, counted: true } => {
+                assert!(!last, "{case:?}");
+                assert!(at <= case.expires_at.max(case.now), "never past the expiry: {case:?}");
+                let full = case.policy.wait(case.attempt, case.chance).max(floor);
+                assert!(at == case.now.plus(full) || at == case.expires_at.max(case.now), "{case:?} {verdict:?}");
+            }
+            Verdict::Park(Reason::Exhausted) => assert!(last, "{case:?}"),
+            other => panic!("{case:?} gave {other:?}"),
+        };
+        match (case.outcome, case.guarantee) {
+            (Outcome::Sent | Outcome::Delivered, _) => assert_eq!(verdict, Verdict::Done),
+            (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
+            (Outcome::Rejected { because: Because::Refused, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
+            (Outcome::Rejected { because: Because::Config, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Config)),
+            (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
+            (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => retry(verdict, Duration::ZERO),
+            (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown)),
+            (Outcome::Unclear { .. }, Guarantee::Idempotent) => match verdict {
+                Verdict::Again { at, .. } => {
+                    assert!(at.since(case.first_try_at) < case.key_window.mul_f64(0.8), "{case:?}");
+                    retry(verdict, Duration::ZERO);
+                }
+                Verdict::Park(Reason::OutcomeUnknown) => {
+                    let earliest = case.now.plus(case.policy.wait(case.attempt, case.chance)).min(case.expires_at.max(case.now));
+                    assert!(earliest.since(case.first_try_at) >= case.key_window.mul_f64(0.8), "{case:?}");
+                }
+                other => retry(other, Duration::ZERO),
+            },
+        }
+    }
+
+    #[test]
+    fn d6_every_outcome_guarantee_attempt_policy_and_expiry() {
+        let mut cases = 0;
+        for outcome in &outcomes() {
+            for guarantee in Guarantee::ALL {
+                for policy in &policies() {
+                    for attempt in [1, 2, 3, 4, 5, 6, 99, 100] {
+                        for expires_in in [-60_i64, 30, 90, 86_400 * 30] {
+                            for (tried_before, window) in [(0, DAY), (69_000, DAY), (90_000, DAY), (0, Duration::from_secs(1))] {
+                                for chance in [0.0, 0.5, 1.0] {
+                                    let first_try_at = Timestamp::from_micros(T0.as_micros() - tried_before * 1_000_000);
+                                    let expires_at = Timestamp::from_micros(T0.as_micros() + expires_in * 1_000_000);
+                                    let case = Case { outcome, attempt, lost: None, policy, guarantee, key_window: window, first_try_at, expires_at, now: T0, chance };
+                                    check(&case, judge(&case));
+                                    cases += 1;
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        println!("{cases} cases judged");
+        assert_eq!(cases, 9 * 3 * 5 * 8 * 4 * 4 * 3);
+    }
+
+    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u16) -> Verdict {
+        let policy = Policy::default();
+        judge(&Case { outcome, attempt: 5, lost: Some(losses), policy: &policy, guarantee, key_window: DAY, first_try_at: T0, expires_at: T0.plus(DAY), now: T0, chance: 0.0 })
+    }
+
+    #[test]
+    fn a_lost_lease_is_tried_again_at_once_and_uses_up_no_attempt() {
+        let again = Verdict::Again { at: T0, counted: false };
+        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::Idempotent, 1), again);
+        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtLeastOnce, 10), again);
+        assert_eq!(lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, 1), again);
+    }
+
+    #[test]
+    fn a_lost_lease_after_an_announced_send_is_unknown() {
+        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtMostOnce, 1), Verdict::Park(Reason::OutcomeUnknown));
+    }
+
+    #[test]
+    fn what_kills_its_worker_every_time_is_parked_in_the_end() {
+        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
+            assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, 11), Verdict::Park(Reason::Exhausted));
+        }
+    }
+}

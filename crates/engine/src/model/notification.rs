@@ -1,0 +1,56 @@
+use postcommit::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+/// A notification as it is stored: immutable.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StoredNotification {
+    /// Its owner.
+    #[serde(skip)]
+    pub tenant: i32,
+    /// The owner's name.
+    #[serde(rename = "tenant")]
+    pub tenant_name: String,
+    /// UUIDv7.
+    pub id: Uuid,
+    /// Dotted name of what happened.
+    pub event_type: String,
+    /// The thing it is about.
+    pub entity: Option<String>,
+    /// The stream it belongs to.
+    pub topic: Option<String>,
+    /// Version of the payload's shape.
+    pub schema_version: Option<i32>,
+    /// Unique in the tenant.
+    pub idempotency_key: String,
+    /// The event's data.
+    pub payload: Value,
+    /// To whom, as given.
+    pub recipients: Value,
+    /// By which channels, as given.
+    pub channels: Vec<String>,
+    /// Subject or heading.
+    pub title: Option<String>,
+    /// Text.
+    pub body: Option<String>,
+    /// Where the reader should go.
+    pub action_url: Option<String>,
+    /// What one channel alone needs, by channel.
+    pub data: Option<Value>,
+    /// 0 to 9, 9 first.
+    pub priority: i16,
+    /// Not before this.
+    pub due_at: Timestamp,
+    /// Never after this.
+    pub expires_at: Timestamp,
+    /// Where it came from.
+    pub source: Option<Value>,
+    /// The request or trace that caused it.
+    pub correlation_id: Option<String>,
+    /// When it was enqueued.
+    pub created_at: Timestamp,
+    /// Somebody asked to take it back while it was under way.
+    #[serde(skip)]
+    pub cancelled: bool,
+}

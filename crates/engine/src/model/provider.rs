@@ -1,0 +1,150 @@
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Policy;
+
+/// What may happen when an attempt's outcome is unclear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guarantee {
+    /// The provider honours our key: repeated under the same key inside the key's window, afterwards parked.
+    Idempotent,
+    /// Parked as `outcome_unknown`, for a receipt or a person.
+    AtMostOnce,
+    /// Repeated under the same key; counted as a possible duplicate.
+    AtLeastOnce,
+}
+
+impl Guarantee {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Idempotent, Self::AtMostOnce, Self::AtLeastOnce];
+
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idempotent => "idempotent",
+            Self::AtMostOnce => "at_most_once",
+            Self::AtLeastOnce => "at_least_once",
+        }
+    }
+
+    /// The guarantee of that name.
+    ///
+    /// # Errors
+    /// Listing the names.
+    pub fn from_name(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|g| g.name() == name)
+            .ok_or_else(|| format!("guarantee: {name:?} is not known; allowed are idempotent, at_most_once, at_least_once"))
+    }
+}
+
+/// A configured account of a driver on a channel.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Provider {
+    /// Its owner.
+    pub tenant: i32,
+    /// Its lane in the queue.
+    pub id: i32,
+    /// Unique in the tenant.
+    pub name: String,
+    /// The medium it serves; `*` serves every one.
+    pub channel: String,
+    /// Which code talks to it.
+    pub driver: String,
+    /// The driver's own settings, without secrets.
+    pub settings: Value,
+    /// Sealed secrets, as stored.
+    #[serde(skip)]
+    pub secrets: Option<Vec<u8>>,
+    /// What happens when an outcome is unclear.
+    pub guarantee: Guarantee,
+    /// When and how often a failed attempt is repeated.
+    pub policy: Policy,
+    /// Sends under way at once, per server process.
+    pub concurrency: i32,
+    /// Longest time one send may take.
+    pub timeout_ms: i32,
+    /// Whether it serves recipients that name no provider.
+    pub is_default: bool,
+    /// A disabled provider takes nothing new.
+    pub enabled: bool,
+    /// Why its lane is paused, if it is.
+    pub paused: Option<String>,
+    /// Until when a provider's own wish holds the lane.
+    pub not_before: Option<Timestamp>,
+    /// Counts changes.
+    pub revision: i32,
+}
+
+impl Provider {
+    /// Longest time one send may take.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
+    }
+
+    /// How long the provider remembers our key; settings may say so as `key_window_s`. Default a day.
+    #[must_use]
+    pub fn key_window(&self) -> Duration {
+        Duration::from_secs(self.settings.get("key_window_s").and_then(Value::as_u64).unwrap_or(86_400))
+    }
+}
+
+/// A provider as an operator describes it, before it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProviderDraft {
+    /// Unique in the tenant.
+    pub name: String,
+    /// The medium it serves; `*` serves every one.
+    pub channel: String,
+    /// Which code talks to it.
+    pub driver: String,
+    /// The driver's own settings, without secrets.
+    pub settings: Value,
+    /// Sealed secrets.
+    pub secrets: Option<Vec<u8>>,
+    /// What happens when an outcome is unclear.
+    pub guarantee: Guarantee,
+    /// When and how often a failed attempt is repeated.
+    pub policy: Policy,
+    /// Sends under way at once, per server process: 1 to 1,000.
+    pub concurrency: i32,
+    /// Longest time one send may take, in milliseconds: 100 to 300,000.
+    pub timeout_ms: i32,
+    /// Whether it serves recipients that name no provider.
+    pub is_default: bool,
+}
+
+impl ProviderDraft {
+    /// Holds the numbers and names to their limits.
+    ///
+    /// # Errors
+    /// Naming the field and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        short_name("name", &self.name)?;
+        if self.channel != "*" {
+            short_name("channel", &self.channel)?;
+        }
+        if !(1..=1000).contains(&self.concurrency) {
+            return Err(format!("concurrency: is {}; 1 to 1000 are allowed", self.concurrency));
+        }
+        if !(100..=300_000).contains(&self.timeout_ms) {
+            return Err(format!("timeout_ms: is {}; 100 to 300000 are allowed", self.timeout_ms));
+        }
+        Ok(())
+    }
+}
+
+fn short_name(field: &str, name: &str) -> Result<(), String> {
+    let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
+    if plain && (1..=63).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(format!("{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed"))
+}

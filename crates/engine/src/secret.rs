@@ -1,0 +1,182 @@
+//! Secrets of providers, encrypted at rest. The key lives outside the database, in a file or the environment.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce};
+
+const NONCE_BYTES: usize = 12;
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text. Say why at the call.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// A provider's secrets by name.
+pub type Secrets = BTreeMap<String, Secret>;
+
+/// Why a secret could not be sealed or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// The key is not 32 bytes in base64.
+    #[error("secrets.key: must be 32 random bytes in base64, e.g. from `openssl rand -base64 32`")]
+    BadKey,
+    /// The key file cannot be read or made.
+    #[error("secrets.key_file: {0}")]
+    File(String),
+    /// What is stored was sealed with another key, or for another provider.
+    #[error("the stored secrets cannot be opened with this secrets.key; restore the key they were sealed with, or set them again")]
+    WrongKey,
+}
+
+/// Seals and opens.
+#[derive(Clone)]
+pub struct Keyring(ChaCha20Poly1305);
+
+impl Keyring {
+    /// From the key itself, in base64.
+    ///
+    /// # Errors
+    /// [`SecretError::BadKey`].
+    pub fn from_base64(key: &str) -> Result<Self, SecretError> {
+        let bytes: [u8; 32] = STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
+        Ok(Self(ChaCha20Poly1305::new(&bytes.into())))
+    }
+
+    /// From a file, which is made with a new random key, readable by its owner alone, if it is missing.
+    ///
+    /// # Errors
+    /// When the file cannot be read or made, or holds no key.
+    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
+        let failed = |e: std::io::Error| SecretError::File(format!("{}: {e}", path.display()));
+        match std::fs::read_to_string(path) {
+            Ok(key) => Self::from_base64(&key),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                if let Some(folder) = path.parent() {
+                    std::fs::create_dir_all(folder).map_err(failed)?;
+                }
+                let key = STANDARD.encode(random::<32>());
+                match write_new(path, &key) {
+                    // Another process was faster: its key is the one.
+                    Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Self::from_base64(&std::fs::read_to_string(path).map_err(failed)?),
+                    written => written.map_err(failed).and_then(|()| Self::from_base64(&key)),
+                }
+            }
+            Err(e) => Err(failed(e)),
+        }
+    }
+
+    /// Encrypts secrets for one provider of one tenant; they open for no other.
+    #[must_use]
+    pub fn seal(&self, secrets: &Secrets, tenant: i32, provider: &str) -> Vec<u8> {
+        let plain: BTreeMap<&str, &str> = secrets.iter().map(|(name, secret)| (name.as_str(), secret.reveal())).collect();
+        let text = serde_json::to_vec(&plain).unwrap_or_default();
+        let nonce = random::<NONCE_BYTES>();
+        let aad = bound_to(tenant, provider);
+        let sealed = self.0.encrypt(&Nonce::from(nonce), Payload { msg: &text, aad: aad.as_bytes() });
+        // Encrypting fails only beyond 256 GB.
+        [nonce.to_vec(), sealed.unwrap_or_default()].concat()
+    }
+
+    /// Decrypts what [`Keyring::seal`] made.
+    ///
+    /// # Errors
+    /// [`SecretError::WrongKey`].
+    pub fn open(&self, sealed: &[u8], tenant: i32, provider: &str) -> Result<Secrets, SecretError> {
+        let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES).ok_or(SecretError::WrongKey)?;
+        let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| SecretError::WrongKey)?;
+        let aad = bound_to(tenant, provider);
+        let text = self.0.decrypt(&Nonce::from(nonce), Payload { msg: sealed, aad: aad.as_bytes() }).map_err(|_| SecretError::WrongKey)?;
+        let plain: BTreeMap<String, String> = serde_json::from_slice(&text).map_err(|_| SecretError::WrongKey)?;
+        Ok(plain.into_iter().map(|(name, text)| (name, Secret(text))).collect())
+    }
+}
+
+fn bound_to(tenant: i32, provider: &str) -> String {
+    format!("postcommit provider {tenant}/{provider}")
+}
+
+fn write_new(path: &Path, key: &str) -> std::io::Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path)?;
+    file.write_all(key.as_bytes())?;
+    file.sync_all()
+}
+
+/// Random bytes from the operating system.
+///
+/// # Panics
+/// When the operating system has no randomness: nothing secret can be made then.
+#[must_use]
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the operating system's random source");
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keyring() -> Keyring {
+        Keyring::from_base64(&STANDARD.encode(random::<32>())).unwrap()
+    }
+
+    fn sample() -> Secrets {
+        [("token".to_owned(), Secret::new("hush"))].into()
+    }
+
+    #[test]
+    fn sealed_secrets_open_for_their_provider_alone() {
+        let ring = keyring();
+        let sealed = ring.seal(&sample(), 1, "hooks");
+        assert_eq!(ring.open(&sealed, 1, "hooks").unwrap(), sample());
+        assert!(ring.open(&sealed, 2, "hooks").is_err());
+        assert!(ring.open(&sealed, 1, "other").is_err());
+        assert!(keyring().open(&sealed, 1, "hooks").is_err());
+        assert!(ring.open(b"short", 1, "hooks").is_err());
+    }
+
+    #[test]
+    fn nothing_readable_is_stored_or_printed() {
+        let sealed = keyring().seal(&sample(), 1, "hooks");
+        assert!(!sealed.windows(4).any(|w| w == b"hush"));
+        assert!(!format!("{:?}", sample()).contains("hush"));
+    }
+
+    #[test]
+    fn a_key_file_is_made_once_and_is_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/secret.key");
+        let sealed = Keyring::from_file(&path).unwrap().seal(&sample(), 1, "p");
+        assert_eq!(Keyring::from_file(&path).unwrap().open(&sealed, 1, "p").unwrap(), sample());
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

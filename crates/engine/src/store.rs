@@ -1,0 +1,45 @@
+//! What the product keeps, by noun. One meaning on two databases: the conformance suite in `tests/it/store` runs on both.
+//!
+//! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
+//! its own text, side by side. Everything else is written once.
+
+mod claim;
+mod deliveries;
+mod duties;
+mod enqueue;
+mod expansion;
+mod idle;
+mod notifications;
+mod providers;
+mod settle;
+
+pub use claim::{Lease, Want};
+pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow};
+pub use duties::PARTITION_MONTHS_AHEAD;
+pub use expansion::Expanded;
+pub use notifications::{Conflict, NotificationFilter, NotificationRow};
+pub use settle::{Attempted, Settled, Settlement};
+
+use crate::db::{Db, DbError};
+
+/// The store.
+#[derive(Clone)]
+pub struct Store {
+    db: Db,
+}
+
+impl Store {
+    /// Opens the database, whatever its schema.
+    ///
+    /// # Errors
+    /// When it cannot be reached or the URL is not one of ours.
+    pub async fn open(url: &str) -> Result<Self, DbError> {
+        Ok(Self { db: Db::open(url).await? })
+    }
+
+    /// The database below, for migrations.
+    #[must_use]
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+}

@@ -1,0 +1,300 @@
+//! Claiming under a lease, announcing a send, renewing.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use super::Store;
+use crate::db::{Db, DbError, Row, postgres, sqlite};
+use crate::model::{Delivery, DeliveryKey};
+use crate::crash_point;
+
+/// How much a lane can start now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// The lane; 0 is expansion.
+    pub lane: i32,
+    /// Free slots.
+    pub quota: i32,
+}
+
+/// A dated right to attempt a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lease {
+    /// Which one.
+    pub key: DeliveryKey,
+    /// The token that fences.
+    pub token: Uuid,
+}
+
+/// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
+/// loop before lower priorities are touched. `now()`, not the volatile clock, so that the index can be used; `ctid` of rows locked in this
+/// very statement, so that no statistics can turn the plan.
+const CLAIM_POSTGRES: &str = "
+    WITH want AS MATERIALIZED (
+      SELECT w.lane, w.quota FROM unnest($1::int[], $2::int[]) AS w (lane, quota)
+      WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
+    ), picked AS MATERIALIZED (
+      SELECT c.ctid FROM want CROSS JOIN LATERAL (
+        SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
+          SELECT q.ctid FROM postcommit.delivery_queue q
+          WHERE q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz) AND (q.lease_until IS NULL OR q.lease_until < now())
+          ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
+        ) r LIMIT want.quota
+      ) c
+    )
+    UPDATE postcommit.delivery_queue q
+    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', took_over = q.lease_token IS NOT NULL,
+      losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
+    WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.took_over, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+
+/// The same for one lane and priority; the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out.
+const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue
+    WHERE lane = ?1 AND priority = ?2 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?3) ORDER BY due_at LIMIT ?4";
+const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
+const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, took_over = lease_token IS NOT NULL,
+    losses = losses + (lease_token IS NOT NULL), first_try_at = coalesce(first_try_at, ?6) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
+    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, took_over, intent IS NOT NULL, unclear, first_try_at, channel, target";
+
+const CLAIM_NOTIFICATION_POSTGRES: &str = "
+    UPDATE postcommit.delivery_queue q
+    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', took_over = q.lease_token IS NOT NULL,
+      losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
+    WHERE q.ctid = ANY (ARRAY(
+      SELECT r.ctid FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 AND r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
+        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now())) FOR UPDATE SKIP LOCKED))
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.took_over, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+const FREE_OF_NOTIFICATION_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue q WHERE tenant = ?1 AND notification_id = ?2 AND due_at <= ?4
+    AND (lease_until IS NULL OR lease_until < ?3) AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > ?3))";
+
+impl Store {
+    /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
+    /// while it runs is left for the next.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Vec<Delivery>, DbError> {
+        crash_point!("claim.before");
+        let token = Uuid::new_v4();
+        let rows = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.client().await?;
+                let statement = client.prepare_cached(CLAIM_POSTGRES).await.map_err(postgres::refused)?;
+                let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
+                let rows = client.query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before)]).await.map_err(postgres::refused)?;
+                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+            }
+            Db::Sqlite(db) => {
+                let wants = wants.to_vec();
+                let wanted = wants.clone();
+                // Looking first on a read connection leaves the write lock to the application while nothing is due.
+                if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
+                    return Ok(vec![]);
+                }
+                db.write(move |connection| {
+                    let rows = lease_due(connection, &wants, token, lease, due_before)?;
+                    crash_point!("claim.in_tx");
+                    Ok(rows)
+                })
+                .await?
+            }
+        };
+        crash_point!("claim.after_commit");
+        let mut claimed = rows.iter().map(|row| delivery(row, token)).collect::<Result<Vec<_>, _>>()?;
+        claimed.sort_by_key(|d| d.key);
+        Ok(claimed)
+    }
+
+    /// Makes what waits of one notification due at once.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn bring_forward(&self, tenant: i32, id: Uuid) -> Result<(), DbError> {
+        let sql = "UPDATE postcommit.delivery_queue SET due_at = {now} WHERE tenant = $1 AND notification_id = $2 AND lease_token IS NULL AND due_at > {now}";
+        self.db.execute_one(sql, vec![tenant.into(), id.into()]).await.map(drop)
+    }
+
+    /// Claims what is due of one notification, unless its lane is paused or held: for a pass by hand.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn claim_notification(&self, tenant: i32, id: Uuid, lease: Duration, due_before: Timestamp) -> Result<Vec<Delivery>, DbError> {
+        let token = Uuid::new_v4();
+        let rows = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.client().await?;
+                let statement = client.prepare_cached(CLAIM_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
+                let rows = client.query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))]).await.map_err(postgres::refused)?;
+                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+            }
+            Db::Sqlite(db) => {
+                db.write(move |connection| {
+                    let parameters = [tenant.into(), id.into(), now(connection)?.into(), due_before.into()];
+                    let rows = sqlite::query(connection, FREE_OF_NOTIFICATION_SQLITE, &parameters)?;
+                    lease_rows(connection, rows, token, lease)
+                })
+                .await?
+            }
+        };
+        rows.iter().map(|row| delivery(row, token)).collect()
+    }
+
+    /// The database's clock, which alone decides what is due.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn now(&self) -> Result<Timestamp, DbError> {
+        let rows = self.db.query("SELECT {now}", vec![]).await?;
+        rows.first().map_or(Err(DbError::Unreadable("no time".into())), |row| row.get(0))
+    }
+
+    /// Announces at_most_once sends before their first byte. Returns those that may go ahead; the others lost their lease.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn announce(&self, leases: &[Lease]) -> Result<Vec<DeliveryKey>, DbError> {
+        crash_point!("intent.before");
+        let announced = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.client().await?;
+                let statement = client.prepare_cached(INTENT_POSTGRES).await.map_err(postgres::refused)?;
+                let (tenants, ids, ns, tokens) = columns(leases);
+                let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens]).await.map_err(postgres::refused)?;
+                rows.iter().map(|row| Row::from_postgres(row).and_then(|row| key(&row))).collect()
+            }
+            Db::Sqlite(db) => {
+                let leases = leases.to_vec();
+                db.write(move |connection| {
+                    let rows = each_lease(connection, &leases, &INTENT_SQLITE.replace("{now}", sqlite::NOW))?;
+                    crash_point!("intent.in_tx");
+                    rows.iter().map(key).collect()
+                })
+                .await
+            }
+        };
+        crash_point!("intent.after_commit");
+        announced
+    }
+
+    /// Prolongs leases that are still held. Returns those that are.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn renew(&self, leases: &[Lease], lease: Duration) -> Result<Vec<DeliveryKey>, DbError> {
+        match &self.db {
+            Db::Postgres(db) => {
+                let client = db.client().await?;
+                let statement = client.prepare_cached(RENEW_POSTGRES).await.map_err(postgres::refused)?;
+                let (tenants, ids, ns, tokens) = columns(leases);
+                let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()]).await.map_err(postgres::refused)?;
+                rows.iter().map(|row| Row::from_postgres(row).and_then(|row| key(&row))).collect()
+            }
+            Db::Sqlite(db) => {
+                let leases = leases.to_vec();
+                let renew = format!("UPDATE postcommit_delivery_queue SET lease_until = {} + {} {HELD}", sqlite::NOW, lease.as_micros());
+                db.write(move |connection| each_lease(connection, &leases, &renew)?.iter().map(key).collect()).await
+            }
+        }
+    }
+}
+
+/// Written only while token and lease both hold: without either, a sender that slept could announce what another has begun.
+const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
+    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
+    WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
+    RETURNING q.tenant, q.notification_id, q.n";
+const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
+
+const RENEW_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
+    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
+    WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+    RETURNING q.tenant, q.notification_id, q.n";
+const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
+
+fn due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -> Result<Vec<Row>, DbError> {
+    let now = now(connection)?;
+    let latest = due_before.map_or(now, |before| before.min(now));
+    let mut picked = Vec::new();
+    for want in wants {
+        if !sqlite::query(connection, HELD_SQLITE, &[want.lane.into(), now.into()])?.is_empty() {
+            continue;
+        }
+        let mut left = want.quota;
+        for priority in (0_i32..=9).rev() {
+            if left > 0 {
+                let rows = sqlite::query(connection, DUE_SQLITE, &[want.lane.into(), priority.into(), now.into(), left.into(), latest.into()])?;
+                left -= i32::try_from(rows.len()).unwrap_or(left);
+                picked.extend(rows);
+            }
+        }
+    }
+    Ok(picked)
+}
+
+fn lease_due(connection: &Connection, wants: &[Want], token: Uuid, lease: Duration, due_before: Option<Timestamp>) -> Result<Vec<Row>, DbError> {
+    let rows = due(connection, wants, due_before)?;
+    lease_rows(connection, rows, token, lease)
+}
+
+fn lease_rows(connection: &Connection, rows: Vec<Row>, token: Uuid, lease: Duration) -> Result<Vec<Row>, DbError> {
+    let now = now(connection)?;
+    let mut claimed = Vec::new();
+    for row in rows {
+        let mut parameters = row.0;
+        parameters.extend([token.into(), now.plus(lease).into(), now.into()]);
+        claimed.extend(sqlite::query(connection, CLAIM_SQLITE, &parameters)?);
+    }
+    Ok(claimed)
+}
+
+fn now(connection: &Connection) -> Result<Timestamp, DbError> {
+    let rows = sqlite::query(connection, &format!("SELECT {}", sqlite::NOW), &[])?;
+    rows.first().map_or(Err(DbError::Unreadable("no time".into())), |row| row.get(0))
+}
+
+fn each_lease(connection: &Connection, leases: &[Lease], sql: &str) -> Result<Vec<Row>, DbError> {
+    let mut rows = Vec::with_capacity(leases.len());
+    for Lease { key, token } in leases {
+        rows.extend(sqlite::query(connection, sql, &[key.tenant.into(), key.notification.into(), key.n.into(), (*token).into()])?);
+    }
+    Ok(rows)
+}
+
+/// Leases as the arrays that PostgreSQL unnests, sorted by key so that two batches cannot deadlock.
+fn columns(leases: &[Lease]) -> (Vec<i32>, Vec<Uuid>, Vec<i32>, Vec<Uuid>) {
+    let mut sorted = leases.to_vec();
+    sorted.sort_by_key(|lease| lease.key);
+    let (mut tenants, mut ids, mut ns, mut tokens) = (vec![], vec![], vec![], vec![]);
+    for Lease { key, token } in sorted {
+        tenants.push(key.tenant);
+        ids.push(key.notification);
+        ns.push(key.n);
+        tokens.push(token);
+    }
+    (tenants, ids, ns, tokens)
+}
+
+pub(super) fn key(row: &Row) -> Result<DeliveryKey, DbError> {
+    Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })
+}
+
+fn delivery(row: &Row, token: Uuid) -> Result<Delivery, DbError> {
+    Ok(Delivery {
+        key: key(row)?,
+        lane: row.get(3)?,
+        attempts: row.get(4)?,
+        losses: row.get(5)?,
+        seq: row.get(6)?,
+        took_over: row.get(7)?,
+        intent_stands: row.get(8)?,
+        unclear: row.get(9)?,
+        first_try_at: row.get(10)?,
+        channel: row.get(11)?,
+        target: row.get(12)?,
+        token,
+    })
+}

@@ -1,0 +1,41 @@
+//! Background duties: each is done by whichever process comes first, at most once per interval.
+
+use std::time::Duration;
+
+use super::Store;
+use crate::db::{DbError, Value};
+
+/// How far ahead partitions are made: an application may enqueue for so long with no server running.
+pub const PARTITION_MONTHS_AHEAD: i32 = 24;
+
+impl Store {
+    /// Takes a duty, if nobody has within the interval. All duties are repeatable: a crash after this only delays one.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn take_duty(&self, name: &str, interval: Duration) -> Result<bool, DbError> {
+        let stale = match self.db.kind() {
+            "postgres" => "postcommit.duty.ran_at < clock_timestamp() - $2::float8 * interval '1 second'",
+            _ => "ran_at < {now} - CAST($2 * 1000000 AS INTEGER)",
+        };
+        let sql = format!("INSERT INTO postcommit.duty (name, ran_at) VALUES ($1, {{now}}) ON CONFLICT (name) DO UPDATE SET ran_at = {{now}} WHERE {stale}");
+        Ok(self.db.execute_one(&sql, vec![name.into(), Value::Real(interval.as_secs_f64())]).await? > 0)
+    }
+
+    /// Makes partitions far ahead of need.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn make_partitions_once(&self) -> Result<i64, DbError> {
+        self.db.make_partitions(PARTITION_MONTHS_AHEAD).await
+    }
+
+    /// Settles that came too late, ever.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn stale_settles(&self) -> Result<i64, DbError> {
+        let rows = self.db.query("SELECT count(*) FROM postcommit.stale_settle", vec![]).await?;
+        rows.first().map_or(Ok(0), |row| row.get(0))
+    }
+}

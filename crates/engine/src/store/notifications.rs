@@ -1,0 +1,211 @@
+//! Notifications as they were enqueued, and their status.
+
+use postcommit::Timestamp;
+use serde::Serialize;
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use super::Store;
+use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
+use crate::model::StoredNotification;
+
+/// One notification in a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NotificationRow {
+    /// UUIDv7.
+    pub id: Uuid,
+    /// Its owner.
+    pub tenant: String,
+    /// What happened.
+    pub event_type: String,
+    /// About what.
+    pub entity: Option<String>,
+    /// Unique in the tenant.
+    pub idempotency_key: String,
+    /// The least finished of its deliveries speaks for it.
+    pub status: String,
+    /// Attempts of all its deliveries.
+    pub attempts: i64,
+    /// How many targets it has.
+    pub deliveries: i64,
+    /// The earliest next attempt.
+    pub next_attempt_at: Option<Timestamp>,
+    /// The latest error.
+    pub last_error: Option<String>,
+    /// When it was enqueued.
+    pub created_at: Timestamp,
+    /// When a delivery of it was last sent.
+    pub sent_at: Option<Timestamp>,
+    /// Subject or heading.
+    pub title: Option<String>,
+}
+
+/// Somebody used the key again with other content; that was not enqueued.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Conflict {
+    /// What it was about.
+    pub event_type: String,
+    /// And whom.
+    pub entity: Option<String>,
+    /// When.
+    pub noted_at: Timestamp,
+}
+
+/// Which notifications to list, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct NotificationFilter {
+    /// Only this tenant's.
+    pub tenant: Option<String>,
+    /// Only in this status.
+    pub status: Option<String>,
+    /// Only of this event type.
+    pub event_type: Option<String>,
+    /// Only about this entity.
+    pub entity: Option<String>,
+    /// Only older than this id: the page after the one that ended there.
+    pub before: Option<Uuid>,
+    /// At most so many.
+    pub limit: i64,
+}
+
+const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entity, note.topic, note.schema_version, note.idempotency_key, note.payload, note.recipients, note.channels,
+    note.title, note.body, note.action_url, note.data, note.priority, note.due_at, note.expires_at, note.source, note.correlation_id, note.created_at, c.tenant IS NOT NULL";
+const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant
+    LEFT JOIN postcommit.cancel_request c ON c.tenant = note.tenant AND c.notification_id = note.id";
+
+impl Store {
+    /// The notifications behind a batch of deliveries, each once.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
+        let rows = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.client().await?;
+                let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.tenant = ANY ($1) AND note.id = ANY ($2)");
+                let statement = client.prepare_cached(&sql).await.map_err(postgres::refused)?;
+                let (tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
+                let rows = client.query(&statement, &[&tenants, &ids]).await.map_err(postgres::refused)?;
+                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+            }
+            Db::Sqlite(db) => {
+                let sql = sqlite::dialect(&format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"));
+                let keys = keys.to_vec();
+                db.read(move |connection| {
+                    let mut rows = Vec::with_capacity(keys.len());
+                    for (tenant, id) in keys {
+                        rows.extend(sqlite::query(connection, &sql, &[tenant.into(), id.into()])?);
+                    }
+                    Ok(rows)
+                })
+                .await?
+            }
+        };
+        rows.iter().map(stored).collect()
+    }
+
+    /// One notification by its id, whoever owns it, or only this tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn notification(&self, tenant: Option<&str>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)");
+        let rows = self.db.query(&sql, vec![id.into(), tenant.unwrap_or("").into()]).await?;
+        rows.first().map(stored).transpose()
+    }
+
+    /// A page of notifications with their status, newest first.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Vec<NotificationRow>, DbError> {
+        let before = filter.before.unwrap_or(Uuid::max());
+        let mut sql = "SELECT id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title
+            FROM postcommit.notification_status WHERE id < $1"
+            .to_owned();
+        let mut parameters: Vec<Value> = vec![before.into()];
+        for (column, wanted) in [("tenant", &filter.tenant), ("status", &filter.status), ("event_type", &filter.event_type), ("entity", &filter.entity)] {
+            if let Some(wanted) = wanted {
+                parameters.push(wanted.as_str().into());
+                sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
+            }
+        }
+        parameters.push(filter.limit.into());
+        sql.push_str(&format!(" ORDER BY id DESC LIMIT ${}", parameters.len()));
+        self.db.query(&sql, parameters).await?.iter().map(listed).collect()
+    }
+
+    /// The status of one notification.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn notification_row(&self, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
+        let sql = "SELECT id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title
+            FROM postcommit.notification_status WHERE id = $1 AND tenant IN (SELECT name FROM postcommit.tenant)";
+        self.db.query(sql, vec![id.into()]).await?.first().map(listed).transpose()
+    }
+
+    /// What was refused because this notification holds the key.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
+        let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
+        let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
+        rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })).collect()
+    }
+
+    /// The number behind a tenant's name.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
+        let rows = self.db.query("SELECT id FROM postcommit.tenant WHERE name = $1", vec![name.into()]).await?;
+        rows.first().map(|row| row.get(0)).transpose()
+    }
+}
+
+fn listed(row: &Row) -> Result<NotificationRow, DbError> {
+    Ok(NotificationRow {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        event_type: row.get(2)?,
+        entity: row.get(3)?,
+        idempotency_key: row.get(4)?,
+        status: row.get(5)?,
+        attempts: row.get(6)?,
+        deliveries: row.get(7)?,
+        next_attempt_at: row.get(8)?,
+        last_error: row.get(9)?,
+        created_at: row.get(10)?,
+        sent_at: row.get(11)?,
+        title: row.get(12)?,
+    })
+}
+
+fn stored(row: &Row) -> Result<StoredNotification, DbError> {
+    Ok(StoredNotification {
+        tenant: row.get(0)?,
+        tenant_name: row.get(1)?,
+        id: row.get(2)?,
+        event_type: row.get(3)?,
+        entity: row.get(4)?,
+        topic: row.get(5)?,
+        schema_version: row.get(6)?,
+        idempotency_key: row.get(7)?,
+        payload: row.get(8)?,
+        recipients: row.get(9)?,
+        channels: row.get(10)?,
+        title: row.get(11)?,
+        body: row.get(12)?,
+        action_url: row.get(13)?,
+        data: row.get::<Option<Json>>(14)?,
+        priority: row.get(15)?,
+        due_at: row.get(16)?,
+        expires_at: row.get(17)?,
+        source: row.get::<Option<Json>>(18)?,
+        correlation_id: row.get(19)?,
+        created_at: row.get(20)?,
+        cancelled: row.get(21)?,
+    })
+}

@@ -1,0 +1,271 @@
+//! Settle: what became of a batch of attempts, in one statement, fenced by each one's token.
+
+use postcommit::Timestamp;
+use rusqlite::Connection;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::{Lease, Store};
+use crate::crash_point;
+use crate::db::{Db, DbError, Value, postgres, sqlite};
+use crate::model::{DeliveryKey, Evidence, Finish, FinishedState};
+
+/// What became of one claimed delivery.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    /// The right under which it was attempted.
+    pub lease: Lease,
+    /// What happens to it.
+    pub finish: Finish,
+    /// The attempt to log; none when it was never begun (expired, cancelled, returned).
+    pub attempt: Option<Attempted>,
+    /// The code to show; the attempt's, or why it was never begun.
+    pub code: Option<String>,
+    /// The sentence to show.
+    pub detail: Option<String>,
+    /// It may have arrived without our knowing.
+    pub unclear: bool,
+}
+
+/// One attempt, as logged.
+#[derive(Debug, Clone)]
+pub struct Attempted {
+    /// When it began.
+    pub at: Timestamp,
+    /// The provider's name.
+    pub provider: String,
+    /// The outcome's name.
+    pub outcome: &'static str,
+    /// How long it took.
+    pub latency_ms: i32,
+    /// What backs it.
+    pub evidence: Evidence,
+}
+
+/// Which settlements took effect.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Written.
+    pub applied: Vec<DeliveryKey>,
+    /// Refused: the lease had gone to someone else. Kept as evidence.
+    pub stale: Vec<DeliveryKey>,
+}
+
+/// Ended rows move by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token.
+const SETTLE_POSTGRES: &str = "
+    WITH given AS MATERIALIZED (
+      SELECT * FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::int[], $9::boolean[], $10::text[],
+          $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::int[], $16::text[], $17::text[])
+        AS g (tenant, notification_id, n, token, state, reason, due, counted, unclear, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt)
+    ), ended AS (
+      DELETE FROM postcommit.delivery_queue q USING given g
+      WHERE g.state IS NOT NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+      RETURNING q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
+        q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+    ), again AS (
+      UPDATE postcommit.delivery_queue q
+      SET lease_token = NULL, lease_until = NULL, intent = NULL, took_over = false, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
+        seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
+        first_try_at = CASE WHEN q.seq = 0 AND g.outcome IS NULL THEN NULL ELSE q.first_try_at END
+      FROM given g
+      WHERE g.state IS NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+      RETURNING q.tenant, q.notification_id, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+    ), entered AS (
+      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+      SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
+        CASE WHEN state IN ('sent', 'delivered') THEN clock_timestamp() END, clock_timestamp()
+      FROM ended ORDER BY tenant, notification_id, n
+    ), logged AS (
+      INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
+      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM (
+        SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM ended
+        UNION ALL SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM again) a
+      WHERE outcome IS NOT NULL ORDER BY tenant, notification_id, n
+    )
+    SELECT tenant, notification_id, n FROM ended UNION ALL SELECT tenant, notification_id, n FROM again";
+
+impl Store {
+    /// Writes a batch of results. A stale token changes nothing and is counted.
+    ///
+    /// # Errors
+    /// As the database says; nothing of the batch was written then.
+    pub async fn settle(&self, mut batch: Vec<Settlement>) -> Result<Settled, DbError> {
+        crash_point!("settle.before");
+        batch.sort_by_key(|s| s.lease.key);
+        let applied = match &self.db {
+            Db::Postgres(_) => self.settle_postgres(&batch).await?,
+            Db::Sqlite(db) => {
+                let batch = batch.clone();
+                db.write(move |connection| {
+                    let applied = settle_sqlite(connection, &batch)?;
+                    crash_point!("settle.in_tx");
+                    Ok(applied)
+                })
+                .await?
+            }
+        };
+        crash_point!("settle.after_commit");
+        let stale: Vec<&Settlement> = if applied.len() == batch.len() { vec![] } else { batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect() };
+        self.note_stale(&stale).await?;
+        Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
+    }
+
+    async fn settle_postgres(&self, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+        let Db::Postgres(db) = &self.db else { return Ok(vec![]) };
+        let client = db.client().await?;
+        let statement = client.prepare_cached(SETTLE_POSTGRES).await.map_err(postgres::refused)?;
+        let columns = Columns::of(batch);
+        let rows = client.query(&statement, &columns.borrow()).await.map_err(postgres::refused)?;
+        Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+    }
+
+    async fn note_stale(&self, stale: &[&Settlement]) -> Result<(), DbError> {
+        let note = |s: &&Settlement| {
+            let key = s.lease.key;
+            let (outcome, provider_ref) = s.attempt.as_ref().map_or(("none", None), |a| (a.outcome, a.evidence.provider_ref.clone()));
+            let sql = "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome, code, provider_ref, at) VALUES ($1, $2, $3, $4, $5, $6, $7, {now})";
+            let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), outcome.into(), s.code.clone().into(), provider_ref.into()];
+            (sql.to_owned(), parameters)
+        };
+        if stale.is_empty() { Ok(()) } else { self.db.execute(stale.iter().map(note).collect()).await.map(drop) }
+    }
+}
+
+fn state_of(finish: Finish) -> Option<FinishedState> {
+    match finish {
+        Finish::Ended(state) => Some(state),
+        Finish::Again { .. } | Finish::Returned => None,
+    }
+}
+
+fn due_of(finish: Finish) -> (Option<Timestamp>, bool) {
+    match finish {
+        Finish::Again { at, counted } => (Some(at), counted),
+        Finish::Ended(_) | Finish::Returned => (None, false),
+    }
+}
+
+/// The batch as the arrays that PostgreSQL unnests.
+#[derive(Default)]
+struct Columns {
+    tenant: Vec<i32>,
+    id: Vec<Uuid>,
+    n: Vec<i32>,
+    token: Vec<Uuid>,
+    state: Vec<Option<&'static str>>,
+    reason: Vec<Option<&'static str>>,
+    due: Vec<postgres::Time>,
+    counted: Vec<i32>,
+    unclear: Vec<bool>,
+    code: Vec<Option<String>>,
+    detail: Vec<Option<String>>,
+    at: Vec<postgres::Time>,
+    provider: Vec<Option<String>>,
+    outcome: Vec<Option<&'static str>>,
+    latency: Vec<Option<i32>>,
+    provider_ref: Vec<Option<String>>,
+    excerpt: Vec<Option<String>>,
+}
+
+impl Columns {
+    fn of(batch: &[Settlement]) -> Self {
+        let mut columns = Self::default();
+        for settlement in batch {
+            columns.push(settlement);
+        }
+        columns
+    }
+
+    fn push(&mut self, s: &Settlement) {
+        let (due, counted) = due_of(s.finish);
+        let state = state_of(s.finish);
+        self.tenant.push(s.lease.key.tenant);
+        self.id.push(s.lease.key.notification);
+        self.n.push(s.lease.key.n);
+        self.token.push(s.lease.token);
+        self.state.push(state.map(FinishedState::name));
+        self.reason.push(state.and_then(FinishedState::reason));
+        self.due.push(postgres::Time(due));
+        self.counted.push(counted.into());
+        self.unclear.push(s.unclear);
+        self.code.push(s.code.clone());
+        self.detail.push(s.detail.clone());
+        let attempt = s.attempt.as_ref();
+        self.at.push(postgres::Time(attempt.map(|a| a.at)));
+        self.provider.push(attempt.map(|a| a.provider.clone()));
+        self.outcome.push(attempt.map(|a| a.outcome));
+        self.latency.push(attempt.map(|a| a.latency_ms));
+        self.provider_ref.push(attempt.and_then(|a| a.evidence.provider_ref.clone()));
+        self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.clone()));
+    }
+
+    fn borrow(&self) -> [&(dyn ToSql + Sync); 17] {
+        [
+            &self.tenant, &self.id, &self.n, &self.token, &self.state, &self.reason, &self.due, &self.counted, &self.unclear, &self.code, &self.detail, &self.at,
+            &self.provider, &self.outcome, &self.latency, &self.provider_ref, &self.excerpt,
+        ]
+    }
+}
+
+const KEPT: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+
+/// Row by row with prepared statements: on SQLite there is no round trip to save.
+fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+    let mut applied = Vec::with_capacity(batch.len());
+    for settlement in batch {
+        let seq = match state_of(settlement.finish) {
+            Some(state) => end_sqlite(connection, settlement, state)?,
+            None => again_sqlite(connection, settlement)?,
+        };
+        if let Some(seq) = seq {
+            log_sqlite(connection, settlement, seq)?;
+            applied.push(settlement.lease.key);
+        }
+    }
+    Ok(applied)
+}
+
+fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
+    let (key, began) = (s.lease.key, i64::from(s.attempt.is_some()));
+    let sent = if matches!(state, FinishedState::Sent | FinishedState::Delivered) { sqlite::NOW } else { "NULL" };
+    let enter = format!(
+        "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+         SELECT tenant, notification_id, n, lane, channel, target, ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11, {sent}, {} FROM postcommit_delivery_queue {KEPT} RETURNING seq",
+        sqlite::NOW
+    );
+    let provider_ref = s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.clone());
+    let parameters = [
+        key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), state.name().into(), state.reason().into(), s.code.clone().into(), s.detail.clone().into(),
+        began.into(), s.unclear.into(), provider_ref.into(),
+    ];
+    let seq = sqlite::query(connection, &enter, &parameters)?.first().map(|row| row.get(0)).transpose()?;
+    let leave = format!("DELETE FROM postcommit_delivery_queue {KEPT}");
+    connection.prepare_cached(&leave).and_then(|mut st| st.execute(rusqlite::params_from_iter(&parameters[..4]))).map_err(sqlite::refused)?;
+    Ok(seq)
+}
+
+fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, DbError> {
+    let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
+    let again = format!(
+        "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, took_over = 0, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
+           first_try_at = CASE WHEN seq = 0 AND ?7 = 0 THEN NULL ELSE first_try_at END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail) {KEPT} RETURNING seq"
+    );
+    let began = i64::from(s.attempt.is_some());
+    let parameters = [
+        key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), due.into(), counted.into(), began.into(), s.unclear.into(), s.code.clone().into(), s.detail.clone().into(),
+    ];
+    sqlite::query(connection, &again, &parameters)?.first().map(|row| row.get(0)).transpose()
+}
+
+fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), DbError> {
+    let Some(attempt) = &s.attempt else { return Ok(()) };
+    let key = s.lease.key;
+    let sql = "INSERT INTO postcommit_attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+    let evidence = attempt.evidence.clone();
+    let parameters: [Value; 13] = [
+        key.tenant.into(), key.notification.into(), key.n.into(), seq.into(), attempt.at.into(), attempt.provider.as_str().into(), attempt.outcome.into(), s.code.clone().into(),
+        s.detail.clone().into(), attempt.latency_ms.into(), evidence.provider_ref.into(), evidence.excerpt.into(), s.lease.token.into(),
+    ];
+    connection.prepare_cached(sql).and_then(|mut st| st.execute(rusqlite::params_from_iter(parameters))).map(drop).map_err(sqlite::refused)
+}

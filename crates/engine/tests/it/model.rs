@@ -1,0 +1,369 @@
+//! The promise as a model check: one delivery, a few workers and an adversary, in every order
+//! things can happen.
+//!
+//! The model ([`protocol`]) is of the protocol, written from its description: claim → intent → send
+//! → settle, with a random token that fences every later write, and the guarantee deciding what
+//! follows an unclear attempt. The adversary crashes workers, lets leases run out at any moment,
+//! loses requests and replies, delivers requests late, and in some variants fails the database over
+//! to a replica without the last commit or lets the provider forget the key. `stateright` visits
+//! every reachable state within the bounds (2 workers, 4 attempts, 2 crashes unless said
+//! otherwise).
+//!
+//! What holds must hold in all of them. As a check on the check, each guard is then taken away
+//! alone, and exactly the named invariants must break: a guard whose loss nobody notices is either
+//! useless or untested.
+//!
+//! What it is not: it does not run the product's code, it trusts the database to make each
+//! transaction atomic, it knows one delivery, no clock, and nothing of rejections, deferrals,
+//! cancelling or receipts. It assumes that the margin between a key's window and its life outlasts
+//! an attempt. That the code does what the model says is for the store and crash tests to show.
+//!
+//! `cargo test -p postcommit-engine model_ -- --nocapture` prints the table and, for each lost
+//! guard, the shortest way to the damage.
+
+mod protocol;
+mod state;
+
+use protocol::{
+    ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE,
+    QUIET_IS_FINISHED, REACHED, STALE_NEVER_WRITES, SUCCESS_STAYS,
+};
+use protocol::{Classing, Guarantee, Intent, Protocol, Settle, TokenKind, Window};
+use stateright::{Checker, HasDiscoveries, Model};
+use std::collections::BTreeSet;
+
+const AT_MOST_ONCE: Protocol = Protocol::ours(Guarantee::AtMostOnce);
+const AT_LEAST_ONCE: Protocol = Protocol::ours(Guarantee::AtLeastOnce);
+const IDEMPOTENT: Protocol = Protocol::ours(Guarantee::Idempotent);
+
+/// A protocol and the invariants it breaks beyond those nobody promised; all others must hold.
+struct Variant {
+    name: &'static str,
+    protocol: Protocol,
+    breaks: &'static [&'static str],
+}
+
+const fn variant(
+    name: &'static str,
+    protocol: Protocol,
+    breaks: &'static [&'static str],
+) -> Variant {
+    Variant {
+        name,
+        protocol,
+        breaks,
+    }
+}
+
+/// What the product does, in surroundings in which it keeps its word.
+const SAFE: &[Variant] = &[
+    variant("at_most_once", AT_MOST_ONCE, &[]),
+    variant(
+        "at_most_once, 3 workers, 5 attempts, 3 crashes",
+        Protocol {
+            workers: 3,
+            attempts: 5,
+            crashes: 3,
+            ..AT_MOST_ONCE
+        },
+        &[],
+    ),
+    variant("at_least_once", AT_LEAST_ONCE, &[]),
+    variant(
+        "at_least_once, failover",
+        Protocol {
+            failovers: 1,
+            ..AT_LEAST_ONCE
+        },
+        &[],
+    ),
+    variant(
+        "idempotent, key expires",
+        Protocol {
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[],
+    ),
+    variant(
+        "idempotent, failover",
+        Protocol {
+            failovers: 1,
+            ..IDEMPOTENT
+        },
+        &[],
+    ),
+];
+
+/// Each has lost one guard.
+const UNGUARDED: &[Variant] = &[
+    variant(
+        "settle by key alone",
+        Protocol {
+            settle: Settle::ByKey,
+            ..AT_LEAST_ONCE
+        },
+        &[STALE_NEVER_WRITES, SUCCESS_STAYS],
+    ),
+    variant(
+        "settle guarded by state alone",
+        Protocol {
+            settle: Settle::WhereLeased,
+            ..AT_LEAST_ONCE
+        },
+        &[STALE_NEVER_WRITES],
+    ),
+    variant(
+        "ledger insert not tied to the delete",
+        Protocol {
+            settle: Settle::InsertUntied,
+            ..AT_LEAST_ONCE
+        },
+        &[STALE_NEVER_WRITES, ONE_PLACE],
+    ),
+    variant(
+        "attempt number as token, failover",
+        Protocol {
+            token: TokenKind::AttemptNumber,
+            failovers: 1,
+            ..IDEMPOTENT
+        },
+        &[STALE_NEVER_WRITES],
+    ),
+    variant(
+        "intent not fenced",
+        Protocol {
+            intent: Intent::Unfenced,
+            ..AT_MOST_ONCE
+        },
+        &[ACCEPTED_ONCE, STALE_NEVER_WRITES, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "no intent",
+        Protocol {
+            intent: Intent::Never,
+            ..AT_MOST_ONCE
+        },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "accepted, then reset: classed as not sent",
+        Protocol {
+            classing: Classing::ResetIsNotSent,
+            ..AT_MOST_ONCE
+        },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "written classed as sent",
+        Protocol {
+            classing: Classing::WrittenIsSent,
+            ..AT_MOST_ONCE
+        },
+        &[NO_FALSE_SUCCESS],
+    ),
+    variant(
+        "client re-sends silently",
+        Protocol {
+            client_resends: true,
+            ..AT_MOST_ONCE
+        },
+        &[ACCEPTED_ONCE],
+    ),
+    variant(
+        "key's window ignored",
+        Protocol {
+            window: Window::Ignored,
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[ONE_EFFECT],
+    ),
+    variant(
+        "key's window judged at settle only",
+        Protocol {
+            window: Window::AtSettleOnly,
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[ONE_EFFECT],
+    ),
+    variant(
+        "key's window without margin",
+        Protocol {
+            window: Window::WithoutMargin,
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[ONE_EFFECT],
+    ),
+    variant(
+        "earlier unclear attempt forgotten",
+        Protocol {
+            remembers_unclear: false,
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[ONE_EFFECT, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "nobody takes over",
+        Protocol {
+            takeover: false,
+            ..AT_LEAST_ONCE
+        },
+        &[QUIET_IS_FINISHED],
+    ),
+];
+
+/// Nothing is missing here: a database that forgets what it committed takes the memory the promise
+/// rests on. Hence the documented demand for a synchronous standby.
+const LIMITS: &[Variant] = &[
+    variant(
+        "at_most_once, failover",
+        Protocol {
+            failovers: 1,
+            ..AT_MOST_ONCE
+        },
+        &[ACCEPTED_ONCE],
+    ),
+    variant(
+        "idempotent, key expires, failover",
+        Protocol {
+            failovers: 1,
+            key_expires: true,
+            ..IDEMPOTENT
+        },
+        &[ONE_EFFECT],
+    ),
+];
+
+#[test]
+fn model_safe_variants_hold_exhaustively() {
+    for variant in check_all(SAFE) {
+        let missed: Vec<_> = REACHED
+            .iter()
+            .filter(|name| !variant.found.contains(*name))
+            .collect();
+        assert!(
+            missed.is_empty(),
+            "never reached, so the invariants say little: {missed:?}"
+        );
+    }
+}
+
+#[test]
+fn model_each_removed_guard_is_caught() {
+    check_all(UNGUARDED);
+    print_traces(UNGUARDED);
+}
+
+#[test]
+fn model_documented_limits_are_real() {
+    check_all(LIMITS);
+    print_traces(LIMITS);
+}
+
+/// An invariant that no lost guard breaks would prove nothing by holding.
+#[test]
+fn model_every_invariant_is_broken_by_some_removed_guard() {
+    let broken: BTreeSet<_> = UNGUARDED
+        .iter()
+        .flat_map(|variant| variant.breaks)
+        .copied()
+        .collect();
+    assert_eq!(broken, BTreeSet::from(INVARIANTS));
+}
+
+/// What `stateright` found: broken invariants and reached goals.
+struct Findings {
+    states: usize,
+    found: BTreeSet<&'static str>,
+}
+
+fn check_all(variants: &[Variant]) -> Vec<Findings> {
+    println!("{:<48}{:>8}  I1 I2 I3 I4 I5 I6 I7 I8", "variant", "states");
+    variants.iter().map(check).collect()
+}
+
+/// Both ways: what should break breaks, and in no reachable state anything else does.
+fn check(variant: &Variant) -> Findings {
+    let findings = explore(variant.protocol);
+    println!("{}", table_row(variant, &findings));
+    let broken: BTreeSet<_> = INVARIANTS
+        .into_iter()
+        .filter(|name| findings.found.contains(name))
+        .collect();
+    let expected: BTreeSet<_> = unpromised(variant.protocol)
+        .chain(variant.breaks.iter().copied())
+        .collect();
+    for surprise in broken.difference(&expected) {
+        println!("{surprise}: {}", shortest_trace(variant.protocol, surprise));
+    }
+    assert_eq!(
+        broken, expected,
+        "invariants broken by \"{}\"",
+        variant.name
+    );
+    findings
+}
+
+/// Broken by permission. Only at_most_once promises that the provider sees a delivery once, and no
+/// verdict can be surer than a database that may have forgotten an attempt.
+fn unpromised(protocol: Protocol) -> impl Iterator<Item = &'static str> {
+    let repeats = protocol.guarantee != Guarantee::AtMostOnce;
+    let forgets = protocol.failovers > 0;
+    repeats
+        .then_some(ACCEPTED_ONCE)
+        .into_iter()
+        .chain(forgets.then_some(NO_FALSE_FAILURE))
+}
+
+/// Visits every reachable state: it would stop early only if every invariant were broken and every
+/// goal reached.
+fn explore(protocol: Protocol) -> Findings {
+    let checker = protocol.checker().spawn_bfs().join();
+    Findings {
+        states: checker.unique_state_count(),
+        found: checker.discoveries().into_keys().collect(),
+    }
+}
+
+/// `ok`, `--` where it breaks by permission, `XX` where it breaks for want of a guard.
+fn table_row(variant: &Variant, findings: &Findings) -> String {
+    let verdict = |name| match findings.found.contains(name) {
+        false => " ok",
+        true if unpromised(variant.protocol).any(|allowed| allowed == name) => " --",
+        true => " XX",
+    };
+    let verdicts: String = INVARIANTS.into_iter().map(verdict).collect();
+    format!("{:<48}{:>8} {verdicts}", variant.name, findings.states)
+}
+
+fn print_traces(variants: &[Variant]) {
+    for variant in variants {
+        for broken in variant.breaks {
+            println!(
+                "{} / {broken}: {}",
+                variant.name,
+                shortest_trace(variant.protocol, broken)
+            );
+        }
+    }
+}
+
+/// The checker keeps the last violation it meets, so the shortest is found by allowing one more
+/// step at a time.
+fn shortest_trace(protocol: Protocol, broken: &'static str) -> String {
+    let within = |depth| {
+        let wanted = HasDiscoveries::AnyOf(BTreeSet::from([broken]));
+        let checker = protocol
+            .checker()
+            .finish_when(wanted)
+            .target_max_depth(depth)
+            .spawn_bfs();
+        checker.join().discovery(broken)
+    };
+    let path = (2..).find_map(within).map(stateright::Path::into_actions);
+    format!("{:?}", path.unwrap_or_default())
+}

@@ -1,0 +1,55 @@
+//! For `rusqlite` connections and transactions, in the application's own database file.
+
+use ::rusqlite::{Connection, Error as SqliteError, params_from_iter};
+use uuid::Uuid;
+
+use crate::{Error, Notification, enqueue as shared};
+
+/// Enqueues in the transaction that `connection` is in. A `rusqlite::Transaction` derefs to its connection.
+///
+/// # Errors
+/// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Error> {
+    let arguments = shared::arguments(note, shared::sqlite_channels(note));
+    let inserted = connection.prepare_cached(shared::SQLITE_ENQUEUE).and_then(|mut s| s.execute(params_from_iter(&arguments)));
+    let first = || id_of_key(connection, note);
+    match inserted {
+        Ok(_) => first(),
+        Err(error) if shared::is_sqlite_conflict(&error.to_string()) => {
+            Err(Error::Conflict { key: note.idempotency_key.clone(), first: first()? })
+        }
+        Err(error) => Err(database(error)),
+    }
+}
+
+/// Enqueues up to 1,000; the ids come in the order given.
+///
+/// # Errors
+/// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
+pub fn enqueue_many(connection: &Connection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+    shared::check_batch(notes.len())?;
+    notes.iter().map(|note| enqueue(connection, note)).collect()
+}
+
+/// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+///
+/// # Errors
+/// [`Error::Database`].
+pub fn cancel(connection: &Connection, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+    let what = (tenant, entity, event_type);
+    let count: i64 = connection.query_row(shared::SQLITE_CANCELLABLE, what, |row| row.get(0)).map_err(database)?;
+    connection.execute(shared::SQLITE_CANCEL, what).map_err(database)?;
+    Ok(count.unsigned_abs())
+}
+
+fn id_of_key(connection: &Connection, note: &Notification) -> Result<Uuid, Error> {
+    let id: String = connection
+        .prepare_cached(shared::SQLITE_ID_OF_KEY)
+        .and_then(|mut s| s.query_row((&note.tenant, &note.idempotency_key), |row| row.get(0)))
+        .map_err(database)?;
+    shared::parse_id(&id)
+}
+
+pub(crate) fn database(error: SqliteError) -> Error {
+    Error::Database(Box::new(error))
+}

@@ -1,0 +1,122 @@
+//! For `sqlx` connections and transactions on PostgreSQL and SQLite.
+//!
+//! Up to sqlx 0.9.0 a `Pool::begin()` whose future is dropped half-way (a timeout, a `select!`) can hand the next borrower
+//! a connection that is still inside a transaction, and lose what it was told is committed. Begin in a task of its
+//! own, or give the pool an `after_release` hook that issues `ROLLBACK`.
+
+use ::sqlx::Error as SqlxError;
+
+use crate::Error;
+
+/// `postcommit.enqueue` and its kin through `sqlx::PgConnection`.
+#[cfg(feature = "sqlx-postgres")]
+pub mod postgres {
+    use ::sqlx::{PgConnection, query_scalar};
+    use uuid::Uuid;
+
+    use super::{SqlxError, database};
+    use crate::{Error, Notification, enqueue as shared};
+
+    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+    pub async fn enqueue(connection: &mut PgConnection, note: &Notification) -> Result<Uuid, Error> {
+        let mut query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE);
+        for argument in shared::arguments(note, shared::postgres_channels(note)) {
+            query = query.bind(argument);
+        }
+        let id = query.fetch_one(connection).await.map_err(|e| conflict(e, &note.idempotency_key))?;
+        shared::parse_id(&id)
+    }
+
+    /// Enqueues up to 1,000 in one round trip; the ids come in the order given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
+    pub async fn enqueue_many(connection: &mut PgConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        let query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE_MANY).bind(shared::batch(notes)?);
+        let ids = query.fetch_all(connection).await.map_err(|e| conflict(e, "(one of the batch)"))?;
+        ids.iter().map(|id| shared::parse_id(id)).collect()
+    }
+
+    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn cancel(connection: &mut PgConnection, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        let query = query_scalar::<_, i32>(shared::POSTGRES_CANCEL).bind(tenant).bind(entity).bind(event_type);
+        Ok(u64::from(query.fetch_one(connection).await.map_err(database)?.unsigned_abs()))
+    }
+
+    fn conflict(error: SqlxError, key: &str) -> Error {
+        let known = error.as_database_error().and_then(|db| {
+            let detail = db.try_downcast_ref::<::sqlx::postgres::PgDatabaseError>()?.detail();
+            shared::postgres_conflict(db.code().as_deref(), detail, key)
+        });
+        known.unwrap_or_else(|| database(error))
+    }
+}
+
+/// The view `postcommit_enqueue` through `sqlx::SqliteConnection`.
+#[cfg(feature = "sqlx-sqlite")]
+pub mod sqlite {
+    use ::sqlx::{SqliteConnection, query, query_scalar};
+    use uuid::Uuid;
+
+    use super::database;
+    use crate::{Error, Notification, enqueue as shared};
+
+    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+    pub async fn enqueue(connection: &mut SqliteConnection, note: &Notification) -> Result<Uuid, Error> {
+        let mut insert = query(shared::SQLITE_ENQUEUE);
+        for argument in shared::arguments(note, shared::sqlite_channels(note)) {
+            insert = insert.bind(argument);
+        }
+        match insert.execute(&mut *connection).await {
+            Ok(_) => id_of_key(connection, note).await,
+            Err(error) if shared::is_sqlite_conflict(&error.to_string()) => {
+                let first = id_of_key(connection, note).await?;
+                Err(Error::Conflict { key: note.idempotency_key.clone(), first })
+            }
+            Err(error) => Err(database(error)),
+        }
+    }
+
+    /// Enqueues up to 1,000; the ids come in the order given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
+    pub async fn enqueue_many(connection: &mut SqliteConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        shared::check_batch(notes.len())?;
+        let mut ids = Vec::with_capacity(notes.len());
+        for note in notes {
+            ids.push(enqueue(connection, note).await?);
+        }
+        Ok(ids)
+    }
+
+    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn cancel(connection: &mut SqliteConnection, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        let count = query_scalar::<_, i64>(shared::SQLITE_CANCELLABLE).bind(tenant).bind(entity).bind(event_type);
+        let count = count.fetch_one(&mut *connection).await.map_err(database)?;
+        let cancel = query(shared::SQLITE_CANCEL).bind(tenant).bind(entity).bind(event_type);
+        cancel.execute(connection).await.map_err(database)?;
+        Ok(count.unsigned_abs())
+    }
+
+    async fn id_of_key(connection: &mut SqliteConnection, note: &Notification) -> Result<Uuid, Error> {
+        let select = query_scalar::<_, String>(shared::SQLITE_ID_OF_KEY).bind(&note.tenant).bind(&note.idempotency_key);
+        shared::parse_id(&select.fetch_one(connection).await.map_err(database)?)
+    }
+}
+
+pub(crate) fn database(error: SqlxError) -> Error {
+    Error::Database(Box::new(error))
+}

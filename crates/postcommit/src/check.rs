@@ -1,0 +1,173 @@
+//! The rules that fields are held to. Each says what is wrong and what is allowed.
+
+use serde_json::Value;
+
+use crate::limits;
+
+/// CR, LF and NUL end a header line or a string somewhere on the way out; no header-bound field may hold them.
+pub fn one_line(text: &str) -> Result<(), String> {
+    match text.chars().find(|c| matches!(c, '\r' | '\n' | '\0')) {
+        Some(c) => Err(format!("holds {c:?}; line breaks and NUL are not allowed")),
+        None => Ok(()),
+    }
+}
+
+/// PostgreSQL stores no NUL in text or JSON, so neither store takes one.
+pub fn no_nul(text: &str) -> Result<(), String> {
+    if text.contains('\0') { Err("holds NUL (\\u0000), which is not allowed".into()) } else { Ok(()) }
+}
+
+pub fn chars(text: &str, min: usize, max: usize) -> Result<(), String> {
+    let count = text.chars().count();
+    if count < min || count > max {
+        return Err(format!("has {count} characters; {min} to {max} are allowed"));
+    }
+    one_line(text)
+}
+
+pub fn bytes(text: &str, max: usize) -> Result<(), String> {
+    if text.len() > max {
+        return Err(format!("has {} bytes; at most {max} are allowed", text.len()));
+    }
+    no_nul(text)
+}
+
+/// Tenant, channel and provider names appear in paths, labels and logs: letters, digits, `_`, `-`, `.`.
+pub fn short_name(name: &str) -> Result<(), String> {
+    chars(name, 1, limits::SHORT_NAME_CHARS)?;
+    match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))) {
+        Some(c) => Err(format!("holds {c:?}; letters, digits, '_', '-' and '.' are allowed")),
+        None => Ok(()),
+    }
+}
+
+/// JSON within its bytes and depth, without NUL. Returns the text, which the caller needs anyway.
+pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
+    if depth(value) > limits::JSON_DEPTH {
+        return Err(format!("is nested deeper than {} levels", limits::JSON_DEPTH));
+    }
+    if holds_nul(value) {
+        return no_nul("\0").map(|()| String::new());
+    }
+    let text = value.to_string();
+    bytes(&text, max_bytes).map(|()| text)
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+fn holds_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(items) => items.iter().any(holds_nul),
+        Value::Object(map) => map.iter().any(|(name, value)| name.contains('\0') || holds_nul(value)),
+        _ => false,
+    }
+}
+
+/// A mail address as mail servers take it: no comments, no quoted local part, no address literal.
+pub fn email(address: &str) -> Result<(), String> {
+    let (local, domain) = address.rsplit_once('@').ok_or("is not a mail address: it has no '@'")?;
+    let local_ok = (1..=64).contains(&local.len()) && !local.contains(['@', '"', '(', ')', '<', '>', ',', ';', ':', '\\', '[', ']', ' ']);
+    let dots_ok = !local.starts_with('.') && !local.ends_with('.') && !local.contains("..");
+    if !local_ok || !dots_ok || address.len() > 320 || address.chars().any(char::is_control) {
+        return Err("is not a mail address: the part before '@' must be 1 to 64 plain characters".into());
+    }
+    domain_name(domain).map_err(|problem| format!("is not a mail address: {problem}"))
+}
+
+fn domain_name(domain: &str) -> Result<(), String> {
+    let label_ok = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.chars().all(|c| c.is_alphanumeric() || c == '-')
+    };
+    if domain.len() <= 253 && domain.contains('.') && domain.split('.').all(label_ok) {
+        return Ok(());
+    }
+    Err("the part after '@' must be a domain such as example.com".into())
+}
+
+/// E.164, as checked on entry and sent unchanged.
+pub fn phone(number: &str) -> Result<(), String> {
+    let digits = number.strip_prefix('+').unwrap_or("");
+    if (7..=15).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0') {
+        return Ok(());
+    }
+    Err("is not a phone number in E.164: '+', then 7 to 15 digits, the first not 0".into())
+}
+
+pub fn web_url(url: &str) -> Result<(), String> {
+    scheme_in(url, &["http", "https"])
+}
+
+/// Where a button may lead: never `javascript:` or `data:`.
+pub fn action_url(url: &str) -> Result<(), String> {
+    bytes(url, limits::ACTION_URL_BYTES)?;
+    one_line(url)?;
+    scheme_in(url, &["http", "https", "mailto", "tel"])
+}
+
+fn scheme_in(url: &str, schemes: &[&str]) -> Result<(), String> {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", ""));
+    let known = schemes.iter().any(|s| scheme.eq_ignore_ascii_case(s));
+    let authority = rest.strip_prefix("//").map(|rest| rest.split(['/', '?', '#']).next().unwrap_or(""));
+    let shaped = match authority {
+        Some(host) => !host.is_empty() && !host.contains('@'),
+        None => !scheme.to_ascii_lowercase().starts_with("http") && !rest.is_empty(),
+    };
+    if known && shaped && !url.chars().any(|c| c.is_control() || c == ' ' || c == '\\') {
+        return Ok(());
+    }
+    Err(format!("must be an absolute URL with scheme {}, a host, no user name and no spaces", schemes.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all_ok(rule: fn(&str) -> Result<(), String>, texts: &[&str]) {
+        for text in texts {
+            assert_eq!(rule(text), Ok(()), "{text:?}");
+        }
+    }
+
+    fn all_refused(rule: fn(&str) -> Result<(), String>, texts: &[&str]) {
+        for text in texts {
+            assert!(rule(text).is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn mail_addresses() {
+        all_ok(email, &["a@example.com", "first.last+tag@sub.example.co", "ü@exämple.org"]);
+        all_refused(email, &["", "a", "a@b", "@example.com", "a@", "a@@example.com", "a b@example.com", "\"a\"@example.com", "a@[127.0.0.1]", ".a@example.com", "a..b@example.com", "a@-example.com", "a\u{7f}@example.com", "a(c)@example.com"]);
+    }
+
+    #[test]
+    fn c7_phone_numbers_are_e164() {
+        all_ok(phone, &["+919876543210", "+14155550100", "+4930123456"]);
+        all_refused(phone, &["", "919876543210", "+0123456789", "+12345", "+1234567890123456", "+91 98765", "+91-98765-43210", "+９１９８７６５"]);
+    }
+
+    #[test]
+    fn action_urls_lead_nowhere_surprising() {
+        all_ok(action_url, &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"]);
+        all_refused(action_url, &["javascript:alert(1)", "data:text/html,x", "//example.com", "/path", "https:///x", "https://u:p@example.com", "https://a b", "https://example.com/\r\nx", "https:\\\\example.com", "http:example.com"]);
+    }
+
+    #[test]
+    fn json_depth_and_nul() {
+        let deep = |levels: usize| serde_json::from_str::<Value>(&format!("{}{}", "[".repeat(levels), "]".repeat(levels))).unwrap();
+        assert!(json(&deep(32), 1000).is_ok());
+        assert!(json(&deep(33), 1000).unwrap_err().contains("32"));
+        assert!(json(&serde_json::json!({"a": "b\0"}), 1000).unwrap_err().contains("NUL"));
+        assert!(json(&serde_json::json!("abc"), 4).unwrap_err().contains('4'));
+    }
+}

@@ -1,0 +1,106 @@
+//! What every adapter shares: the statements and their arguments. All arguments travel as text and are cast by
+//! the database, so no adapter needs its driver's features for JSON, UUIDs or times.
+
+use uuid::Uuid;
+
+use crate::{Error, Notification, limits};
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub const POSTGRES_ENQUEUE: &str = "SELECT postcommit.enqueue(event_type => $1::text, payload => $2::text::jsonb, \
+    idempotency_key => $3::text, tenant => $4::text, entity => $5::text, recipients => $6::text::jsonb, \
+    channels => $7::text::text[], title => $8::text, body => $9::text, action_url => $10::text, data => $11::text::jsonb, \
+    priority => $12::text::int, due_at => $13::text::timestamptz, expires_at => $14::text::timestamptz, \
+    source => $15::text::jsonb, correlation_id => $16::text, topic => $17::text, schema_version => $18::text::int, \
+    strict => $19::text::boolean)::text";
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub const POSTGRES_ENQUEUE_MANY: &str = "SELECT id::text FROM postcommit.enqueue_many($1::text::jsonb)";
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub const POSTGRES_CANCEL: &str = "SELECT postcommit.cancel($1::text, $2::text, $3::text)";
+
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub const SQLITE_ENQUEUE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant, entity, \
+    recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id, topic, \
+    schema_version, strict) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
+
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub const SQLITE_ID_OF_KEY: &str = "SELECT id FROM postcommit_key WHERE tenant = ?1 AND idempotency_key = ?2";
+
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub const SQLITE_CANCEL: &str = "INSERT INTO postcommit_cancel (tenant, entity, event_type) VALUES (?1, ?2, ?3)";
+
+/// How many deliveries the insert into `postcommit_cancel` is about to cancel.
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub const SQLITE_CANCELLABLE: &str = "SELECT count(*) FROM postcommit_cancellable WHERE tenant = ?1 AND entity = ?2 \
+    AND (?3 IS NULL OR event_type = ?3)";
+
+/// The arguments of one enqueue, in the order of the statements above.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] {
+    let json = |value: serde_json::Result<String>| value.ok();
+    [
+        Some(note.event_type.clone()),
+        Some(note.payload.to_string()),
+        Some(note.idempotency_key.clone()),
+        Some(note.tenant.clone()),
+        note.entity.clone(),
+        json(serde_json::to_string(&note.recipients)),
+        Some(channels),
+        note.title.clone(),
+        note.body.clone(),
+        note.action_url.clone(),
+        note.data.as_ref().map(ToString::to_string),
+        Some(note.priority.to_string()),
+        note.due_at.map(|at| at.to_string()),
+        note.expires_at.map(|at| at.to_string()),
+        json(serde_json::to_string(&note.source)),
+        note.correlation_id.clone(),
+        note.topic.clone(),
+        note.schema_version.map(|version| version.to_string()),
+        Some(i32::from(note.strict).to_string()),
+    ]
+}
+
+/// Channel names hold no quote, comma or brace (see `check::short_name`), so the array literal needs no escaping.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub fn postgres_channels(note: &Notification) -> String {
+    format!("{{{}}}", note.channels.join(","))
+}
+
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn sqlite_channels(note: &Notification) -> String {
+    serde_json::json!(note.channels).to_string()
+}
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub fn batch(notes: &[Notification]) -> Result<String, Error> {
+    check_batch(notes.len())?;
+    serde_json::to_string(notes).map_err(|e| Error::Database(Box::new(e)))
+}
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn check_batch(count: usize) -> Result<(), Error> {
+    if count > limits::BATCH {
+        return Err(Error::invalid("batch", format!("has {count} notifications; at most {} are allowed", limits::BATCH)));
+    }
+    Ok(())
+}
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn parse_id(text: &str) -> Result<Uuid, Error> {
+    text.parse().map_err(|e| Error::Database(Box::new(e)))
+}
+
+/// PostgreSQL raises 23505 for a strict conflict; the detail ends with the first notification's id.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+pub fn postgres_conflict(code: Option<&str>, detail: Option<&str>, key: &str) -> Option<Error> {
+    let first = detail.and_then(|detail| detail.rsplit(' ').next()?.parse().ok())?;
+    (code == Some("23505")).then(|| Error::Conflict { key: key.to_owned(), first })
+}
+
+/// SQLite triggers can raise fixed texts only; this one stands for a strict conflict.
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+pub fn is_sqlite_conflict(message: &str) -> bool {
+    message.contains("was used with other content")
+}

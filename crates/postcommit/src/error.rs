@@ -1,0 +1,32 @@
+use uuid::Uuid;
+
+/// Why a notification was not enqueued.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A field is missing, malformed or beyond its limit. Nothing was written.
+    #[error("{field}: {problem}")]
+    Invalid {
+        /// The field's name in the outward contract, e.g. `recipients[3].phone`.
+        field: String,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// Only with `strict`: the key stands already for another content.
+    #[error("idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued")]
+    Conflict {
+        /// The key that both share.
+        key: String,
+        /// The notification that holds the key.
+        first: Uuid,
+    },
+    /// The database refused or could not be reached.
+    #[error("database: {0}")]
+    Database(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    pub(crate) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), problem: problem.into() }
+    }
+}

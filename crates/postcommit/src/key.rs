@@ -1,0 +1,111 @@
+//! Idempotency keys that come out the same every time.
+//!
+//! Two kinds: a key made of names that the application knows anyway ([`of`]), and a key made of the
+//! content itself ([`from_content`]) for those who have no such names.
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// A key of named parts: `booking:{id}:{event}:{version}` is `of("booking", &[id, event, version])`.
+///
+/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key.
+///
+/// ```
+/// assert_eq!(postcommit::key::of("avail", &["i7", "2026-W11", "changed", "2"]), "avail:i7:2026-W11:changed:2");
+/// ```
+#[must_use]
+pub fn of(kind: &str, parts: &[&str]) -> String {
+    let mut key = escape(kind);
+    for part in parts {
+        key.push(':');
+        key.push_str(&escape(part));
+    }
+    key
+}
+
+/// A key of content: the rule that fired, the provider asked for, the payload and the run.
+///
+/// The payload counts in its [`canonical`] form: key order and white space do not change the key.
+#[must_use]
+pub fn from_content(rule: &str, provider: &str, payload: &Value, run: &str) -> String {
+    let digest = Sha256::digest(canonical(payload).as_bytes());
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    of("content", &[rule, provider, run, &hex])
+}
+
+/// JSON with sorted keys and no white space. Numbers keep the digits they were written with.
+#[must_use]
+pub fn canonical(value: &Value) -> String {
+    let mut out = String::new();
+    write_canonical(value, &mut out);
+    out
+}
+
+fn write_canonical(value: &Value, out: &mut String) {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(name, _)| *name);
+            write_all(entries, out, ['{', '}'], |(name, value), out| {
+                out.push_str(&Value::from(name.as_str()).to_string());
+                out.push(':');
+                write_canonical(value, out);
+            });
+        }
+        Value::Array(items) => write_all(items, out, ['[', ']'], write_canonical),
+        leaf => out.push_str(&leaf.to_string()),
+    }
+}
+
+fn write_all<T>(items: impl IntoIterator<Item = T>, out: &mut String, brackets: [char; 2], each: impl Fn(T, &mut String)) {
+    out.push(brackets[0]);
+    for (i, item) in items.into_iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        each(item, out);
+    }
+    out.push(brackets[1]);
+}
+
+fn escape(part: &str) -> String {
+    part.replace('%', "%25").replace(':', "%3A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{from_str, json};
+
+    #[test]
+    fn a5_keys_of_names_are_deterministic() {
+        assert_eq!(of("booking", &["42", "confirmed", "3"]), "booking:42:confirmed:3");
+        assert_eq!(of("avail", &["i7", "2026-W11", "changed", "1"]), "avail:i7:2026-W11:changed:1");
+    }
+
+    #[test]
+    fn parts_cannot_run_into_each_other() {
+        assert_ne!(of("a", &["b:c"]), of("a", &["b", "c"]));
+        assert_ne!(of("a", &["b%3Ac"]), of("a", &["b:c"]));
+    }
+
+    #[test]
+    fn d3_key_order_and_white_space_do_not_change_the_key() {
+        let one: Value = from_str(r#"{"b": [1, {"y": null, "x": "é"}], "a": 1.50}"#).unwrap();
+        let two: Value = from_str("{\"a\":1.50,\n\"b\":[1,{\"x\":\"\\u00e9\",\"y\":null}]}").unwrap();
+        assert_eq!(from_content("rule-1", "siren", &one, "run-9"), from_content("rule-1", "siren", &two, "run-9"));
+    }
+
+    #[test]
+    fn d3_every_part_of_the_content_counts() {
+        let base = from_content("r", "p", &json!({"a": [1, 2]}), "1");
+        for other in [
+            from_content("s", "p", &json!({"a": [1, 2]}), "1"),
+            from_content("r", "q", &json!({"a": [1, 2]}), "1"),
+            from_content("r", "p", &json!({"a": [2, 1]}), "1"),
+            from_content("r", "p", &json!({"a": [1, 2]}), "2"),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+}

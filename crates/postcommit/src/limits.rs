@@ -1,0 +1,36 @@
+//! Every limit of a notification, named in one place. A value beyond one is refused with the limit in the message.
+
+/// Bytes of the payload, as JSON text.
+pub const PAYLOAD_BYTES: usize = 256 * 1024;
+/// Bytes of the body text.
+pub const BODY_BYTES: usize = 256 * 1024;
+/// Bytes of the per-channel data, as JSON text.
+pub const DATA_BYTES: usize = 64 * 1024;
+/// Bytes of `source`, as JSON text.
+pub const SOURCE_BYTES: usize = 4 * 1024;
+/// Bytes of the title: what one header line of a mail may hold.
+pub const TITLE_BYTES: usize = 998;
+/// Bytes of the action URL.
+pub const ACTION_URL_BYTES: usize = 2048;
+/// Recipients of one notification. Larger groups are lists.
+pub const RECIPIENTS: usize = 1000;
+/// Bytes of one address.
+pub const ADDRESS_BYTES: usize = 2048;
+/// Channels named by one notification.
+pub const CHANNELS: usize = 32;
+/// Notifications in one `enqueue_many`.
+pub const BATCH: usize = 1000;
+/// Characters of an idempotency key; at least one.
+pub const KEY_CHARS: usize = 255;
+/// Characters of event type, entity, topic and correlation id.
+pub const NAME_CHARS: usize = 255;
+/// Characters of a tenant, channel or provider name.
+pub const SHORT_NAME_CHARS: usize = 63;
+/// Highest priority; the lowest is 0.
+pub const PRIORITY_MAX: i16 = 9;
+/// Priority of a notification that names none.
+pub const PRIORITY_DEFAULT: i16 = 5;
+/// Levels of nesting in payload and data.
+pub const JSON_DEPTH: usize = 32;
+/// Days after which a notification that names no expiry is no longer sent.
+pub const EXPIRY_DAYS: i64 = 30;

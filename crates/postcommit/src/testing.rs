@@ -1,0 +1,110 @@
+//! For the application's own tests: was it enqueued in this transaction?
+//!
+//! Call these on the same transaction as the code under test, then roll back: nothing is ever sent. They read the view
+//! `notification_status`, so the test's login needs to own the schema or hold the reader role.
+//!
+//! ```ignore
+//! let mut transaction = client.transaction().await?;
+//! confirm_booking(&mut transaction, 12345).await?;
+//! postcommit::testing::tokio_postgres::assert_enqueued(&transaction, "booking.confirmed", Some("12345")).await;
+//! transaction.rollback().await?;
+//! ```
+
+/// How many notifications of this event type (and entity) the transaction sees, and what it sees instead.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
+fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
+    let matching = found.iter().filter(|(event, about)| event == event_type && (entity.is_none() || about.as_deref() == entity)).count();
+    let about = entity.map(|entity| format!(" about {entity:?}")).unwrap_or_default();
+    assert!(!wanted || matching > 0, "expected a notification {event_type:?}{about} in this transaction; it sees {found:?}");
+    assert!(wanted || matching == 0, "expected no notification {event_type:?}{about} in this transaction; it sees {matching}");
+}
+
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+const POSTGRES_SEEN: &str = "SELECT event_type, entity FROM postcommit.notification_status \
+    WHERE created_at = pg_catalog.now() ORDER BY id DESC LIMIT 1000";
+
+#[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
+const SQLITE_SEEN: &str = "SELECT event_type, entity FROM postcommit_notification_status ORDER BY id DESC LIMIT 1000";
+
+/// With a `tokio_postgres` transaction.
+#[cfg(feature = "tokio-postgres")]
+pub mod tokio_postgres {
+    use ::tokio_postgres::GenericClient;
+
+    async fn seen(client: &impl GenericClient) -> Vec<(String, Option<String>)> {
+        let rows = client.query(super::POSTGRES_SEEN, &[]).await.expect("read postcommit.notification_status");
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    /// Panics unless this transaction has enqueued such a notification.
+    pub async fn assert_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(client).await, event_type, entity, true);
+    }
+
+    /// Panics if this transaction has enqueued such a notification.
+    pub async fn refute_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(client).await, event_type, entity, false);
+    }
+}
+
+/// With a `sqlx` transaction on PostgreSQL.
+#[cfg(feature = "sqlx-postgres")]
+pub mod sqlx_postgres {
+    use ::sqlx::PgConnection;
+
+    async fn seen(connection: &mut PgConnection) -> Vec<(String, Option<String>)> {
+        ::sqlx::query_as(super::POSTGRES_SEEN).fetch_all(connection).await.expect("read postcommit.notification_status")
+    }
+
+    /// Panics unless this transaction has enqueued such a notification.
+    pub async fn assert_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection).await, event_type, entity, true);
+    }
+
+    /// Panics if this transaction has enqueued such a notification.
+    pub async fn refute_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection).await, event_type, entity, false);
+    }
+}
+
+/// With a `sqlx` transaction on SQLite. SQLite has no transaction time: every notification in the file counts.
+#[cfg(feature = "sqlx-sqlite")]
+pub mod sqlx_sqlite {
+    use ::sqlx::SqliteConnection;
+
+    async fn seen(connection: &mut SqliteConnection) -> Vec<(String, Option<String>)> {
+        ::sqlx::query_as(super::SQLITE_SEEN).fetch_all(connection).await.expect("read postcommit_notification_status")
+    }
+
+    /// Panics unless such a notification is enqueued.
+    pub async fn assert_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection).await, event_type, entity, true);
+    }
+
+    /// Panics if such a notification is enqueued.
+    pub async fn refute_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection).await, event_type, entity, false);
+    }
+}
+
+/// With a `rusqlite` transaction. SQLite has no transaction time: every notification in the file counts.
+#[cfg(feature = "rusqlite")]
+pub mod rusqlite {
+    use ::rusqlite::Connection;
+
+    fn seen(connection: &Connection) -> Vec<(String, Option<String>)> {
+        let mut select = connection.prepare_cached(super::SQLITE_SEEN).expect("read postcommit_notification_status");
+        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).expect("read postcommit_notification_status");
+        rows.collect::<Result<_, _>>().expect("read postcommit_notification_status")
+    }
+
+    /// Panics unless such a notification is enqueued.
+    pub fn assert_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection), event_type, entity, true);
+    }
+
+    /// Panics if such a notification is enqueued.
+    pub fn refute_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
+        super::judge(&seen(connection), event_type, entity, false);
+    }
+}

@@ -1,0 +1,172 @@
+//! A scripted HTTP/1.1 server on loopback, written on raw sockets so that it can misbehave.
+
+mod reply;
+mod request;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::background::Background;
+pub use reply::Reply;
+use reply::Then;
+pub use request::Request;
+
+type Script = dyn Fn(&Request) -> Reply + Send + Sync;
+
+/// A server that records every request and answers each as its script says.
+///
+/// Connections are kept alive unless the request or the reply says otherwise. Dropping the server
+/// closes all of them and the port.
+pub struct HttpServer {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    background: Background,
+}
+
+struct Shared {
+    script: Box<Script>,
+    requests: Mutex<Vec<Request>>,
+    connections: AtomicUsize,
+    /// How many requests have arrived.
+    arrived: watch::Sender<usize>,
+    /// The arrival number up to which slow answers may go.
+    released: watch::Sender<usize>,
+}
+
+impl HttpServer {
+    /// Starts a server on a free port of 127.0.0.1. The script sees each request after it has
+    /// been read whole and recorded, one at a time per connection.
+    pub fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), script)
+    }
+
+    /// Starts a server at `addr`: with the address of a dropped server, an outage that ends.
+    pub fn start_at(addr: SocketAddr, script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+        let background = Background::start();
+        let (listener, addr) = background.listen(addr);
+        let shared = Arc::new(Shared {
+            script: Box::new(script),
+            requests: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            arrived: watch::Sender::new(0),
+            released: watch::Sender::new(0),
+        });
+        background.handle().spawn(accept(listener, shared.clone()));
+        Self { addr, shared, background }
+    }
+
+    /// The address the server listens on.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The `http://` URL of `path`, which starts with a slash.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    /// All requests so far, in order of arrival.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.requests.lock().expect("requests").clone()
+    }
+
+    /// How many connections have been accepted so far, closed ones included.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// Waits until `n` requests have arrived since the start, and returns all that did.
+    ///
+    /// # Panics
+    /// After [`GUARD`](crate::GUARD), with the requests that did arrive.
+    pub async fn wait_for(&self, n: usize) -> Vec<Request> {
+        let mut arrived = self.shared.arrived.subscribe();
+        let enough = async move {
+            // The sender outlives this wait: it belongs to the server we borrow.
+            let _ = arrived.wait_for(|count| *count >= n).await;
+        };
+        if self.background.guarded(enough).await.is_none() {
+            let seen: Vec<_> = self.requests().iter().map(Request::to_string).collect();
+            panic!("waited for {n} requests, got {}: {seen:#?}", seen.len());
+        }
+        self.requests()
+    }
+
+    /// Lets the [`Reply::Slow`] answers go of all requests that have arrived by now; those of
+    /// later requests wait for the next release.
+    pub fn release(&self) {
+        let arrived = *self.shared.arrived.borrow();
+        self.shared.released.send_replace(arrived);
+    }
+
+    /// How many requests carried each value of `header`. Requests without the header count under
+    /// the empty string, so that none goes missing.
+    pub fn effects_by(&self, header: &str) -> HashMap<String, usize> {
+        let mut effects = HashMap::new();
+        for request in self.shared.requests.lock().expect("requests").iter() {
+            let value = request.header(header).unwrap_or_default();
+            *effects.entry(value.to_owned()).or_default() += 1;
+        }
+        effects
+    }
+}
+
+impl Shared {
+    fn record(&self, mut request: Request) -> Request {
+        let mut requests = self.requests.lock().expect("requests");
+        request.n = requests.len() + 1;
+        requests.push(request.clone());
+        self.arrived.send_replace(requests.len());
+        request
+    }
+
+    /// What to answer, once the answer may go.
+    async fn reply_to(&self, request: &Request) -> Reply {
+        let mut reply = (self.script)(request);
+        while let Reply::Slow { then } = reply {
+            let mut released = self.released.subscribe();
+            // The sender is `self`'s, so this cannot fail.
+            let _ = released.wait_for(|upto| *upto >= request.n).await;
+            reply = *then;
+        }
+        reply
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((socket, _)) = listener.accept().await else {
+            continue;
+        };
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            if let Err(error) = converse(socket, &shared).await {
+                // Clients that hang up are half of what this server is for; say it, no more.
+                eprintln!("testkit http: {error}");
+            }
+        });
+    }
+}
+
+/// Reads and answers the requests of one connection until either side closes it.
+async fn converse(socket: TcpStream, shared: &Shared) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let mut socket = BufReader::new(socket);
+    while let Some(request) = request::read(&mut socket).await? {
+        let request = shared.record(request);
+        let reply = shared.reply_to(&request).await;
+        match reply.send(&mut socket, &request).await? {
+            Then::KeepAlive => {}
+            Then::Close => return Ok(()),
+        }
+    }
+    Ok(())
+}

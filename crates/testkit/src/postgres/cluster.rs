@@ -1,0 +1,187 @@
+//! A PostgreSQL cluster that one test owns, to crash and start again.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::{Postgres, random};
+use crate::process::Child;
+
+/// Outside the range the kernel gives to outgoing connections, so that none of those takes the
+/// port of a stopped cluster.
+const PORTS: std::ops::Range<u64> = 20_000..32_000;
+
+/// How often a port that looked free may turn out taken.
+const PORT_TRIES: usize = 5;
+
+/// A cluster of its own: trust authentication, listening on 127.0.0.1, durable (fsync is on).
+/// Dropping it stops the server and removes its files. Its methods block.
+pub struct Cluster {
+    dir: TempDir,
+    port: u16,
+    server: Child,
+}
+
+impl Cluster {
+    /// Makes a cluster and starts it; takes about two seconds. As root everything runs as the
+    /// user `postgres`, because the server refuses root.
+    ///
+    /// # Panics
+    /// When PostgreSQL is not installed or does not start.
+    pub fn start() -> Self {
+        let dir = make_dir();
+        initdb(dir.path());
+        for _ in 0..PORT_TRIES {
+            let port = free_port();
+            let server = run_server(dir.path(), port);
+            if came_up(&server) {
+                return Self { dir, port, server };
+            }
+            assert!(server.output().iter().any(|line| line.contains("in use")), "PostgreSQL does not start: {:#?}", server.output());
+        }
+        panic!("no free port for PostgreSQL after {PORT_TRIES} tries");
+    }
+
+    /// The URL of the database `postgres`, as its superuser. Stays the same over restarts.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@{}/postgres", self.addr())
+    }
+
+    /// The address of the server, as the target of a [`Proxy`](crate::Proxy).
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The cluster as a place to create databases in.
+    pub fn postgres(&self) -> Postgres {
+        Postgres::at(self.url())
+    }
+
+    /// Stops the server as a crash would: clients are cut off, nothing is written out, the next
+    /// start recovers from the log. The server is gone when this returns.
+    pub fn stop_immediate(&mut self) {
+        self.server.signal("QUIT");
+        self.server.wait();
+    }
+
+    /// Starts the stopped server on the same port; it accepts connections when this returns.
+    ///
+    /// # Panics
+    /// When the server is still running, or does not start.
+    pub fn start_again(&mut self) {
+        self.server = run_server(self.dir.path(), self.port);
+        assert!(came_up(&self.server), "PostgreSQL does not start again: {:#?}", self.server.output());
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Not left to the child's own SIGKILL, after which the server's processes linger.
+        self.server.signal("QUIT");
+        if !std::thread::panicking() {
+            self.server.wait();
+        }
+    }
+}
+
+fn make_dir() -> TempDir {
+    let dir = TempDir::with_prefix("postcommit-pg-").expect("a directory for a cluster");
+    if is_root() {
+        run(Command::new("chown").arg("postgres").arg(dir.path()));
+    }
+    dir
+}
+
+fn initdb(dir: &Path) {
+    let mut initdb = as_postgres("initdb", dir);
+    initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8"]);
+    initdb.args(["--locale=C.UTF-8", "--no-sync", "-D", "data"]);
+    run(&mut initdb);
+}
+
+fn run_server(dir: &Path, port: u16) -> Child {
+    let mut server = as_postgres("postgres", dir);
+    server.args(["-D", "data", "-p", &port.to_string()]);
+    // The socket directory is relative to the data directory, where the server goes.
+    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=..", "fsync=on", "max_connections=100", "logging_collector=off"]
+    {
+        server.args(["-c", setting]);
+    }
+    Child::spawn(server)
+}
+
+/// Whether the server accepts connections; `false` when it has exited instead.
+fn came_up(server: &Child) -> bool {
+    let line = server.wait_for_line_or_exit("database system is ready to accept connections");
+    line.is_some()
+}
+
+/// A program of PostgreSQL's to run in `dir`, as a user the server accepts.
+fn as_postgres(program: &str, dir: &Path) -> Command {
+    let program = bin_dir().join(program);
+    let mut command = if is_root() {
+        // Unlike su and runuser it becomes the program, so that signals reach it.
+        let mut setpriv = Command::new("setpriv");
+        setpriv.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]);
+        setpriv.arg(program);
+        setpriv
+    } else {
+        Command::new(program)
+    };
+    // The working directory of the test may be closed to that user.
+    command.current_dir(dir).env("LC_ALL", "C.UTF-8");
+    command
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+/// Whether this process is root, told by the owner of its entry in /proc.
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
+}
+
+/// The directory of the server's programs: in PATH, else Debian's newest.
+fn bin_dir() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).find_map(|dir| {
+        // A link leads to the directory that has all of them.
+        let initdb = dir.join("initdb").canonicalize().ok()?;
+        let dir = initdb.parent()?;
+        dir.join("postgres").exists().then(|| dir.to_owned())
+    });
+    in_path.or_else(newest_of_debian).expect(
+        "PostgreSQL's server programs (initdb, postgres) are neither in PATH nor in \
+         /usr/lib/postgresql/*/bin; the Debian package is postgresql",
+    )
+}
+
+fn newest_of_debian() -> Option<PathBuf> {
+    fs::read_dir("/usr/lib/postgresql")
+        .ok()?
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let version: u32 = path.file_name()?.to_str()?.parse().ok()?;
+            let bin = path.join("bin");
+            bin.join("initdb").exists().then_some((version, bin))
+        })
+        .max()
+        .map(|(_, bin)| bin)
+}
+
+fn free_port() -> u16 {
+    loop {
+        let port = PORTS.start + random() % (PORTS.end - PORTS.start);
+        let port = u16::try_from(port).expect("the range is of ports");
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}

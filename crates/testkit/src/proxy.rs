@@ -1,0 +1,198 @@
+//! A TCP proxy between a client and its server that fails on command.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::background::Background;
+
+/// What the proxy does with the bytes of its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Forwards everything.
+    Pass,
+    /// Accepts, and forwards nothing in either direction. Bytes are held, not lost: as after a
+    /// network partition, they arrive when the mode is `Pass` again.
+    BlackHole,
+    /// Forwards that many bytes per connection, both directions together, then resets both ends.
+    /// Counting starts when the mode is set or, if later, when the connection is opened.
+    ResetAfter(usize),
+}
+
+/// A proxy on a free port of 127.0.0.1 in front of one target. Dropping it resets all connections
+/// and closes the port.
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    // Declared last, so that it is dropped last.
+    _background: Background,
+}
+
+struct Shared {
+    target: SocketAddr,
+    setting: watch::Sender<Setting>,
+    connections: Mutex<JoinSet<()>>,
+}
+
+/// A mode, told apart from the same mode set before.
+#[derive(Clone, Copy)]
+struct Setting {
+    mode: Mode,
+    number: usize,
+}
+
+impl Proxy {
+    /// Starts a proxy that passes everything to `target`. Each connection of a client opens one
+    /// to the target; when that fails, the client's is reset.
+    pub fn start(target: SocketAddr) -> Self {
+        let background = Background::start();
+        let (listener, addr) = background.listen((Ipv4Addr::LOCALHOST, 0).into());
+        let shared = Arc::new(Shared {
+            target,
+            setting: watch::Sender::new(Setting { mode: Mode::Pass, number: 0 }),
+            connections: Mutex::default(),
+        });
+        background.handle().spawn(accept(listener, shared.clone()));
+        Self { addr, shared, _background: background }
+    }
+
+    /// Where clients connect to.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Changes the mode of all connections, live ones included.
+    pub fn set(&self, mode: Mode) {
+        self.shared.setting.send_modify(|setting| {
+            setting.mode = mode;
+            setting.number += 1;
+        });
+    }
+
+    /// How many connections are live.
+    pub fn live(&self) -> usize {
+        let mut connections = self.shared.connections.lock().expect("connections");
+        while connections.try_join_next().is_some() {}
+        connections.len()
+    }
+
+    /// Resets all live connections, at both ends; they are gone when this returns. One whose
+    /// connection to the target is only being opened is reset at the client's end.
+    pub async fn cut_all(&self) {
+        let mut live = std::mem::take(&mut *self.shared.connections.lock().expect("connections"));
+        live.shutdown().await;
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            continue;
+        };
+        let relay = relay(client, shared.target, shared.setting.subscribe());
+        let mut connections = shared.connections.lock().expect("connections");
+        while connections.try_join_next().is_some() {}
+        connections.spawn(relay);
+    }
+}
+
+/// Relays one connection until both ends have closed, or until it is to be reset.
+async fn relay(client: TcpStream, target: SocketAddr, mut setting: watch::Receiver<Setting>) {
+    let mut client = ResetOnDrop(Some(client));
+    if forwarding(&mut setting).await.is_none() {
+        return;
+    }
+    let Ok(server) = TcpStream::connect(target).await else {
+        return;
+    };
+    let mut server = ResetOnDrop(Some(server));
+    let passed = Mutex::new(Passed::default());
+    let (client_reads, client_writes) = client.get().split();
+    let (server_reads, server_writes) = server.get().split();
+    let up = pump(client_reads, server_writes, setting.clone(), &passed);
+    let down = pump(server_reads, client_writes, setting, &passed);
+    let end = tokio::try_join!(up, down);
+    if end.is_ok() {
+        client.close_in_order();
+        server.close_in_order();
+    }
+}
+
+/// The connection is to be reset.
+struct Reset;
+
+/// Copies one direction until its end, as the setting allows.
+async fn pump(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut setting: watch::Receiver<Setting>,
+    passed: &Mutex<Passed>,
+) -> Result<(), Reset> {
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let read = from.read(&mut buffer).await.map_err(|_| Reset)?;
+        let now = forwarding(&mut setting).await.ok_or(Reset)?;
+        if read == 0 {
+            return to.shutdown().await.map_err(|_| Reset);
+        }
+        let (allowed, last) = passed.lock().expect("passed").take(now, read);
+        to.write_all(&buffer[..allowed]).await.map_err(|_| Reset)?;
+        if last {
+            return Err(Reset);
+        }
+    }
+}
+
+/// Waits out a black hole; `None` when the proxy is being dropped.
+async fn forwarding(setting: &mut watch::Receiver<Setting>) -> Option<Setting> {
+    setting.wait_for(|setting| setting.mode != Mode::BlackHole).await.ok().map(|setting| *setting)
+}
+
+/// What one connection has forwarded under its present setting.
+#[derive(Default)]
+struct Passed {
+    setting: usize,
+    bytes: usize,
+}
+
+impl Passed {
+    /// How many of `wanted` bytes may go under this setting, and whether they are the last.
+    fn take(&mut self, now: Setting, wanted: usize) -> (usize, bool) {
+        if self.setting != now.number {
+            *self = Self { setting: now.number, bytes: 0 };
+        }
+        let Mode::ResetAfter(limit) = now.mode else {
+            return (wanted, false);
+        };
+        let allowed = wanted.min(limit - self.bytes);
+        self.bytes += allowed;
+        (allowed, self.bytes == limit)
+    }
+}
+
+/// A socket that is reset when dropped, whoever drops it: an aborted task too.
+struct ResetOnDrop(Option<TcpStream>);
+
+impl ResetOnDrop {
+    fn get(&mut self) -> &mut TcpStream {
+        self.0.as_mut().expect("closed only at the end")
+    }
+
+    fn close_in_order(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ResetOnDrop {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.0 {
+            // Fails only on a socket that is already gone.
+            let _ = socket.set_zero_linger();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A webhook receiver for crash tests: what it has received is in a file, not in memory.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use crate::http::{HttpServer, Reply, Request};
+
+/// Appends a JSON line per request to its journal, and only then answers 200.
+///
+/// A line is `{"webhook_id": …, "n": …, "at": …}`: the request's `webhook-id` header (empty when
+/// it has none), how often that id has been received, this time included, and the line's number.
+/// Started again on the same journal, a receiver goes on counting where the last one stopped.
+pub struct Receiver {
+    server: HttpServer,
+    journal: Arc<Mutex<Journal>>,
+    path: PathBuf,
+}
+
+/// What goes wrong with the answers of a [`Receiver`]. The request is journaled all the same: its
+/// effect has happened and the sender cannot know, which is the case at-least-once exists for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    /// Every request is answered with 200.
+    #[default]
+    None,
+    /// Every k-th request is never answered; 0 counts as 1.
+    HangEvery(usize),
+    /// Every k-th request ends in a connection reset; 0 counts as 1.
+    ResetEvery(usize),
+}
+
+impl Receiver {
+    /// Starts a receiver on a free port of 127.0.0.1. The journal is created when missing.
+    pub fn start(journal: &Path) -> Self {
+        let path = journal.to_owned();
+        let journal = Arc::new(Mutex::new(Journal::open(&path)));
+        let writer = journal.clone();
+        let server = HttpServer::start(move |request| {
+            let mut journal = writer.lock().expect("journal");
+            journal.append(request);
+            journal.fault.reply(request.n)
+        });
+        Self { server, journal, path }
+    }
+
+    /// The scripted server underneath: its URL, its requests, waiting for them.
+    pub fn server(&self) -> &HttpServer {
+        &self.server
+    }
+
+    /// Changes what goes wrong, from the next request on.
+    pub fn misbehave(&self, fault: Fault) {
+        self.journal.lock().expect("journal").fault = fault;
+    }
+
+    /// How often each webhook id has been received, read from the file.
+    pub fn counts(&self) -> HashMap<String, usize> {
+        counts(&self.path)
+    }
+}
+
+impl Fault {
+    fn reply(self, n: usize) -> Reply {
+        match self {
+            Self::HangEvery(k) if n.is_multiple_of(k.max(1)) => Reply::Hang,
+            Self::ResetEvery(k) if n.is_multiple_of(k.max(1)) => Reply::Reset,
+            _ => Reply::ok(),
+        }
+    }
+}
+
+/// How often each webhook id appears in a journal.
+///
+/// # Panics
+/// When the journal cannot be read or has a line that is not one of a [`Receiver`]'s.
+pub fn counts(journal: &Path) -> HashMap<String, usize> {
+    let text = std::fs::read_to_string(journal).expect("read the journal");
+    let mut counts = HashMap::new();
+    for line in text.lines() {
+        let entry: Value = serde_json::from_str(line).expect("a journal line is JSON");
+        let id = entry["webhook_id"].as_str().expect("a journal line has an id");
+        *counts.entry(id.to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+struct Journal {
+    file: File,
+    seen: HashMap<String, usize>,
+    lines: usize,
+    fault: Fault,
+}
+
+impl Journal {
+    fn open(path: &Path) -> Self {
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap_or_else(|error| panic!("open the journal {}: {error}", path.display()));
+        let seen = counts(path);
+        let lines = seen.values().sum();
+        Self { file, seen, lines, fault: Fault::None }
+    }
+
+    fn append(&mut self, request: &Request) {
+        let id = request.header("webhook-id").unwrap_or_default();
+        let n = self.seen.entry(id.to_owned()).or_default();
+        *n += 1;
+        self.lines += 1;
+        let entry = json!({"webhook_id": id, "n": *n, "at": self.lines});
+        // One write per line, so that a reader never sees half of one.
+        let line = format!("{entry}\n");
+        self.file.write_all(line.as_bytes()).expect("write the journal");
+    }
+}

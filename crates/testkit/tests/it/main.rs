@@ -1,0 +1,8 @@
+//! The testkit's own tests. None needs PostgreSQL but those of `postgres`.
+
+mod http;
+mod postgres;
+mod process;
+mod proxy;
+mod receiver;
+mod wire;
