@@ -81,7 +81,9 @@ impl Keyring {
                 let key = STANDARD.encode(random::<32>());
                 match write_new(path, &key) {
                     // Another process was faster: its key is the one.
-                    Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Self::from_base64(&std::fs::read_to_string(path).map_err(failed)?),
+                    Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                        Self::from_base64(&std::fs::read_to_string(path).map_err(failed)?)
+                    }
                     written => written.map_err(failed).and_then(|()| Self::from_base64(&key)),
                 }
             }

@@ -8,6 +8,7 @@ mod deliveries;
 mod duties;
 mod enqueue;
 mod expansion;
+mod health;
 mod idle;
 mod notifications;
 mod providers;
@@ -16,7 +17,9 @@ mod settle;
 pub use claim::{Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow};
 pub use duties::PARTITION_MONTHS_AHEAD;
+pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
+pub use health::{PartitionHealth, QueueHealth};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use settle::{Attempted, Settled, Settlement};
 

@@ -147,19 +147,54 @@ mod tests {
     #[test]
     fn mail_addresses() {
         all_ok(email, &["a@example.com", "first.last+tag@sub.example.co", "ü@exämple.org"]);
-        all_refused(email, &["", "a", "a@b", "@example.com", "a@", "a@@example.com", "a b@example.com", "\"a\"@example.com", "a@[127.0.0.1]", ".a@example.com", "a..b@example.com", "a@-example.com", "a\u{7f}@example.com", "a(c)@example.com"]);
+        all_refused(
+            email,
+            &[
+                "",
+                "a",
+                "a@b",
+                "@example.com",
+                "a@",
+                "a@@example.com",
+                "a b@example.com",
+                "\"a\"@example.com",
+                "a@[127.0.0.1]",
+                ".a@example.com",
+                "a..b@example.com",
+                "a@-example.com",
+                "a\u{7f}@example.com",
+                "a(c)@example.com",
+            ],
+        );
     }
 
     #[test]
     fn c7_phone_numbers_are_e164() {
         all_ok(phone, &["+919876543210", "+14155550100", "+4930123456"]);
-        all_refused(phone, &["", "919876543210", "+0123456789", "+12345", "+1234567890123456", "+91 98765", "+91-98765-43210", "+９１９８７６５"]);
+        all_refused(
+            phone,
+            &["", "919876543210", "+0123456789", "+12345", "+1234567890123456", "+91 98765", "+91-98765-43210", "+９１９８７６５"],
+        );
     }
 
     #[test]
     fn action_urls_lead_nowhere_surprising() {
         all_ok(action_url, &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"]);
-        all_refused(action_url, &["javascript:alert(1)", "data:text/html,x", "//example.com", "/path", "https:///x", "https://u:p@example.com", "https://a b", "https://example.com/\r\nx", "https:\\\\example.com", "http:example.com"]);
+        all_refused(
+            action_url,
+            &[
+                "javascript:alert(1)",
+                "data:text/html,x",
+                "//example.com",
+                "/path",
+                "https:///x",
+                "https://u:p@example.com",
+                "https://a b",
+                "https://example.com/\r\nx",
+                "https:\\\\example.com",
+                "http:example.com",
+            ],
+        );
     }
 
     #[test]

@@ -1,1 +1,33 @@
-fn main(){}
+//! The `postcommit` binary: parse, load settings, run the command.
+
+mod app;
+mod cli;
+mod health;
+mod output;
+mod settings;
+mod telemetry;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(problem) => {
+            eprintln!("postcommit: cannot start: {problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(cli.run());
+    // Nothing that still runs may delay the exit; what matters is durable.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            eprintln!("postcommit: {failure}");
+            failure.exit().into()
+        }
+    }
+}

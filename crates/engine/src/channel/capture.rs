@@ -72,11 +72,15 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
         return Ok(Rule { mode: Mode::Transient, first: None, matching: entry.to_owned() });
     };
     let (name, first) = match mode.split_once('*') {
-        Some((name, count)) => (name, Some(count.parse().map_err(|_| format!("capture.fail_on: {entry:?}: {count:?} is not a number of attempts"))?)),
+        Some((name, count)) => {
+            (name, Some(count.parse().map_err(|_| format!("capture.fail_on: {entry:?}: {count:?} is not a number of attempts"))?))
+        }
         None => (mode, None),
     };
     let found = MODES.iter().find(|(known, _)| *known == name);
-    let (_, mode) = found.ok_or_else(|| format!("capture.fail_on: {entry:?}: mode {name:?} is not known; known are transient, permanent, slow, hang, unclear, panic"))?;
+    let (_, mode) = found.ok_or_else(|| {
+        format!("capture.fail_on: {entry:?}: mode {name:?} is not known; known are transient, permanent, slow, hang, unclear, panic")
+    })?;
     Ok(Rule { mode: *mode, first, matching: matching.to_owned() })
 }
 
@@ -143,7 +147,11 @@ impl Capture {
         if let Some(problem) = self.append(&sent.to_string()) {
             return Report::from(Outcome::config("capture_journal")).because(problem);
         }
-        let evidence = Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent.to_string()) };
+        let evidence = Evidence {
+            detail: None,
+            provider_ref: Some(format!("capture-{}", message.key.provider_key())),
+            excerpt: Some(sent.to_string()),
+        };
         Report { outcome: Outcome::Sent, evidence }
     }
 
@@ -164,7 +172,11 @@ mod tests {
         let rule = |mode, first, matching: &str| Rule { mode, first, matching: matching.into() };
         assert_eq!(
             rules.0,
-            [rule(Mode::Transient, None, "booking.cancelled"), rule(Mode::Permanent, None, "booking:7:x:1"), rule(Mode::Transient, Some(2), "a=b")]
+            [
+                rule(Mode::Transient, None, "booking.cancelled"),
+                rule(Mode::Permanent, None, "booking:7:x:1"),
+                rule(Mode::Transient, Some(2), "a=b")
+            ]
         );
         assert_eq!(FailOn::parse(" ,").unwrap(), FailOn::default());
     }

@@ -175,9 +175,13 @@ fn body(message: &Message<'_>) -> Bytes {
         "id": note.id, "tenant": note.tenant_name, "idempotency_key": note.idempotency_key,
     });
     let optional = [
-        ("entity", note.entity.as_deref().map(Into::into)), ("title", note.title.as_deref().map(Into::into)), ("body", note.body.as_deref().map(Into::into)),
-        ("action_url", note.action_url.as_deref().map(Into::into)), ("topic", note.topic.as_deref().map(Into::into)),
-        ("correlation_id", note.correlation_id.as_deref().map(Into::into)), ("schema_version", note.schema_version.map(Into::into)),
+        ("entity", note.entity.as_deref().map(Into::into)),
+        ("title", note.title.as_deref().map(Into::into)),
+        ("body", note.body.as_deref().map(Into::into)),
+        ("action_url", note.action_url.as_deref().map(Into::into)),
+        ("topic", note.topic.as_deref().map(Into::into)),
+        ("correlation_id", note.correlation_id.as_deref().map(Into::into)),
+        ("schema_version", note.schema_version.map(Into::into)),
         ("webhook", note.data.as_ref().and_then(|data| data.get("webhook")).cloned()),
     ];
     for (name, value) in optional {

@@ -95,11 +95,17 @@ impl Db {
                 // A migration may take its time; the lock makes others wait, not fail.
                 let prepare = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
                 transaction.batch_execute(&prepare).await.map_err(postgres::refused)?;
-                let found = transaction.query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[]).await.map_err(postgres::refused)?;
+                let found = transaction
+                    .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])
+                    .await
+                    .map_err(postgres::refused)?;
                 if !found.get::<_, bool>(0) {
                     transaction.batch_execute(POSTGRES_START).await.map_err(postgres::refused)?;
                 }
-                let row = transaction.query_one("SELECT coalesce(max(version), 0) FROM postcommit.migration", &[]).await.map_err(postgres::refused)?;
+                let row = transaction
+                    .query_one("SELECT coalesce(max(version), 0) FROM postcommit.migration", &[])
+                    .await
+                    .map_err(postgres::refused)?;
                 let Some(step) = plan(row.get(0))?.missing.first().copied() else { return Ok(None) };
                 transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
                 let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
@@ -151,7 +157,8 @@ impl Db {
 const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 
-const SQLITE_START: &str = "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
+const SQLITE_START: &str =
+    "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
 
 fn plan(found: i32) -> Result<MigrationPlan, DbError> {
     if found > LATEST {

@@ -124,7 +124,11 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 pub(crate) struct Time(pub(crate) Option<postcommit::Timestamp>);
 
 impl ToSql for Time {
-    fn to_sql(&self, ty: &tokio_postgres::types::Type, out: &mut bytes::BytesMut) -> Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
+    fn to_sql(
+        &self,
+        ty: &tokio_postgres::types::Type,
+        out: &mut bytes::BytesMut,
+    ) -> Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
         Value::from(self.0).to_sql(ty, out)
     }
 

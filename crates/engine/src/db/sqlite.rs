@@ -118,7 +118,8 @@ fn open_writer(path: &Path) -> Result<Connection, DbError> {
 }
 
 fn open_reader(path: &Path) -> Result<Connection, DbError> {
-    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| at(path, e))?;
+    let connection =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| at(path, e))?;
     connection.busy_timeout(BUSY).map_err(refused)?;
     connection.execute_batch("PRAGMA query_only = ON").map_err(|e| at(path, e))?;
     Ok(connection)

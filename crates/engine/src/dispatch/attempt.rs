@@ -16,7 +16,9 @@ use super::settler::{Settler, unbegun};
 use crate::channel::Message;
 use crate::clock;
 use crate::crash_point;
-use crate::model::{self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict};
+use crate::model::{
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict,
+};
 use crate::store::{Attempted, Lease, Settlement};
 
 /// How much longer than the driver's own deadline we wait for a driver that does not keep it.
@@ -27,7 +29,14 @@ const TEXT_CHARS: usize = 1000;
 type Claimed = (Delivery, Arc<StoredNotification>);
 
 /// Sets a claimed batch of one lane on its way, each delivery in a task of its own.
-pub async fn attempt_batch(tools: &Tools, settler: &Settler, leases: &Arc<Leases>, lane: &Arc<Lane>, batch: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
+pub async fn attempt_batch(
+    tools: &Tools,
+    settler: &Settler,
+    leases: &Arc<Leases>,
+    lane: &Arc<Lane>,
+    batch: Vec<Claimed>,
+    mut slots: Option<OwnedSemaphorePermit>,
+) {
     let now = match tools.store.now().await {
         Ok(now) => now,
         Err(problem) => {
@@ -62,7 +71,11 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     let (state, code, detail) = match () {
         () if note.cancelled => (FinishedState::Cancelled, "cancelled", None),
         () if note.expires_at <= now => (FinishedState::Expired, "expired", None),
-        () if forgotten() => (FinishedState::Parked(Reason::OutcomeUnknown), "key_window_over", Some("an earlier attempt was unclear and the provider may have forgotten its key".into())),
+        () if forgotten() => (
+            FinishedState::Parked(Reason::OutcomeUnknown),
+            "key_window_over",
+            Some("an earlier attempt was unclear and the provider may have forgotten its key".into()),
+        ),
         () => return None,
     };
     Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
@@ -100,9 +113,19 @@ async fn announce(tools: &Tools, settler: &Settler, leases: &Leases, lane: &Lane
 }
 
 #[allow(clippy::too_many_arguments, reason = "the pipeline's state, spelled out once, where its steps are joined")]
-async fn attempt(tools: &Tools, settler: &Settler, leases: &Leases, lane: &Arc<Lane>, delivery: &Delivery, note: &StoredNotification, now: Timestamp, slot: Option<OwnedSemaphorePermit>) {
+async fn attempt(
+    tools: &Tools,
+    settler: &Settler,
+    leases: &Leases,
+    lane: &Arc<Lane>,
+    delivery: &Delivery,
+    note: &StoredNotification,
+    now: Timestamp,
+    slot: Option<OwnedSemaphorePermit>,
+) {
     // permit: a slot is held; the lease must outlast the send.
-    let Some(timeout) = leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero()) else {
+    let Some(timeout) = leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
+    else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
         return settler.settle(unbegun(delivery, Finish::Returned, None, None), slot);
     };
@@ -152,7 +175,8 @@ async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict
             if lane.pausing.swap(true, Ordering::SeqCst) {
                 return Verdict::Again { at: now, counted: false };
             }
-            let why = format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
+            let why =
+                format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
             tracing::error!(provider = lane.provider.name, why, "lane paused");
             tools.store.pause_lane(id, &why).await.map(|_| verdict)
         }
@@ -196,8 +220,18 @@ fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, 
     let Report { outcome, evidence } = report;
     let unclear = matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
     let detail = evidence.detail.as_deref().map(storable);
-    let evidence = Evidence { detail: None, provider_ref: evidence.provider_ref.as_deref().map(storable), excerpt: evidence.excerpt.as_deref().map(storable) };
-    let attempted = Attempted { at, provider: lane.provider.name.clone(), outcome: outcome.name(), latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX), evidence };
+    let evidence = Evidence {
+        detail: None,
+        provider_ref: evidence.provider_ref.as_deref().map(storable),
+        excerpt: evidence.excerpt.as_deref().map(storable),
+    };
+    let attempted = Attempted {
+        at,
+        provider: lane.provider.name.clone(),
+        outcome: outcome.name(),
+        latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX),
+        evidence,
+    };
     Settlement { lease: lease(delivery), finish, attempt: Some(attempted), code: outcome.code().map(storable), detail, unclear }
 }
 

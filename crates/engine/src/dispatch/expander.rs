@@ -28,7 +28,12 @@ pub async fn expand_batch(
     stir.notify_one();
 }
 
-async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[(Delivery, Arc<StoredNotification>)]) -> Result<(), DbError> {
+async fn expand_all(
+    tools: &Tools,
+    settler: &Settler,
+    leases: &Leases,
+    batch: &[(Delivery, Arc<StoredNotification>)],
+) -> Result<(), DbError> {
     let providers = tools.store.providers().await?;
     let now = tools.store.now().await?;
     let mut expanded = Vec::with_capacity(batch.len());

@@ -102,12 +102,18 @@ pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit
 }
 
 fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>) -> Lane {
-    let driver = open_secrets(tools, &provider).and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on));
+    let driver =
+        open_secrets(tools, &provider).and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on));
     if let Err(problem) = &driver {
         tracing::error!(provider = provider.name, problem, "a provider cannot be used");
     }
     let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
-    Lane { slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))), pausing: AtomicBool::new(provider.paused.is_some()), provider, driver }
+    Lane {
+        slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))),
+        pausing: AtomicBool::new(provider.paused.is_some()),
+        provider,
+        driver,
+    }
 }
 
 fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {

@@ -80,7 +80,13 @@ pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: 
     Settlement { lease, finish, attempt: None, code: code.map(str::to_owned), detail, unclear: false }
 }
 
-async fn write_all(store: Store, mut received: mpsc::UnboundedReceiver<Result_>, stir: Arc<Notify>, leases: Arc<Leases>, tally: Arc<Tally>) {
+async fn write_all(
+    store: Store,
+    mut received: mpsc::UnboundedReceiver<Result_>,
+    stir: Arc<Notify>,
+    leases: Arc<Leases>,
+    tally: Arc<Tally>,
+) {
     let mut gathered = Vec::with_capacity(BATCH);
     while received.recv_many(&mut gathered, BATCH).await > 0 {
         let batch: Vec<Settlement> = gathered.iter().map(|result| result.settlement.clone()).collect();

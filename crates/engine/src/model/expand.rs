@@ -91,7 +91,11 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             }
         }
     }
-    if targets.is_empty() { park("no_recipient", "no recipient can be reached on the channels named") } else { Expansion::Deliveries(targets) }
+    if targets.is_empty() {
+        park("no_recipient", "no recipient can be reached on the channels named")
+    } else {
+        Expansion::Deliveries(targets)
+    }
 }
 
 /// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded.

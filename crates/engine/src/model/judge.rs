@@ -61,7 +61,9 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Deferred { after, .. } => again(case, after.unwrap_or_default()),
         Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
         Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
-        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries => Verdict::Park(Reason::Rejected),
+        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries => {
+            Verdict::Park(Reason::Rejected)
+        }
         Outcome::Rejected { because: Because::Unrecognised, .. } => again(case, Duration::ZERO),
         Outcome::Unclear { .. } => match case.guarantee {
             Guarantee::AtMostOnce => Verdict::Park(Reason::OutcomeUnknown),
@@ -152,7 +154,9 @@ mod tests {
             (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
             (Outcome::Rejected { because: Because::Refused, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
             (Outcome::Rejected { because: Because::Config, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Config)),
-            (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
+            (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => {
+                assert_eq!(verdict, Verdict::Park(Reason::Rejected))
+            }
             (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => retry(verdict, Duration::ZERO),
             (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown)),
             (Outcome::Unclear { .. }, Guarantee::Idempotent) => match verdict {
@@ -181,7 +185,18 @@ mod tests {
                                 for chance in [0.0, 0.5, 1.0] {
                                     let first_try_at = Timestamp::from_micros(T0.as_micros() - tried_before * 1_000_000);
                                     let expires_at = Timestamp::from_micros(T0.as_micros() + expires_in * 1_000_000);
-                                    let case = Case { outcome, attempt, lost: None, policy, guarantee, key_window: window, first_try_at, expires_at, now: T0, chance };
+                                    let case = Case {
+                                        outcome,
+                                        attempt,
+                                        lost: None,
+                                        policy,
+                                        guarantee,
+                                        key_window: window,
+                                        first_try_at,
+                                        expires_at,
+                                        now: T0,
+                                        chance,
+                                    };
                                     check(&case, judge(&case));
                                     cases += 1;
                                 }
@@ -197,7 +212,18 @@ mod tests {
 
     fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u16) -> Verdict {
         let policy = Policy::default();
-        judge(&Case { outcome, attempt: 5, lost: Some(losses), policy: &policy, guarantee, key_window: DAY, first_try_at: T0, expires_at: T0.plus(DAY), now: T0, chance: 0.0 })
+        judge(&Case {
+            outcome,
+            attempt: 5,
+            lost: Some(losses),
+            policy: &policy,
+            guarantee,
+            key_window: DAY,
+            first_try_at: T0,
+            expires_at: T0.plus(DAY),
+            now: T0,
+            chance: 0.0,
+        })
     }
 
     #[test]

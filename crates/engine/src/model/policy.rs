@@ -72,7 +72,8 @@ impl Policy {
             other => other.clone(),
         };
         check_fields(&value)?;
-        let policy: Self = serde_json::from_value(value).map_err(|e| refuse("", format!("{e}; names are doubling, marketplace, fixed, exponential")))?;
+        let policy: Self =
+            serde_json::from_value(value).map_err(|e| refuse("", format!("{e}; names are doubling, marketplace, fixed, exponential")))?;
         policy.check()?;
         Ok(policy)
     }

@@ -7,9 +7,9 @@ use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::Store;
+use crate::crash_point;
 use crate::db::{Db, DbError, Row, postgres, sqlite};
 use crate::model::{Delivery, DeliveryKey};
-use crate::crash_point;
 
 /// How much a lane can start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,10 @@ impl Store {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(CLAIM_POSTGRES).await.map_err(postgres::refused)?;
                 let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
-                let rows = client.query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before)]).await.map_err(postgres::refused)?;
+                let rows = client
+                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before)])
+                    .await
+                    .map_err(postgres::refused)?;
                 rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
             }
             Db::Sqlite(db) => {
@@ -121,13 +124,22 @@ impl Store {
     ///
     /// # Errors
     /// As the database says.
-    pub async fn claim_notification(&self, tenant: i32, id: Uuid, lease: Duration, due_before: Timestamp) -> Result<Vec<Delivery>, DbError> {
+    pub async fn claim_notification(
+        &self,
+        tenant: i32,
+        id: Uuid,
+        lease: Duration,
+        due_before: Timestamp,
+    ) -> Result<Vec<Delivery>, DbError> {
         let token = Uuid::new_v4();
         let rows = match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(CLAIM_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
-                let rows = client.query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))]).await.map_err(postgres::refused)?;
+                let rows = client
+                    .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))])
+                    .await
+                    .map_err(postgres::refused)?;
                 rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
             }
             Db::Sqlite(db) => {
@@ -189,7 +201,8 @@ impl Store {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(RENEW_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
-                let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()]).await.map_err(postgres::refused)?;
+                let rows =
+                    client.query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()]).await.map_err(postgres::refused)?;
                 rows.iter().map(|row| Row::from_postgres(row).and_then(|row| key(&row))).collect()
             }
             Db::Sqlite(db) => {
@@ -226,7 +239,8 @@ fn due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -
         let mut left = want.quota;
         for priority in (0_i32..=9).rev() {
             if left > 0 {
-                let rows = sqlite::query(connection, DUE_SQLITE, &[want.lane.into(), priority.into(), now.into(), left.into(), latest.into()])?;
+                let rows =
+                    sqlite::query(connection, DUE_SQLITE, &[want.lane.into(), priority.into(), now.into(), left.into(), latest.into()])?;
                 left -= i32::try_from(rows.len()).unwrap_or(left);
                 picked.extend(rows);
             }
@@ -235,7 +249,13 @@ fn due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -
     Ok(picked)
 }
 
-fn lease_due(connection: &Connection, wants: &[Want], token: Uuid, lease: Duration, due_before: Option<Timestamp>) -> Result<Vec<Row>, DbError> {
+fn lease_due(
+    connection: &Connection,
+    wants: &[Want],
+    token: Uuid,
+    lease: Duration,
+    due_before: Option<Timestamp>,
+) -> Result<Vec<Row>, DbError> {
     let rows = due(connection, wants, due_before)?;
     lease_rows(connection, rows, token, lease)
 }

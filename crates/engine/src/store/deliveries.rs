@@ -122,8 +122,13 @@ impl Store {
             }
         };
         let texts = [
-            ("tenant", &filter.tenant), ("state", &filter.state), ("reason", &filter.reason), ("channel", &filter.channel), ("provider", &filter.provider),
-            ("event_type", &filter.event_type), ("entity", &filter.entity),
+            ("tenant", &filter.tenant),
+            ("state", &filter.state),
+            ("reason", &filter.reason),
+            ("channel", &filter.channel),
+            ("provider", &filter.provider),
+            ("event_type", &filter.event_type),
+            ("entity", &filter.entity),
         ];
         for (column, wanted) in texts {
             narrow(column, wanted.as_deref().map(Value::from));
@@ -159,7 +164,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn attempts(&self, tenant: i32, notification: Uuid) -> Result<Vec<AttemptRow>, DbError> {
-        let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
+        let sql =
+            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
             WHERE tenant = $1 AND notification_id = $2 ORDER BY n, seq";
         self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt).collect()
     }
@@ -200,7 +206,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        let sql = format!("UPDATE postcommit.delivery_ledger SET state = 'discarded', finished_at = {{now}} WHERE {OF_KEY} AND state = 'parked'");
+        let sql =
+            format!("UPDATE postcommit.delivery_ledger SET state = 'discarded', finished_at = {{now}} WHERE {OF_KEY} AND state = 'parked'");
         Ok(self.db.execute_one(&sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await? > 0)
     }
 

@@ -18,7 +18,9 @@ impl Store {
             "postgres" => "postcommit.duty.ran_at < clock_timestamp() - $2::float8 * interval '1 second'",
             _ => "ran_at < {now} - CAST($2 * 1000000 AS INTEGER)",
         };
-        let sql = format!("INSERT INTO postcommit.duty (name, ran_at) VALUES ($1, {{now}}) ON CONFLICT (name) DO UPDATE SET ran_at = {{now}} WHERE {stale}");
+        let sql = format!(
+            "INSERT INTO postcommit.duty (name, ran_at) VALUES ($1, {{now}}) ON CONFLICT (name) DO UPDATE SET ran_at = {{now}} WHERE {stale}"
+        );
         Ok(self.db.execute_one(&sql, vec![name.into(), Value::Real(interval.as_secs_f64())]).await? > 0)
     }
 

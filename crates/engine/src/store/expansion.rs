@@ -4,9 +4,9 @@ use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::{Lease, Store};
+use crate::crash_point;
 use crate::db::{Db, DbError, Value, postgres, sqlite};
 use crate::model::{Fate, Target};
-use crate::crash_point;
 
 /// A notification's targets.
 #[derive(Debug, Clone)]
@@ -76,7 +76,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL, took_over = $6, first_try_at = NULL
+        let sql =
+            "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL, took_over = $6, first_try_at = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
         let key = lease.key;
         let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into(), false.into()];
@@ -135,7 +136,8 @@ fn expand_sqlite(connection: &Connection, one: &Expanded) -> Result<bool, DbErro
     let rows = sqlite::query(connection, gone, &[key.tenant.into(), key.notification.into(), one.lease.token.into()])?;
     let Some(row) = rows.first() else { return Ok(false) };
     for (n, target) in (1_i32..).zip(&one.targets) {
-        let base: [Value; 5] = [key.tenant.into(), key.notification.into(), n.into(), target.channel.as_str().into(), target.target.as_str().into()];
+        let base: [Value; 5] =
+            [key.tenant.into(), key.notification.into(), n.into(), target.channel.as_str().into(), target.target.as_str().into()];
         let (sql, rest) = match &target.fate {
             Fate::Lane(lane) => (
                 "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, channel, target, lane, priority, due_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)".to_owned(),

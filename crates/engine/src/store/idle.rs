@@ -25,6 +25,12 @@ impl Store {
     /// As the database says.
     pub async fn wake_up(&self, worker: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
-        self.db.execute_one("DELETE FROM postcommit.idle WHERE worker = $1 OR until < clock_timestamp() - interval '1 hour'", vec![worker.into()]).await.map(drop)
+        self.db
+            .execute_one(
+                "DELETE FROM postcommit.idle WHERE worker = $1 OR until < clock_timestamp() - interval '1 hour'",
+                vec![worker.into()],
+            )
+            .await
+            .map(drop)
     }
 }

@@ -109,7 +109,9 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn notification(&self, tenant: Option<&str>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
-        let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)");
+        let sql = format!(
+            "SELECT {COLUMNS} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)"
+        );
         let rows = self.db.query(&sql, vec![id.into(), tenant.unwrap_or("").into()]).await?;
         rows.first().map(stored).transpose()
     }
@@ -124,7 +126,9 @@ impl Store {
             FROM postcommit.notification_status WHERE id < $1"
             .to_owned();
         let mut parameters: Vec<Value> = vec![before.into()];
-        for (column, wanted) in [("tenant", &filter.tenant), ("status", &filter.status), ("event_type", &filter.event_type), ("entity", &filter.entity)] {
+        for (column, wanted) in
+            [("tenant", &filter.tenant), ("status", &filter.status), ("event_type", &filter.event_type), ("entity", &filter.entity)]
+        {
             if let Some(wanted) = wanted {
                 parameters.push(wanted.as_str().into());
                 sql.push_str(&format!(" AND {column} = ${}", parameters.len()));

@@ -71,7 +71,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn pause_lane(&self, lane: i32, why: &str) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now} WHERE id = $1 AND paused IS NULL";
+        let sql =
+            "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now} WHERE id = $1 AND paused IS NULL";
         Ok(self.db.execute_one(sql, vec![lane.into(), why.into()]).await? > 0)
     }
 
@@ -80,7 +81,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now} WHERE id = $1";
+        let sql =
+            "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now} WHERE id = $1";
         Ok(self.db.execute_one(sql, vec![lane.into()]).await? > 0)
     }
 
@@ -93,7 +95,8 @@ impl Store {
             "postgres" => "clock_timestamp() + $2::float8 * interval '1 second'",
             _ => "{now} + CAST($2 * 1000000 AS INTEGER)",
         };
-        let sql = format!("UPDATE postcommit.provider SET not_before = {until} WHERE id = $1 AND (not_before IS NULL OR not_before < {until})");
+        let sql =
+            format!("UPDATE postcommit.provider SET not_before = {until} WHERE id = $1 AND (not_before IS NULL OR not_before < {until})");
         self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64())]).await.map(drop)
     }
 }

@@ -105,7 +105,8 @@ impl Store {
             }
         };
         crash_point!("settle.after_commit");
-        let stale: Vec<&Settlement> = if applied.len() == batch.len() { vec![] } else { batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect() };
+        let stale: Vec<&Settlement> =
+            if applied.len() == batch.len() { vec![] } else { batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect() };
         self.note_stale(&stale).await?;
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
@@ -124,7 +125,15 @@ impl Store {
             let key = s.lease.key;
             let (outcome, provider_ref) = s.attempt.as_ref().map_or(("none", None), |a| (a.outcome, a.evidence.provider_ref.clone()));
             let sql = "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome, code, provider_ref, at) VALUES ($1, $2, $3, $4, $5, $6, $7, {now})";
-            let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), outcome.into(), s.code.clone().into(), provider_ref.into()];
+            let parameters = vec![
+                key.tenant.into(),
+                key.notification.into(),
+                key.n.into(),
+                s.lease.token.into(),
+                outcome.into(),
+                s.code.clone().into(),
+                provider_ref.into(),
+            ];
             (sql.to_owned(), parameters)
         };
         if stale.is_empty() { Ok(()) } else { self.db.execute(stale.iter().map(note).collect()).await.map(drop) }
@@ -201,8 +210,23 @@ impl Columns {
 
     fn borrow(&self) -> [&(dyn ToSql + Sync); 17] {
         [
-            &self.tenant, &self.id, &self.n, &self.token, &self.state, &self.reason, &self.due, &self.counted, &self.unclear, &self.code, &self.detail, &self.at,
-            &self.provider, &self.outcome, &self.latency, &self.provider_ref, &self.excerpt,
+            &self.tenant,
+            &self.id,
+            &self.n,
+            &self.token,
+            &self.state,
+            &self.reason,
+            &self.due,
+            &self.counted,
+            &self.unclear,
+            &self.code,
+            &self.detail,
+            &self.at,
+            &self.provider,
+            &self.outcome,
+            &self.latency,
+            &self.provider_ref,
+            &self.excerpt,
         ]
     }
 }
@@ -235,12 +259,24 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
     );
     let provider_ref = s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.clone());
     let parameters = [
-        key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), state.name().into(), state.reason().into(), s.code.clone().into(), s.detail.clone().into(),
-        began.into(), s.unclear.into(), provider_ref.into(),
+        key.tenant.into(),
+        key.notification.into(),
+        key.n.into(),
+        s.lease.token.into(),
+        state.name().into(),
+        state.reason().into(),
+        s.code.clone().into(),
+        s.detail.clone().into(),
+        began.into(),
+        s.unclear.into(),
+        provider_ref.into(),
     ];
     let seq = sqlite::query(connection, &enter, &parameters)?.first().map(|row| row.get(0)).transpose()?;
     let leave = format!("DELETE FROM postcommit_delivery_queue {KEPT}");
-    connection.prepare_cached(&leave).and_then(|mut st| st.execute(rusqlite::params_from_iter(&parameters[..4]))).map_err(sqlite::refused)?;
+    connection
+        .prepare_cached(&leave)
+        .and_then(|mut st| st.execute(rusqlite::params_from_iter(&parameters[..4])))
+        .map_err(sqlite::refused)?;
     Ok(seq)
 }
 
@@ -252,7 +288,16 @@ fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, 
     );
     let began = i64::from(s.attempt.is_some());
     let parameters = [
-        key.tenant.into(), key.notification.into(), key.n.into(), s.lease.token.into(), due.into(), counted.into(), began.into(), s.unclear.into(), s.code.clone().into(), s.detail.clone().into(),
+        key.tenant.into(),
+        key.notification.into(),
+        key.n.into(),
+        s.lease.token.into(),
+        due.into(),
+        counted.into(),
+        began.into(),
+        s.unclear.into(),
+        s.code.clone().into(),
+        s.detail.clone().into(),
     ];
     sqlite::query(connection, &again, &parameters)?.first().map(|row| row.get(0)).transpose()
 }
@@ -264,8 +309,19 @@ fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), D
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
     let evidence = attempt.evidence.clone();
     let parameters: [Value; 13] = [
-        key.tenant.into(), key.notification.into(), key.n.into(), seq.into(), attempt.at.into(), attempt.provider.as_str().into(), attempt.outcome.into(), s.code.clone().into(),
-        s.detail.clone().into(), attempt.latency_ms.into(), evidence.provider_ref.into(), evidence.excerpt.into(), s.lease.token.into(),
+        key.tenant.into(),
+        key.notification.into(),
+        key.n.into(),
+        seq.into(),
+        attempt.at.into(),
+        attempt.provider.as_str().into(),
+        attempt.outcome.into(),
+        s.code.clone().into(),
+        s.detail.clone().into(),
+        attempt.latency_ms.into(),
+        evidence.provider_ref.into(),
+        evidence.excerpt.into(),
+        s.lease.token.into(),
     ];
     connection.prepare_cached(sql).and_then(|mut st| st.execute(rusqlite::params_from_iter(parameters))).map(drop).map_err(sqlite::refused)
 }

@@ -25,8 +25,8 @@ mod protocol;
 mod state;
 
 use protocol::{
-    ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE,
-    QUIET_IS_FINISHED, REACHED, STALE_NEVER_WRITES, SUCCESS_STAYS,
+    ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE, QUIET_IS_FINISHED, REACHED, STALE_NEVER_WRITES,
+    SUCCESS_STAYS,
 };
 use protocol::{Classing, Guarantee, Intent, Protocol, Settle, TokenKind, Window};
 use stateright::{Checker, HasDiscoveries, Model};
@@ -43,212 +43,74 @@ struct Variant {
     breaks: &'static [&'static str],
 }
 
-const fn variant(
-    name: &'static str,
-    protocol: Protocol,
-    breaks: &'static [&'static str],
-) -> Variant {
-    Variant {
-        name,
-        protocol,
-        breaks,
-    }
+const fn variant(name: &'static str, protocol: Protocol, breaks: &'static [&'static str]) -> Variant {
+    Variant { name, protocol, breaks }
 }
 
 /// What the product does, in surroundings in which it keeps its word.
 const SAFE: &[Variant] = &[
     variant("at_most_once", AT_MOST_ONCE, &[]),
-    variant(
-        "at_most_once, 3 workers, 5 attempts, 3 crashes",
-        Protocol {
-            workers: 3,
-            attempts: 5,
-            crashes: 3,
-            ..AT_MOST_ONCE
-        },
-        &[],
-    ),
+    variant("at_most_once, 3 workers, 5 attempts, 3 crashes", Protocol { workers: 3, attempts: 5, crashes: 3, ..AT_MOST_ONCE }, &[]),
     variant("at_least_once", AT_LEAST_ONCE, &[]),
-    variant(
-        "at_least_once, failover",
-        Protocol {
-            failovers: 1,
-            ..AT_LEAST_ONCE
-        },
-        &[],
-    ),
-    variant(
-        "idempotent, key expires",
-        Protocol {
-            key_expires: true,
-            ..IDEMPOTENT
-        },
-        &[],
-    ),
-    variant(
-        "idempotent, failover",
-        Protocol {
-            failovers: 1,
-            ..IDEMPOTENT
-        },
-        &[],
-    ),
+    variant("at_least_once, failover", Protocol { failovers: 1, ..AT_LEAST_ONCE }, &[]),
+    variant("idempotent, key expires", Protocol { key_expires: true, ..IDEMPOTENT }, &[]),
+    variant("idempotent, failover", Protocol { failovers: 1, ..IDEMPOTENT }, &[]),
 ];
 
 /// Each has lost one guard.
 const UNGUARDED: &[Variant] = &[
-    variant(
-        "settle by key alone",
-        Protocol {
-            settle: Settle::ByKey,
-            ..AT_LEAST_ONCE
-        },
-        &[STALE_NEVER_WRITES, SUCCESS_STAYS],
-    ),
-    variant(
-        "settle guarded by state alone",
-        Protocol {
-            settle: Settle::WhereLeased,
-            ..AT_LEAST_ONCE
-        },
-        &[STALE_NEVER_WRITES],
-    ),
+    variant("settle by key alone", Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES, SUCCESS_STAYS]),
+    variant("settle guarded by state alone", Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES]),
     variant(
         "ledger insert not tied to the delete",
-        Protocol {
-            settle: Settle::InsertUntied,
-            ..AT_LEAST_ONCE
-        },
+        Protocol { settle: Settle::InsertUntied, ..AT_LEAST_ONCE },
         &[STALE_NEVER_WRITES, ONE_PLACE],
     ),
     variant(
         "attempt number as token, failover",
-        Protocol {
-            token: TokenKind::AttemptNumber,
-            failovers: 1,
-            ..IDEMPOTENT
-        },
+        Protocol { token: TokenKind::AttemptNumber, failovers: 1, ..IDEMPOTENT },
         &[STALE_NEVER_WRITES],
     ),
     variant(
         "intent not fenced",
-        Protocol {
-            intent: Intent::Unfenced,
-            ..AT_MOST_ONCE
-        },
+        Protocol { intent: Intent::Unfenced, ..AT_MOST_ONCE },
         &[ACCEPTED_ONCE, STALE_NEVER_WRITES, NO_FALSE_FAILURE],
     ),
-    variant(
-        "no intent",
-        Protocol {
-            intent: Intent::Never,
-            ..AT_MOST_ONCE
-        },
-        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
-    ),
+    variant("no intent", Protocol { intent: Intent::Never, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE, NO_FALSE_FAILURE]),
     variant(
         "accepted, then reset: classed as not sent",
-        Protocol {
-            classing: Classing::ResetIsNotSent,
-            ..AT_MOST_ONCE
-        },
+        Protocol { classing: Classing::ResetIsNotSent, ..AT_MOST_ONCE },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
-    variant(
-        "written classed as sent",
-        Protocol {
-            classing: Classing::WrittenIsSent,
-            ..AT_MOST_ONCE
-        },
-        &[NO_FALSE_SUCCESS],
-    ),
-    variant(
-        "client re-sends silently",
-        Protocol {
-            client_resends: true,
-            ..AT_MOST_ONCE
-        },
-        &[ACCEPTED_ONCE],
-    ),
-    variant(
-        "key's window ignored",
-        Protocol {
-            window: Window::Ignored,
-            key_expires: true,
-            ..IDEMPOTENT
-        },
-        &[ONE_EFFECT],
-    ),
+    variant("written classed as sent", Protocol { classing: Classing::WrittenIsSent, ..AT_MOST_ONCE }, &[NO_FALSE_SUCCESS]),
+    variant("client re-sends silently", Protocol { client_resends: true, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE]),
+    variant("key's window ignored", Protocol { window: Window::Ignored, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
     variant(
         "key's window judged at settle only",
-        Protocol {
-            window: Window::AtSettleOnly,
-            key_expires: true,
-            ..IDEMPOTENT
-        },
+        Protocol { window: Window::AtSettleOnly, key_expires: true, ..IDEMPOTENT },
         &[ONE_EFFECT],
     ),
-    variant(
-        "key's window without margin",
-        Protocol {
-            window: Window::WithoutMargin,
-            key_expires: true,
-            ..IDEMPOTENT
-        },
-        &[ONE_EFFECT],
-    ),
+    variant("key's window without margin", Protocol { window: Window::WithoutMargin, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
     variant(
         "earlier unclear attempt forgotten",
-        Protocol {
-            remembers_unclear: false,
-            key_expires: true,
-            ..IDEMPOTENT
-        },
+        Protocol { remembers_unclear: false, key_expires: true, ..IDEMPOTENT },
         &[ONE_EFFECT, NO_FALSE_FAILURE],
     ),
-    variant(
-        "nobody takes over",
-        Protocol {
-            takeover: false,
-            ..AT_LEAST_ONCE
-        },
-        &[QUIET_IS_FINISHED],
-    ),
+    variant("nobody takes over", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
 ];
 
 /// Nothing is missing here: a database that forgets what it committed takes the memory the promise
 /// rests on. Hence the documented demand for a synchronous standby.
 const LIMITS: &[Variant] = &[
-    variant(
-        "at_most_once, failover",
-        Protocol {
-            failovers: 1,
-            ..AT_MOST_ONCE
-        },
-        &[ACCEPTED_ONCE],
-    ),
-    variant(
-        "idempotent, key expires, failover",
-        Protocol {
-            failovers: 1,
-            key_expires: true,
-            ..IDEMPOTENT
-        },
-        &[ONE_EFFECT],
-    ),
+    variant("at_most_once, failover", Protocol { failovers: 1, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE]),
+    variant("idempotent, key expires, failover", Protocol { failovers: 1, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
 ];
 
 #[test]
 fn model_safe_variants_hold_exhaustively() {
     for variant in check_all(SAFE) {
-        let missed: Vec<_> = REACHED
-            .iter()
-            .filter(|name| !variant.found.contains(*name))
-            .collect();
-        assert!(
-            missed.is_empty(),
-            "never reached, so the invariants say little: {missed:?}"
-        );
+        let missed: Vec<_> = REACHED.iter().filter(|name| !variant.found.contains(*name)).collect();
+        assert!(missed.is_empty(), "never reached, so the invariants say little: {missed:?}");
     }
 }
 
@@ -267,11 +129,7 @@ fn model_documented_limits_are_real() {
 /// An invariant that no lost guard breaks would prove nothing by holding.
 #[test]
 fn model_every_invariant_is_broken_by_some_removed_guard() {
-    let broken: BTreeSet<_> = UNGUARDED
-        .iter()
-        .flat_map(|variant| variant.breaks)
-        .copied()
-        .collect();
+    let broken: BTreeSet<_> = UNGUARDED.iter().flat_map(|variant| variant.breaks).copied().collect();
     assert_eq!(broken, BTreeSet::from(INVARIANTS));
 }
 
@@ -290,21 +148,12 @@ fn check_all(variants: &[Variant]) -> Vec<Findings> {
 fn check(variant: &Variant) -> Findings {
     let findings = explore(variant.protocol);
     println!("{}", table_row(variant, &findings));
-    let broken: BTreeSet<_> = INVARIANTS
-        .into_iter()
-        .filter(|name| findings.found.contains(name))
-        .collect();
-    let expected: BTreeSet<_> = unpromised(variant.protocol)
-        .chain(variant.breaks.iter().copied())
-        .collect();
+    let broken: BTreeSet<_> = INVARIANTS.into_iter().filter(|name| findings.found.contains(name)).collect();
+    let expected: BTreeSet<_> = unpromised(variant.protocol).chain(variant.breaks.iter().copied()).collect();
     for surprise in broken.difference(&expected) {
         println!("{surprise}: {}", shortest_trace(variant.protocol, surprise));
     }
-    assert_eq!(
-        broken, expected,
-        "invariants broken by \"{}\"",
-        variant.name
-    );
+    assert_eq!(broken, expected, "invariants broken by \"{}\"", variant.name);
     findings
 }
 
@@ -313,20 +162,14 @@ fn check(variant: &Variant) -> Findings {
 fn unpromised(protocol: Protocol) -> impl Iterator<Item = &'static str> {
     let repeats = protocol.guarantee != Guarantee::AtMostOnce;
     let forgets = protocol.failovers > 0;
-    repeats
-        .then_some(ACCEPTED_ONCE)
-        .into_iter()
-        .chain(forgets.then_some(NO_FALSE_FAILURE))
+    repeats.then_some(ACCEPTED_ONCE).into_iter().chain(forgets.then_some(NO_FALSE_FAILURE))
 }
 
 /// Visits every reachable state: it would stop early only if every invariant were broken and every
 /// goal reached.
 fn explore(protocol: Protocol) -> Findings {
     let checker = protocol.checker().spawn_bfs().join();
-    Findings {
-        states: checker.unique_state_count(),
-        found: checker.discoveries().into_keys().collect(),
-    }
+    Findings { states: checker.unique_state_count(), found: checker.discoveries().into_keys().collect() }
 }
 
 /// `ok`, `--` where it breaks by permission, `XX` where it breaks for want of a guard.
@@ -343,11 +186,7 @@ fn table_row(variant: &Variant, findings: &Findings) -> String {
 fn print_traces(variants: &[Variant]) {
     for variant in variants {
         for broken in variant.breaks {
-            println!(
-                "{} / {broken}: {}",
-                variant.name,
-                shortest_trace(variant.protocol, broken)
-            );
+            println!("{} / {broken}: {}", variant.name, shortest_trace(variant.protocol, broken));
         }
     }
 }
@@ -357,11 +196,7 @@ fn print_traces(variants: &[Variant]) {
 fn shortest_trace(protocol: Protocol, broken: &'static str) -> String {
     let within = |depth| {
         let wanted = HasDiscoveries::AnyOf(BTreeSet::from([broken]));
-        let checker = protocol
-            .checker()
-            .finish_when(wanted)
-            .target_max_depth(depth)
-            .spawn_bfs();
+        let checker = protocol.checker().finish_when(wanted).target_max_depth(depth).spawn_bfs();
         checker.join().discovery(broken)
     };
     let path = (2..).find_map(within).map(stateright::Path::into_actions);

@@ -13,23 +13,11 @@ pub const ONE_PLACE: &str = "I7 in queue or ledger, not both";
 pub const NO_FALSE_FAILURE: &str = "I8 no false failure";
 
 /// What must be true in every reachable state.
-pub const INVARIANTS: [&str; 8] = [
-    NO_FALSE_SUCCESS,
-    ACCEPTED_ONCE,
-    ONE_EFFECT,
-    STALE_NEVER_WRITES,
-    SUCCESS_STAYS,
-    QUIET_IS_FINISHED,
-    ONE_PLACE,
-    NO_FALSE_FAILURE,
-];
+pub const INVARIANTS: [&str; 8] =
+    [NO_FALSE_SUCCESS, ACCEPTED_ONCE, ONE_EFFECT, STALE_NEVER_WRITES, SUCCESS_STAYS, QUIET_IS_FINISHED, ONE_PLACE, NO_FALSE_FAILURE];
 
 /// What must be possible: a protocol that does nothing would keep every invariant.
-pub const REACHED: [&str; 3] = [
-    "R1 sent",
-    "R2 parked as unknown",
-    "R3 stale token turned away",
-];
+pub const REACHED: [&str; 3] = ["R1 sent", "R2 parked as unknown", "R3 stale token turned away"];
 
 /// The protocol under test and the adversary's means. [`Protocol::ours`] is what the product does.
 #[derive(Clone, Copy, Debug)]
@@ -156,10 +144,7 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            db: Db {
-                queue: Some(Row::default()),
-                ..Db::default()
-            },
+            db: Db { queue: Some(Row::default()), ..Db::default() },
             before: None,
             workers: Vec::new(),
             orphans: 0,
@@ -224,27 +209,17 @@ impl Model for Protocol {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(NO_FALSE_SUCCESS, |_, s: &State| {
-                s.db.ledger != Some(End::Sent) || s.provider.accepted > 0
-            }),
+            Property::always(NO_FALSE_SUCCESS, |_, s: &State| s.db.ledger != Some(End::Sent) || s.provider.accepted > 0),
             Property::always(ACCEPTED_ONCE, |_, s: &State| s.provider.accepted <= 1),
             Property::always(ONE_EFFECT, |_, s: &State| s.provider.effects <= 1),
             Property::always(STALE_NEVER_WRITES, |_, s: &State| !s.seen.stale_wrote),
             Property::always(SUCCESS_STAYS, |_, s: &State| !s.seen.success_reverted),
-            Property::always(QUIET_IS_FINISHED, |m: &Protocol, s: &State| {
-                s.db.ledger.is_some() || !m.is_quiet(s)
-            }),
-            Property::always(ONE_PLACE, |_, s: &State| {
-                s.db.queue.is_some() != s.db.ledger.is_some()
-            }),
+            Property::always(QUIET_IS_FINISHED, |m: &Protocol, s: &State| s.db.ledger.is_some() || !m.is_quiet(s)),
+            Property::always(ONE_PLACE, |_, s: &State| s.db.queue.is_some() != s.db.ledger.is_some()),
             // "Exhausted" tells people that nothing arrived, so that sending it again by hand is safe.
-            Property::always(NO_FALSE_FAILURE, |_, s: &State| {
-                s.db.ledger != Some(End::ParkedExhausted) || s.provider.accepted == 0
-            }),
+            Property::always(NO_FALSE_FAILURE, |_, s: &State| s.db.ledger != Some(End::ParkedExhausted) || s.provider.accepted == 0),
             Property::sometimes(REACHED[0], |_, s: &State| s.db.ledger == Some(End::Sent)),
-            Property::sometimes(REACHED[1], |_, s: &State| {
-                s.db.ledger == Some(End::ParkedUnknown)
-            }),
+            Property::sometimes(REACHED[1], |_, s: &State| s.db.ledger == Some(End::ParkedUnknown)),
             Property::sometimes(REACHED[2], |_, s: &State| s.seen.stale_turned_away),
         ]
     }
@@ -293,11 +268,7 @@ impl Protocol {
     /// The margin between the window and the key's life outlasts every attempt begun inside the
     /// window.
     fn key_may_go(&self, state: &State) -> bool {
-        let sending = state.orphans > 0
-            || state
-                .workers
-                .iter()
-                .any(|w| !matches!(w.step, Step::Saw(_)));
+        let sending = state.orphans > 0 || state.workers.iter().any(|w| !matches!(w.step, Step::Saw(_)));
         self.window == Window::WithoutMargin || !sending
     }
 
@@ -336,19 +307,8 @@ impl Protocol {
             TokenKind::Random => claim,
             TokenKind::AttemptNumber => db.attempts,
         };
-        db.queue = Some(Row {
-            lease: Some(Lease {
-                token,
-                claim,
-                ran_out: false,
-            }),
-            intent: None,
-        });
-        state.workers.push(Worker {
-            claim,
-            token,
-            step: Step::Claimed,
-        });
+        db.queue = Some(Row { lease: Some(Lease { token, claim, ran_out: false }), intent: None });
+        state.workers.push(Worker { claim, token, step: Step::Claimed });
         self.commit(state, db);
     }
 
@@ -358,9 +318,7 @@ impl Protocol {
         let Some(worker) = state.worker(claim) else {
             return;
         };
-        let holds = state
-            .lease()
-            .is_some_and(|lease| lease.token == worker.token && !lease.ran_out);
+        let holds = state.lease().is_some_and(|lease| lease.token == worker.token && !lease.ran_out);
         if self.intent == Intent::Fenced && !holds {
             state.seen.stale_turned_away = true;
             state.leave(claim);
@@ -377,9 +335,7 @@ impl Protocol {
 
     /// The reply is lost, or the worker's patience ends while its request still travels.
     fn no_reply(&self, state: &mut State, claim: Claim) {
-        let accepted = state
-            .worker(claim)
-            .is_some_and(|w| w.step == Step::Accepted);
+        let accepted = state.worker(claim).is_some_and(|w| w.step == Step::Accepted);
         if !accepted {
             state.orphans += 1;
         }
@@ -394,12 +350,7 @@ impl Protocol {
     /// One statement: where the token still holds, the row goes into the ledger or is freed. A stale
     /// token changes nothing and is counted.
     fn settle(&self, state: &mut State, claim: Claim) {
-        let Some(Worker {
-            token,
-            step: Step::Saw(outcome),
-            ..
-        }) = state.worker(claim)
-        else {
+        let Some(Worker { token, step: Step::Saw(outcome), .. }) = state.worker(claim) else {
             return;
         };
         state.leave(claim);
@@ -442,8 +393,7 @@ impl Protocol {
     }
 
     fn commit(&self, state: &mut State, db: Db) {
-        state.seen.success_reverted |=
-            state.db.ledger == Some(End::Sent) && db.ledger != Some(End::Sent);
+        state.seen.success_reverted |= state.db.ledger == Some(End::Sent) && db.ledger != Some(End::Sent);
         let before = std::mem::replace(&mut state.db, db);
         state.before = (state.failovers_left > 0).then_some(before);
     }

@@ -1,0 +1,62 @@
+//! How the store is doing: for `doctor`.
+
+use super::Store;
+use crate::db::{Db, DbError};
+
+/// Partitions, on PostgreSQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartitionHealth {
+    /// Whole months for which partitions exist beyond this one.
+    pub months_ahead: i64,
+    /// Rows that found none and went into a default partition.
+    pub in_default: i64,
+}
+
+/// Live and parked work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueHealth {
+    /// Rows in the queue.
+    pub waiting: i64,
+    /// Parked deliveries.
+    pub parked: i64,
+    /// How long the oldest due row has been due; 0 when none is.
+    pub oldest_due_s: i64,
+    /// Results that came too late, ever.
+    pub stale_settles: i64,
+    /// Keys used again with other content, ever.
+    pub conflicts: i64,
+}
+
+impl Store {
+    /// None on SQLite, which has no partitions.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn partition_health(&self) -> Result<Option<PartitionHealth>, DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(None) };
+        let sql = "SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace AND relname ~ '^notification_[0-9]{4}_[0-9]{2}$'
+              AND relname > 'notification_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')),
+            (SELECT count(*) FROM postcommit.notification_default) + (SELECT count(*) FROM postcommit.delivery_ledger_default) + (SELECT count(*) FROM postcommit.attempt_default)";
+        let rows = self.db.query(sql, vec![]).await?;
+        rows.first().map(|row| Ok(PartitionHealth { months_ahead: row.get(0)?, in_default: row.get(1)? })).transpose()
+    }
+
+    /// Counts what waits, what is parked and what went wrong.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
+        let now = self.now().await?;
+        let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
+        let due = "SELECT min(due_at) FROM postcommit.delivery_queue q WHERE due_at <= {now} AND lease_token IS NULL
+            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}))";
+        let oldest = self.db.query(due, vec![]).await?.first().map_or(Ok(None), |row| row.get::<Option<postcommit::Timestamp>>(0))?;
+        Ok(QueueHealth {
+            waiting: count("SELECT count(*) FROM postcommit.delivery_queue").await?,
+            parked: count("SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'parked'").await?,
+            oldest_due_s: oldest.map_or(0, |at| i64::try_from(now.since(at).as_secs()).unwrap_or(i64::MAX)),
+            stale_settles: self.stale_settles().await?,
+            conflicts: count("SELECT count(*) FROM postcommit.key_conflict").await?,
+        })
+    }
+}

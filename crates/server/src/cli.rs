@@ -1,0 +1,125 @@
+//! The command line. One list of commands; each is a file of its name.
+
+mod config;
+mod deliveries;
+mod dispatch;
+mod doctor;
+mod enqueue;
+mod migrate;
+mod notifications;
+mod providers;
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::app;
+use crate::output::{Done, Exit, Failure, Format};
+use crate::settings::{Layers, Settings};
+
+/// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
+///
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach, 7 partly.
+#[derive(Debug, Parser)]
+#[command(name = "postcommit", version, max_term_width = 110)]
+pub struct Cli {
+    /// How data is printed
+    #[arg(short, long, global = true, value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
+    output: Format,
+    /// Settings file [default: postcommit.toml, when it is there]
+    #[arg(long, global = true, value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
+    config: Option<PathBuf>,
+    /// sqlite:path or postgres://… [setting database.url]
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// Any other setting, e.g. --set dispatch.lease_s=30
+    #[arg(long = "setting", global = true, value_name = "NAME=VALUE")]
+    setting: Vec<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the dispatcher and the health endpoints
+    Serve {
+        /// Address and port [setting server.listen]
+        #[arg(long, value_name = "ADDRESS")]
+        listen: Option<String>,
+        /// Do not bring the schema up to date; refuse to start when it is not
+        #[arg(long)]
+        no_migrate: bool,
+    },
+    /// Bring the database's schema up to date
+    Migrate(migrate::Migrate),
+    /// Enqueue a notification
+    Enqueue(Box<enqueue::Enqueue>),
+    /// Look at notifications
+    #[command(subcommand)]
+    Notifications(notifications::Notifications),
+    /// Look at deliveries, retry, discard, cancel, follow
+    #[command(subcommand)]
+    Deliveries(deliveries::Deliveries),
+    /// Configure providers
+    #[command(subcommand)]
+    Providers(providers::Providers),
+    /// Do one bounded pass over what is due, and exit
+    Dispatch(dispatch::Dispatch),
+    /// Examine the installation; exits 1 when something needs attention
+    Doctor,
+    /// Settings in force
+    #[command(subcommand)]
+    Config(config::Config),
+    /// Print a completion script, e.g. source <(postcommit completions bash)
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+impl Cli {
+    /// Runs the command.
+    pub async fn run(self) -> Done {
+        let layers = self.layers()?;
+        let format = self.output;
+        if let Command::Completions { shell } = self.command {
+            clap_complete::generate(shell, &mut Self::command(), "postcommit", &mut std::io::stdout());
+            return Ok(Exit::Ok);
+        }
+        if let Command::Config(command) = &self.command {
+            return command.run(format, &layers);
+        }
+        let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
+        match self.command {
+            Command::Serve { no_migrate, .. } => app::serve(&settings, !no_migrate).await,
+            Command::Migrate(command) => command.run(format, &settings).await,
+            Command::Enqueue(command) => command.run(format, &settings).await,
+            Command::Notifications(command) => command.run(format, &settings).await,
+            Command::Deliveries(command) => command.run(format, &settings).await,
+            Command::Providers(command) => command.run(format, &settings).await,
+            Command::Dispatch(command) => command.run(format, &settings).await,
+            Command::Doctor => doctor::run(format, &settings).await,
+            Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
+        }
+    }
+
+    fn layers(&self) -> Result<Layers, Failure> {
+        let usage = |problem: String| Failure::new(Exit::Usage, problem);
+        let mut flags: Vec<(&str, String)> = Vec::new();
+        flags.extend(self.database_url.clone().map(|url| ("database.url", url)));
+        if let Command::Serve { listen: Some(listen), .. } = &self.command {
+            flags.push(("server.listen", listen.clone()));
+        }
+        for pair in &self.setting {
+            let (name, value) = pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
+            flags.push((name, value.to_owned()));
+        }
+        let environment = std::env::vars().filter(|(name, _)| name.starts_with("POSTCOMMIT_")).collect();
+        Layers::load(self.config.as_deref(), &environment, &flags).map_err(usage)
+    }
+}
+
+/// The store, for commands that need nothing else.
+async fn store(settings: &Settings) -> Result<postcommit_engine::store::Store, Failure> {
+    app::store(settings).await
+}

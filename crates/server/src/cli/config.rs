@@ -1,0 +1,46 @@
+//! `postcommit config`.
+
+use clap::Subcommand;
+use serde_json::json;
+
+use crate::output::{self, Done, Exit, Format};
+use crate::settings::{DEFAULTS, Layers};
+
+#[derive(Debug, Subcommand)]
+pub enum Config {
+    /// Every setting with its value and where it came from
+    Show,
+    /// The annotated defaults, as a file to start from
+    Default,
+}
+
+impl Config {
+    pub fn run(&self, format: Format, layers: &Layers) -> Done {
+        match self {
+            Self::Default => output::print(DEFAULTS.trim_end()),
+            Self::Show => {
+                let rows: Vec<_> =
+                    layers.origins().into_iter().map(|o| json!({"setting": o.name, "value": o.value, "origin": o.origin})).collect();
+                output::list(
+                    format,
+                    &rows,
+                    &[
+                        ("setting", |row| plain(&row["setting"])),
+                        ("value", |row| plain(&row["value"])),
+                        ("origin", |row| plain(&row["origin"])),
+                    ],
+                );
+            }
+        }
+        // Shown even when a value is refused: this is where one looks for it.
+        if let Err(problem) = layers.settings() {
+            eprintln!("postcommit: {problem}");
+            return Ok(Exit::Usage);
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+fn plain(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,217 @@
+//! `postcommit deliveries`.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use postcommit::Timestamp;
+use postcommit_engine::model::{DeliveryId, DeliveryKey};
+use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Store};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::settings::Settings;
+
+#[derive(Debug, Subcommand)]
+pub enum Deliveries {
+    /// Newest first
+    List(List),
+    /// One with its attempts
+    Show {
+        /// {notification}.{n}
+        id: DeliveryId,
+    },
+    /// Back to pending with counters reset; what was sent stays sent
+    Retry(Ids),
+    /// End parked deliveries for good; the rows stay
+    Discard(Ids),
+    /// Take back what is not under way yet
+    Cancel(Ids),
+    /// Follow attempts as they happen
+    Tail {
+        /// Begin this many seconds ago
+        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+        since: u64,
+        /// Print what there is and exit
+        #[arg(long)]
+        no_follow: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Ids {
+    /// {notification}.{n}, one or more
+    #[arg(required = true)]
+    ids: Vec<DeliveryId>,
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[arg(long)]
+    tenant: Option<String>,
+    /// pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired or skipped
+    #[arg(long)]
+    state: Option<String>,
+    /// Of parked ones: rejected, exhausted, outcome_unknown or config
+    #[arg(long)]
+    reason: Option<String>,
+    #[arg(long)]
+    channel: Option<String>,
+    #[arg(long)]
+    provider: Option<String>,
+    #[arg(long)]
+    event_type: Option<String>,
+    #[arg(long)]
+    entity: Option<String>,
+    #[arg(long, value_name = "ID")]
+    notification: Option<Uuid>,
+    /// Only of notifications older than this id
+    #[arg(long, value_name = "ID")]
+    before: Option<Uuid>,
+    /// 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
+}
+
+impl Deliveries {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = super::store(settings).await?;
+        match self {
+            Self::List(list) => list.run(format, &store).await,
+            Self::Show { id } => show(format, &store, *id).await,
+            Self::Retry(Ids { ids }) => {
+                each(format, &store, ids, "retry", "pending", "it is not parked, discarded, cancelled or expired").await
+            }
+            Self::Discard(Ids { ids }) => each(format, &store, ids, "discard", "discarded", "it is not parked").await,
+            Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "it is under way or over").await,
+            Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
+        }
+    }
+}
+
+impl List {
+    async fn run(&self, format: Format, store: &Store) -> Done {
+        let filter = DeliveryFilter {
+            tenant: self.tenant.clone(),
+            state: self.state.clone(),
+            reason: self.reason.clone(),
+            channel: self.channel.clone(),
+            provider: self.provider.clone(),
+            event_type: self.event_type.clone(),
+            entity: self.entity.clone(),
+            notification: self.notification,
+            before: self.before,
+            limit: self.limit,
+        };
+        let rows = store.delivery_rows(&filter).await?;
+        output::list(
+            format,
+            &rows,
+            &[
+                ("id", |r: &DeliveryRow| r.id.clone()),
+                ("updated", |r| r.updated_at.to_string()),
+                ("state", |r| r.reason.as_ref().map_or_else(|| r.state.clone(), |reason| format!("{} ({reason})", r.state))),
+                ("channel", |r| or_dash(&r.channel)),
+                ("to", |r| or_dash(&r.target)),
+                ("provider", |r| or_dash(&r.provider)),
+                ("event type", |r| r.event_type.clone()),
+                ("attempts", |r| r.attempts.to_string()),
+                ("error", |r| or_dash(&r.error_code)),
+            ],
+        );
+        Ok(Exit::Ok)
+    }
+}
+
+fn missing(id: DeliveryId) -> Failure {
+    Failure::new(Exit::NotFound, format!("there is no delivery {id}"))
+}
+
+async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
+    let row = store.delivery_row(id).await?.ok_or_else(|| missing(id))?;
+    let key = store.delivery_key(id).await?.ok_or_else(|| missing(id))?;
+    let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
+    let text = |_: &serde_json::Value| {
+        let fields = serde_json::to_value(&row).unwrap_or_default();
+        let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let fields = fields
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| format!("{name:<16}{}", shown(value)));
+        fields.chain(attempts.iter().map(super::notifications::attempt_line)).collect::<Vec<_>>().join("\n")
+    };
+    let mut story = json!(row);
+    story["attempt_log"] = json!(attempts);
+    output::one(format, &story, text);
+    Ok(Exit::Ok)
+}
+
+/// Acts on each, says what became of it, and ends by how many it worked for.
+async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, done: &str, why_not: &str) -> Done {
+    let mut results = Vec::new();
+    let mut worst = (0, Exit::Ok);
+    for id in ids {
+        let key = store.delivery_key(*id).await?;
+        let worked = match key {
+            Some(key) => act(store, key, verb).await?,
+            None => false,
+        };
+        if !worked {
+            worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
+            eprintln!("postcommit: {id}: {}", if key.is_none() { "there is no such delivery" } else { why_not });
+        }
+        results.push(json!({"id": id.to_string(), "result": if worked { done } else if key.is_none() { "not found" } else { "refused" }}));
+    }
+    output::list(
+        format,
+        &results,
+        &[("id", |r| r["id"].as_str().unwrap_or_default().to_owned()), ("result", |r| r["result"].as_str().unwrap_or_default().to_owned())],
+    );
+    Ok(if worst.0 > 0 && worst.0 < ids.len() { Exit::Partly } else { worst.1 })
+}
+
+async fn act(store: &Store, key: DeliveryKey, verb: &str) -> Result<bool, Failure> {
+    Ok(match verb {
+        "retry" => store.retry(key).await?,
+        "discard" => store.discard(key).await?,
+        _ => store.cancel_delivery(key).await?,
+    })
+}
+
+/// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.
+async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Done {
+    const REACH: i64 = 120_000_000;
+    let from = store.now().await?.as_micros() - i64::try_from(since).unwrap_or(0).saturating_mul(1_000_000);
+    let mut printed: HashSet<(String, i32)> = HashSet::new();
+    let mut look = tokio::time::interval(Duration::from_millis(250));
+    loop {
+        look.tick().await;
+        let now = store.now().await?.as_micros();
+        let start = if printed.is_empty() { from } else { from.max(now - REACH) };
+        // Two days back: a retry of an older notification is not followed.
+        let oldest =
+            Uuid::new_v7(uuid::Timestamp::from_unix_time(u64::try_from((now - 172_800_000_000).max(0) / 1_000_000).unwrap_or(0), 0, 0, 0));
+        for attempt in store.attempts_since(Timestamp::from_micros(start), oldest, 1000).await? {
+            if printed.insert((attempt.delivery.clone(), attempt.seq)) {
+                output::one(format, &attempt, |a| {
+                    let error = a.code.as_ref().map(|code| format!("  {code}")).unwrap_or_default();
+                    format!(
+                        "{}  {:<9} {:<16} {}  #{}  {} ms{error}",
+                        a.at,
+                        a.outcome,
+                        or_dash(&a.provider),
+                        a.delivery,
+                        a.seq,
+                        a.latency_ms
+                    )
+                });
+            }
+        }
+        if no_follow {
+            return Ok(Exit::Ok);
+        }
+    }
+}

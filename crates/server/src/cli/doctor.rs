@@ -1,0 +1,137 @@
+//! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
+
+use postcommit_engine::channel::{self, FailOn};
+use postcommit_engine::db::LATEST;
+use postcommit_engine::egress::Egress;
+use postcommit_engine::model::Provider;
+use postcommit_engine::secret::Secrets;
+use postcommit_engine::store::Store;
+use serde::Serialize;
+
+use crate::app;
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::settings::Settings;
+
+#[derive(Serialize)]
+struct Finding {
+    check: &'static str,
+    /// ok, warning or problem; only a problem changes the exit code
+    result: &'static str,
+    detail: String,
+}
+
+fn finding(check: &'static str, result: &'static str, detail: impl Into<String>) -> Finding {
+    Finding { check, result, detail: detail.into() }
+}
+
+pub async fn run(format: Format, settings: &Settings) -> Done {
+    let findings = examine(settings).await?;
+    output::list(
+        format,
+        &findings,
+        &[("check", |f| f.check.to_owned()), ("result", |f| f.result.to_owned()), ("detail", |f| f.detail.clone())],
+    );
+    Ok(if findings.iter().any(|f| f.result == "problem") { Exit::Failed } else { Exit::Ok })
+}
+
+async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
+    let store = match app::store(settings).await {
+        Ok(store) => store,
+        Err(failure) => return Ok(vec![finding("database", "problem", failure.to_string())]),
+    };
+    let mut findings = vec![finding("database", "ok", format!("{}, schema version {LATEST}", store.db().kind()))];
+    findings.push(clock(&store).await?);
+    findings.extend(partitions(&store).await?);
+    findings.extend(queue(&store).await?);
+    let providers = store.providers().await?;
+    if providers.is_empty() {
+        findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));
+    }
+    findings.extend(providers.iter().map(|p| provider(settings, p)));
+    Ok(findings)
+}
+
+/// Leases go by the database's clock; a host that disagrees only dates its logs wrongly.
+async fn clock(store: &Store) -> Result<Finding, Failure> {
+    let apart = store.now().await?.as_micros() - postcommit_engine::clock::now().as_micros();
+    let seconds = apart / 1_000_000;
+    Ok(match seconds.abs() {
+        0..=5 => finding("clock", "ok", "this host and the database agree"),
+        _ => finding("clock", "warning", format!("the database's clock is {seconds} s ahead of this host's; check time synchronisation")),
+    })
+}
+
+async fn partitions(store: &Store) -> Result<Vec<Finding>, Failure> {
+    let Some(health) = store.partition_health().await? else { return Ok(vec![]) };
+    let ahead = match health.months_ahead {
+        months @ 2.. => finding("partitions", "ok", format!("made {months} months ahead")),
+        months => finding(
+            "partitions",
+            "problem",
+            format!("made {months} months ahead only; run `postcommit serve`, or SELECT postcommit.make_partitions()"),
+        ),
+    };
+    let caught = (health.in_default > 0).then(|| {
+        finding(
+            "partitions",
+            "warning",
+            format!("{} rows are in default partitions; SELECT postcommit.make_partitions() moves them", health.in_default),
+        )
+    });
+    Ok(std::iter::once(ahead).chain(caught).collect())
+}
+
+async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
+    let health = store.queue_health().await?;
+    let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
+    let mut findings = vec![match health.oldest_due_s {
+        0..=600 => finding("queue", "ok", waiting),
+        late => finding(
+            "queue",
+            "problem",
+            format!("{waiting}; the oldest has been due for {late} s: is `postcommit serve` running, is its lane paused?"),
+        ),
+    }];
+    if health.stale_settles > 0 {
+        findings.push(finding(
+            "leases",
+            "warning",
+            format!("{} results came after their lease had run out; if this grows, raise dispatch.lease_s", health.stale_settles),
+        ));
+    }
+    if health.conflicts > 0 {
+        findings.push(finding(
+            "keys",
+            "warning",
+            format!("{} times a key was used again with other content; those were not sent (table key_conflict)", health.conflicts),
+        ));
+    }
+    Ok(findings)
+}
+
+fn provider(settings: &Settings, provider: &Provider) -> Finding {
+    let detail = |text: String| format!("{}: {text}", provider.name);
+    if let Some(why) = &provider.paused {
+        return finding(
+            "provider",
+            "problem",
+            detail(format!("paused: {why}; mend it, then `postcommit providers resume {}`", provider.name)),
+        );
+    }
+    match usable(settings, provider) {
+        Ok(()) => finding("provider", "ok", detail(format!("{} on {}", provider.driver, provider.channel))),
+        Err(problem) => finding("provider", "problem", detail(problem)),
+    }
+}
+
+fn usable(settings: &Settings, provider: &Provider) -> Result<(), String> {
+    let secrets = match &provider.secrets {
+        None => Secrets::new(),
+        Some(sealed) => {
+            let ring = app::keyring(settings).map_err(|e| e.to_string())?;
+            ring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string())?
+        }
+    };
+    let egress = Egress::new(&settings.egress).map_err(|e| e.to_string())?;
+    channel::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
+}

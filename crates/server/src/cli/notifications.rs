@@ -1,0 +1,151 @@
+//! `postcommit notifications`.
+
+use clap::{Args, Subcommand};
+use postcommit_engine::store::{AttemptRow, Conflict, DeliveryFilter, DeliveryRow, NotificationFilter, NotificationRow, Store};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::settings::Settings;
+
+#[derive(Debug, Subcommand)]
+pub enum Notifications {
+    /// Newest first
+    List(List),
+    /// One with its deliveries and attempts
+    Show {
+        /// The notification's id
+        id: Uuid,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[arg(long)]
+    tenant: Option<String>,
+    /// pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired or skipped
+    #[arg(long)]
+    status: Option<String>,
+    #[arg(long)]
+    event_type: Option<String>,
+    #[arg(long)]
+    entity: Option<String>,
+    /// The page after this id
+    #[arg(long, value_name = "ID")]
+    before: Option<Uuid>,
+    /// 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+    limit: i64,
+}
+
+impl Notifications {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = super::store(settings).await?;
+        match self {
+            Self::Show { id } => show(format, &store, *id).await,
+            Self::List(list) => list.run(format, &store).await,
+        }
+    }
+}
+
+impl List {
+    async fn run(&self, format: Format, store: &Store) -> Done {
+        let filter = NotificationFilter {
+            tenant: self.tenant.clone(),
+            status: self.status.clone(),
+            event_type: self.event_type.clone(),
+            entity: self.entity.clone(),
+            before: self.before,
+            limit: self.limit,
+        };
+        let rows = store.notification_rows(&filter).await?;
+        output::list(
+            format,
+            &rows,
+            &[
+                ("id", |r: &NotificationRow| r.id.to_string()),
+                ("created", |r| r.created_at.to_string()),
+                ("status", |r| r.status.clone()),
+                ("event type", |r| r.event_type.clone()),
+                ("entity", |r| or_dash(&r.entity)),
+                ("attempts", |r| r.attempts.to_string()),
+                ("last error", |r| or_dash(&r.last_error)),
+            ],
+        );
+        if let (Format::Text, Some(last), true) = (format, rows.last(), i64::try_from(rows.len()) == Ok(self.limit)) {
+            eprintln!("more: --before {}", last.id);
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+/// The full story of one notification.
+#[derive(Serialize)]
+struct Story {
+    #[serde(flatten)]
+    notification: postcommit_engine::model::StoredNotification,
+    status: String,
+    deliveries: Vec<DeliveryRow>,
+    attempts: Vec<AttemptRow>,
+    conflicts: Vec<Conflict>,
+}
+
+/// Prints one notification with everything that happened to it.
+pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
+    let missing = || Failure::new(Exit::NotFound, format!("there is no notification {id}"));
+    let notification = store.notification(None, id).await?.ok_or_else(missing)?;
+    let row = store.notification_row(id).await?.ok_or_else(missing)?;
+    let deliveries = store.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 1000, ..DeliveryFilter::default() }).await?;
+    let attempts = store.attempts(notification.tenant, id).await?;
+    let conflicts = store.conflicts(notification.tenant, id).await?;
+    output::one(format, &Story { notification, status: row.status, deliveries, attempts, conflicts }, text);
+    Ok(Exit::Ok)
+}
+
+fn text(story: &Story) -> String {
+    let note = &story.notification;
+    let mut lines = vec![format!("{}  {}", note.id, story.status)];
+    let mut field = |name: &str, value: Option<String>| lines.extend(value.map(|value| format!("  {name:<12}{value}")));
+    field("event type", Some(note.event_type.clone()));
+    field("tenant", Some(note.tenant_name.clone()));
+    field("entity", note.entity.clone());
+    field("key", Some(note.idempotency_key.clone()));
+    field("title", note.title.clone());
+    field("payload", Some(note.payload.to_string()).filter(|p| p != "{}"));
+    field("enqueued", Some(note.created_at.to_string()));
+    field("due", (note.due_at > note.created_at).then(|| note.due_at.to_string()));
+    field("expires", Some(note.expires_at.to_string()));
+    for delivery in &story.deliveries {
+        lines.push(line(delivery));
+        lines.extend(story.attempts.iter().filter(|a| a.delivery == delivery.id).map(attempt_line));
+    }
+    if !story.conflicts.is_empty() {
+        lines.push(format!(
+            "  key used again with other content, not sent: {} times, last {}",
+            story.conflicts.len(),
+            story.conflicts[story.conflicts.len() - 1].noted_at
+        ));
+    }
+    lines.join("\n")
+}
+
+fn line(d: &DeliveryRow) -> String {
+    let reason = d.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default();
+    let error = d
+        .error_code
+        .as_ref()
+        .map(|code| format!("  {code}{}", d.last_error.as_ref().map(|e| format!(": {e}")).unwrap_or_default()))
+        .unwrap_or_default();
+    let next = d.next_attempt_at.filter(|_| d.state == "retrying").map(|at| format!("  next {at}")).unwrap_or_default();
+    format!("  .{} {}{reason}  {} to {} by {}{next}{error}", d.n, d.state, or_dash(&d.channel), or_dash(&d.target), or_dash(&d.provider))
+}
+
+pub(super) fn attempt_line(a: &AttemptRow) -> String {
+    let error = a
+        .code
+        .as_ref()
+        .map(|code| format!("  {code}{}", a.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default()))
+        .unwrap_or_default();
+    let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
+    format!("     {} {}  {}  {} ms{reference}{error}", a.seq, a.at, a.outcome, a.latency_ms)
+}

@@ -1,0 +1,129 @@
+//! What commands print: data on stdout, as a table, one JSON document or JSON lines. And how they end.
+
+use std::fmt;
+use std::io::{ErrorKind, Write};
+
+use postcommit_engine::db::DbError;
+use serde::Serialize;
+
+/// How data is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One document.
+    Json,
+    /// One document per line.
+    Jsonl,
+}
+
+/// The exit codes of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Ok = 0,
+    Failed = 1,
+    Usage = 2,
+    NotFound = 3,
+    Refused = 4,
+    Unreachable = 5,
+    Partly = 7,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        (exit as u8).into()
+    }
+}
+
+/// A command that did not do as asked: what to say and how to end.
+#[derive(Debug)]
+pub struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+impl Failure {
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<DbError> for Failure {
+    fn from(error: DbError) -> Self {
+        let exit = match &error {
+            DbError::Unreachable(_) => Exit::Unreachable,
+            DbError::Url(_) => Exit::Usage,
+            DbError::TooNew { .. } | DbError::TooOld { .. } | DbError::Refused { .. } => Exit::Refused,
+            DbError::Unreadable(_) => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+pub type Done = Result<Exit, Failure>;
+
+/// A column: its heading, and how a row fills it.
+pub type Column<T> = (&'static str, fn(&T) -> String);
+
+/// Prints a list.
+pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
+    match format {
+        Format::Text => print(&table(rows, columns)),
+        Format::Json => print(&json(rows)),
+        Format::Jsonl => rows.iter().for_each(|row| print(&line(row))),
+    }
+}
+
+/// Prints one thing; `text` says how for people.
+pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) {
+    match format {
+        Format::Text => print(&text(value)),
+        Format::Json => print(&json(value)),
+        Format::Jsonl => print(&line(value)),
+    }
+}
+
+fn json<T: Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+fn line<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Columns as wide as their widest cell; control characters cannot move the terminal's cursor.
+fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
+    let plain = |text: String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+    let mut cells: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| name.to_uppercase()).collect()];
+    cells.extend(rows.iter().map(|row| columns.iter().map(|(_, cell)| plain(cell(row))).collect()));
+    let width = |place: usize| cells.iter().map(|row: &Vec<String>| row[place].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    cells.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A reader that went away (`| head`) is no error.
+pub fn print(text: &str) {
+    if let Err(e) = writeln!(std::io::stdout(), "{text}")
+        && e.kind() == ErrorKind::BrokenPipe
+    {
+        std::process::exit(0);
+    }
+}
+
+/// A value that may be missing.
+pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
+    value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
+}

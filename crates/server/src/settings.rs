@@ -1,0 +1,278 @@
+//! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use postcommit_engine::channel::FailOn;
+use postcommit_engine::db::Address;
+use postcommit_engine::dispatch::DispatchSettings;
+use postcommit_engine::egress::EgressSettings;
+use serde::Deserialize;
+use toml::{Table, Value};
+
+/// The annotated file that holds every setting and its default.
+pub const DEFAULTS: &str = include_str!("default.toml");
+/// Read when it is there and no other file is named.
+const FILE: &str = "postcommit.toml";
+
+/// All settings, checked.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Settings {
+    pub database: DatabaseSettings,
+    pub server: ServerSettings,
+    pub dispatch: DispatchSettings,
+    pub egress: EgressSettings,
+    pub capture: CaptureSettings,
+    pub secrets: SecretsSettings,
+    pub log: LogSettings,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct DatabaseSettings {
+    pub url: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct ServerSettings {
+    pub listen: String,
+    pub allow_public: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct CaptureSettings {
+    pub fail_on: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct SecretsSettings {
+    pub key: String,
+    pub key_file: PathBuf,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct LogSettings {
+    pub level: String,
+    pub format: String,
+}
+
+/// One value in force.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    pub name: String,
+    pub value: Value,
+    pub origin: String,
+}
+
+/// Values by dotted name, with their origin.
+#[derive(Debug, Clone)]
+pub struct Layers(BTreeMap<String, (Value, String)>);
+
+impl Layers {
+    /// Stacks the layers. `file` is the one named by `--config`; `flags` are settings given on the command line.
+    pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>, flags: &[(&str, String)]) -> Result<Self, String> {
+        let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
+        let mut layers = Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
+        layers.read_file(file)?;
+        layers.read_environment(environment)?;
+        for (name, text) in flags {
+            layers.set_text(name, text, format!("flag --{}", name.replace(['.', '_'], "-")))?;
+        }
+        Ok(layers)
+    }
+
+    fn read_file(&mut self, named: Option<&Path>) -> Result<(), String> {
+        let path = named.unwrap_or(Path::new(FILE));
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && named.is_none() => return Ok(()),
+            Err(e) => return Err(format!("{}: {e}", path.display())),
+        };
+        let table: Table = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
+        for (name, value) in leaves(&table) {
+            let known = self
+                .0
+                .get(&name)
+                .ok_or_else(|| format!("{}: {name} is not a setting; `postcommit config show` lists them all", path.display()))?;
+            if !same_kind(&known.0, &value) {
+                return Err(format!("{}: {name} must be a {}, not a {}", path.display(), known.0.type_str(), value.type_str()));
+            }
+            self.0.insert(name, (value, format!("file {}", path.display())));
+        }
+        Ok(())
+    }
+
+    fn read_environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), String> {
+        let names: Vec<String> = self.0.keys().cloned().collect();
+        for name in names {
+            let variable = variable(&name);
+            if let Some(text) = environment.get(&variable) {
+                self.set_text(&name, text, format!("environment {variable}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_text(&mut self, name: &str, text: &str, origin: String) -> Result<(), String> {
+        let Some((known, _)) = self.0.get(name) else { return Err(format!("{name} is not a setting")) };
+        let parsed = match known {
+            Value::Integer(_) => text.parse().ok().map(Value::Integer),
+            Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
+            Value::Array(_) => Some(Value::Array(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect())),
+            _ => Some(Value::from(text)),
+        };
+        let value = parsed.ok_or_else(|| format!("{name} ({origin}): {text:?} is not a {}", known.type_str()))?;
+        self.0.insert(name.to_owned(), (value, origin));
+        Ok(())
+    }
+
+    /// Checks every section and makes the settings.
+    pub fn settings(&self) -> Result<Settings, String> {
+        let mut table = Table::new();
+        for (name, (value, _)) in &self.0 {
+            // An absent file is written as an empty name: TOML has no null.
+            if name == "egress.ca_file" && value.as_str() == Some("") {
+                continue;
+            }
+            let (section, key) = name.split_once('.').unwrap_or(("", name));
+            if let Value::Table(section) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
+                section.insert(key.to_owned(), value.clone());
+            }
+        }
+        let settings: Settings =
+            table.try_into().map_err(|e: toml::de::Error| format!("settings: {}", e.to_string().trim().replace('\n', " ")))?;
+        settings.validate().map_err(|problem| self.with_origin(&problem))?;
+        Ok(settings)
+    }
+
+    /// Says where the refused value came from.
+    fn with_origin(&self, problem: &str) -> String {
+        let name = problem.split(':').next().unwrap_or("");
+        match self.0.get(name) {
+            Some((_, origin)) => format!("{problem} (from {origin})"),
+            None => problem.to_owned(),
+        }
+    }
+
+    /// Every value with its origin; secrets are not shown.
+    pub fn origins(&self) -> Vec<Origin> {
+        let shown = |name: &str, value: &Value| match (name, value.as_str()) {
+            ("secrets.key", Some(text)) if !text.is_empty() => Value::from("(set)"),
+            ("database.url", Some(url)) => Value::from(without_password(url)),
+            _ => value.clone(),
+        };
+        self.0
+            .iter()
+            .map(|(name, (value, origin))| Origin { name: name.clone(), value: shown(name, value), origin: origin.clone() })
+            .collect()
+    }
+}
+
+impl Settings {
+    fn validate(&self) -> Result<(), String> {
+        Address::parse(&self.database.url).map_err(|e| e.to_string())?;
+        let listen: SocketAddr = self
+            .server
+            .listen
+            .parse()
+            .map_err(|_| format!("server.listen: {:?} is not an address and port such as 127.0.0.1:7410", self.server.listen))?;
+        if !listen.ip().is_loopback() && !self.server.allow_public {
+            return Err(format!(
+                "server.listen: {listen} can be reached from outside; allowed are loopback addresses, or any with server.allow_public = true"
+            ));
+        }
+        self.dispatch.validate()?;
+        self.egress.validate()?;
+        FailOn::parse(&self.capture.fail_on)?;
+        if !["auto", "human", "json"].contains(&self.log.format.as_str()) {
+            return Err(format!("log.format: is {:?}; allowed are auto, human, json", self.log.format));
+        }
+        Ok(())
+    }
+}
+
+/// The environment variable of a setting.
+fn variable(name: &str) -> String {
+    format!("POSTCOMMIT_{}", name.replace('.', "_").to_uppercase())
+}
+
+fn leaves(table: &Table) -> Vec<(String, Value)> {
+    let of_section = |(section, value): (&String, &Value)| match value {
+        Value::Table(inner) => inner.iter().map(|(key, value)| (format!("{section}.{key}"), value.clone())).collect(),
+        other => vec![(section.clone(), other.clone())],
+    };
+    table.iter().flat_map(of_section).collect()
+}
+
+fn same_kind(known: &Value, given: &Value) -> bool {
+    known.same_type(given)
+}
+
+/// The URL as it may be shown.
+pub fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    match rest.split_once('@') {
+        Some((user, host)) => format!("{scheme}://{}@{host}", user.split(':').next().unwrap_or("")),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    fn load(file: &str, env: &[(&str, &str)], flags: &[(&str, String)]) -> Result<(Layers, Settings), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.toml");
+        std::fs::write(&path, file).unwrap();
+        let layers = Layers::load(Some(&path), &environment(env), flags)?;
+        let settings = layers.settings()?;
+        Ok((layers, settings))
+    }
+
+    #[test]
+    fn each_value_comes_from_the_highest_layer_that_has_it() {
+        let file = "[dispatch]\ninterval_ms = 200\nlease_s = 20\nbatch = 20";
+        let (layers, settings) =
+            load(file, &[("POSTCOMMIT_DISPATCH_LEASE_S", "30"), ("POSTCOMMIT_DISPATCH_BATCH", "30")], &[("dispatch.batch", "40".into())])
+                .unwrap();
+        let dispatch = settings.dispatch;
+        assert_eq!((dispatch.interval_ms, dispatch.lease_s, dispatch.batch, dispatch.stop_grace_s), (200, 30, 40, 30));
+        let origin = |name: &str| layers.origins().into_iter().find(|o| o.name == name).unwrap().origin;
+        assert!(origin("dispatch.interval_ms").starts_with("file "));
+        assert_eq!(origin("dispatch.lease_s"), "environment POSTCOMMIT_DISPATCH_LEASE_S");
+        assert_eq!(origin("dispatch.batch"), "flag --dispatch-batch");
+        assert_eq!(origin("dispatch.stop_grace_s"), "default");
+    }
+
+    #[test]
+    fn e14_a_bad_setting_is_refused_with_its_name_and_what_is_allowed() {
+        for (file, expected) in [
+            ("[dispatch]\ninterval_ms = 5", "dispatch.interval_ms: is 5; 10 to 60000 are allowed (from file "),
+            ("[dispatch]\nintervall_ms = 5", "dispatch.intervall_ms is not a setting"),
+            ("[dispatch]\ninterval_ms = \"fast\"", "dispatch.interval_ms must be a integer, not a string"),
+            ("[database]\nurl = \"mysql://x\"", "allowed are postgres://… and sqlite:path"),
+            ("[server]\nlisten = \"0.0.0.0:7410\"", "server.listen: 0.0.0.0:7410 can be reached from outside"),
+            ("[server]\nlisten = \"here\"", "server.listen: \"here\" is not an address and port"),
+            ("[capture]\nfail_on = \"explode=x\"", "capture.fail_on"),
+            ("[log]\nformat = \"xml\"", "log.format: is \"xml\"; allowed are auto, human, json"),
+            ("[egress]\nallow = [\"everything\"]", "allow"),
+        ] {
+            let problem = load(file, &[], &[]).unwrap_err();
+            assert!(problem.contains(expected), "{problem}");
+        }
+        let problem = load("", &[("POSTCOMMIT_DISPATCH_LEASE_S", "long")], &[]).unwrap_err();
+        assert_eq!(problem, "dispatch.lease_s (environment POSTCOMMIT_DISPATCH_LEASE_S): \"long\" is not a integer");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let (layers, _) =
+            load("", &[("POSTCOMMIT_SECRETS_KEY", "hush"), ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d")], &[]).unwrap();
+        assert!(!format!("{:?}", layers.origins()).contains("hush"));
+    }
+}
