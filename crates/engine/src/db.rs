@@ -4,6 +4,7 @@ mod migrate;
 pub mod postgres;
 pub mod sqlite;
 mod value;
+mod watch;
 
 use std::path::PathBuf;
 

@@ -180,18 +180,18 @@ impl Dispatcher {
         // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
         let started = self.tools.store.now().await?;
         loop {
-            let stirred = self.stir.clone();
-            let stirred = stirred.notified();
+            // Asked before looking: what is under way may be just about to put something into a lane.
+            let quiet = self.leases.is_empty();
             let claimed = match only {
                 None => self.round(Some(started)).await?,
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
             };
-            if claimed == 0 && self.leases.is_empty() {
+            if claimed == 0 && quiet {
                 break;
             }
             if claimed == 0 {
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
-                let _ = tokio::time::timeout(self.interval(), stirred).await;
+                let _ = tokio::time::timeout(self.interval(), self.stir.notified()).await;
             }
         }
         renewing.abort();

@@ -122,7 +122,7 @@ fn scheme_in(url: &str, schemes: &[&str]) -> Result<(), String> {
         Some(host) => !host.is_empty() && !host.contains('@'),
         None => !scheme.to_ascii_lowercase().starts_with("http") && !rest.is_empty(),
     };
-    if known && shaped && !url.chars().any(|c| c.is_control() || c == ' ' || c == '\\') {
+    if known && shaped && !url.chars().any(|c| c.is_control() || c.is_whitespace() || c == '\\') {
         return Ok(());
     }
     Err(format!("must be an absolute URL with scheme {}, a host, no user name and no spaces", schemes.join(", ")))
@@ -190,6 +190,7 @@ mod tests {
                 "https:///x",
                 "https://u:p@example.com",
                 "https://a b",
+                "https://example.com/a\u{3000}b",
                 "https://example.com/\r\nx",
                 "https:\\\\example.com",
                 "http:example.com",

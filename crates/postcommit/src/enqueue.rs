@@ -38,14 +38,14 @@ pub const SQLITE_CANCELLABLE: &str = "SELECT count(*) FROM postcommit_cancellabl
 /// The arguments of one enqueue, in the order of the statements above.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] {
-    let json = |value: serde_json::Result<String>| value.ok();
+    let source = (!note.source.is_empty()).then_some(&note.source);
     [
         Some(note.event_type.clone()),
         Some(note.payload.to_string()),
         Some(note.idempotency_key.clone()),
         Some(note.tenant.clone()),
         note.entity.clone(),
-        json(serde_json::to_string(&note.recipients)),
+        serde_json::to_string(&note.recipients).ok(),
         Some(channels),
         note.title.clone(),
         note.body.clone(),
@@ -54,7 +54,7 @@ pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] 
         Some(note.priority.to_string()),
         note.due_at.map(|at| at.to_string()),
         note.expires_at.map(|at| at.to_string()),
-        json(serde_json::to_string(&note.source)),
+        source.and_then(|source| serde_json::to_string(source).ok()),
         note.correlation_id.clone(),
         note.topic.clone(),
         note.schema_version.map(|version| version.to_string()),
@@ -62,10 +62,11 @@ pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] 
     ]
 }
 
-/// Channel names hold no quote, comma or brace (see `check::short_name`), so the array literal needs no escaping.
+/// An array literal. Quoted, because a bare `null` in one is no name.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 pub fn postgres_channels(note: &Notification) -> String {
-    format!("{{{}}}", note.channels.join(","))
+    let quoted = |name: &String| format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
+    format!("{{{}}}", note.channels.iter().map(quoted).collect::<Vec<_>>().join(","))
 }
 
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
@@ -92,11 +93,24 @@ pub fn parse_id(text: &str) -> Result<Uuid, Error> {
     text.parse().map_err(|e| Error::Database(Box::new(e)))
 }
 
-/// PostgreSQL raises 23505 for a strict conflict; the detail ends with the first notification's id.
+/// PostgreSQL raises 23505 for a strict conflict. The message quotes the key and the tenant, which tells which of the batch
+/// it was; the detail ends with the first notification's id.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
-pub fn postgres_conflict(code: Option<&str>, detail: Option<&str>, key: &str) -> Option<Error> {
-    let first = detail.and_then(|detail| detail.rsplit(' ').next()?.parse().ok())?;
-    (code == Some("23505")).then(|| Error::Conflict { key: key.to_owned(), first })
+pub fn postgres_conflict(code: &str, message: &str, detail: Option<&str>, notes: &[Notification]) -> Option<Error> {
+    let first = detail?.rsplit(' ').next()?.parse().ok()?;
+    let named = |note: &&Notification| {
+        let (key, tenant) = (postgres_literal(&note.idempotency_key), postgres_literal(&note.tenant));
+        message.starts_with(&format!("postcommit: idempotency_key {key} of tenant {tenant} was used"))
+    };
+    let note = notes.iter().find(named).filter(|_| code == "23505")?;
+    Some(Error::Conflict { key: note.idempotency_key.clone(), first })
+}
+
+/// As PostgreSQL's `quote_literal` writes it.
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
+fn postgres_literal(text: &str) -> String {
+    let escape = if text.contains('\\') { "E" } else { "" };
+    format!("{escape}'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }
 
 /// SQLite triggers can raise fixed texts only; this one stands for a strict conflict.

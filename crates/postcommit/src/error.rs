@@ -21,7 +21,7 @@ pub enum Error {
         first: Uuid,
     },
     /// The database refused or could not be reached.
-    #[error("database: {0}")]
+    #[error("database: {}", shown(&**.0))]
     Database(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -29,4 +29,23 @@ impl Error {
     pub(crate) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid { field: field.into(), problem: problem.into() }
     }
+}
+
+/// The error and its causes in one line. Of a refusal by PostgreSQL the message alone: its detail may quote the row, and
+/// with it addresses and bodies.
+fn shown(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    #[cfg(feature = "tokio-postgres")]
+    if let Some(refused) = error.downcast_ref::<tokio_postgres::Error>().and_then(|e| e.as_db_error()) {
+        return refused.message().to_owned();
+    }
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        // Some drivers repeat their cause in their own text.
+        if !text.contains(&deeper.to_string()) {
+            text = format!("{text}: {deeper}");
+        }
+        cause = deeper.source();
+    }
+    text
 }

@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 
 /// A key of named parts: `booking:{id}:{event}:{version}` is `of("booking", &[id, event, version])`.
 ///
-/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key.
+/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key. A key of more than 255
+/// characters is refused when the notification is built.
 ///
 /// ```
 /// assert_eq!(postcommit::key::of("avail", &["i7", "2026-W11", "changed", "2"]), "avail:i7:2026-W11:changed:2");
@@ -33,7 +34,7 @@ pub fn from_content(rule: &str, provider: &str, payload: &Value, run: &str) -> S
     of("content", &[rule, provider, run, &hex])
 }
 
-/// JSON with sorted keys and no white space. Numbers keep the digits they were written with.
+/// JSON with sorted keys and no white space. Numbers are as `serde_json` writes them: 1.50 is 1.5, but 1 is not 1.0.
 #[must_use]
 pub fn canonical(value: &Value) -> String {
     let mut out = String::new();

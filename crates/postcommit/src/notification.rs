@@ -89,7 +89,7 @@ impl Source {
         Self { site: Some(site.into()), ..Self::default() }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -306,6 +306,10 @@ impl Draft {
         if !(0..=limits::PRIORITY_MAX).contains(&self.priority) {
             return Err(Error::invalid("priority", format!("is {}; 0 to {} are allowed", self.priority, limits::PRIORITY_MAX)));
         }
+        let times = [("due_at", self.due_at), ("expires_at", self.expires_at), ("source.enqueued_at", self.source.enqueued_at)];
+        for (name, at) in times {
+            optional(name, &at, |at| at.check())?;
+        }
         if let (Some(due), Some(expires)) = (self.due_at, self.expires_at)
             && expires <= due
         {
@@ -412,6 +416,15 @@ mod tests {
     fn expiry_must_follow_due() {
         let at: Timestamp = "2026-03-15T00:00:00Z".parse().unwrap();
         assert!(problem(sample().due_at(at).expires_at(at)).starts_with("expires_at: is 2026-03-15T00:00:00Z"));
+    }
+
+    #[test]
+    fn a_time_no_database_can_read_is_refused() {
+        for micros in [i64::MAX, i64::MIN, 253_402_300_800_000_000] {
+            let text = problem(sample().due_at(Timestamp::from_micros(micros)));
+            assert!(text.starts_with("due_at: is ") && text.ends_with("; the years 1 to 9999 are allowed"), "{text}");
+        }
+        assert!(sample().due_at(Timestamp::from_micros(253_402_300_799_999_999)).build().is_ok());
     }
 
     #[test]

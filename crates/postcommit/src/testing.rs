@@ -10,7 +10,7 @@
 //! transaction.rollback().await?;
 //! ```
 
-/// How many notifications of this event type (and entity) the transaction sees, and what it sees instead.
+/// Whether what the transaction sees is as wanted. `found` has what matches first, so that no match is cut off.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
     let matching = found.iter().filter(|(event, about)| event == event_type && (entity.is_none() || about.as_deref() == entity)).count();
@@ -20,30 +20,31 @@ fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&s
 }
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
-const POSTGRES_SEEN: &str = "SELECT event_type, entity FROM postcommit.notification_status \
-    WHERE created_at = pg_catalog.now() ORDER BY id DESC LIMIT 1000";
+const POSTGRES_SEEN: &str = "SELECT event_type, entity FROM postcommit.notification_status WHERE created_at = pg_catalog.now() \
+    ORDER BY event_type = $1::text AND ($2::text IS NULL OR entity IS NOT DISTINCT FROM $2) DESC, id DESC LIMIT 100";
 
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
-const SQLITE_SEEN: &str = "SELECT event_type, entity FROM postcommit_notification_status ORDER BY id DESC LIMIT 1000";
+const SQLITE_SEEN: &str = "SELECT event_type, entity FROM postcommit_notification_status \
+    ORDER BY event_type = ?1 AND (?2 IS NULL OR entity IS ?2) DESC, id DESC LIMIT 100";
 
 /// With a `tokio_postgres` transaction.
 #[cfg(feature = "tokio-postgres")]
 pub mod tokio_postgres {
     use ::tokio_postgres::GenericClient;
 
-    async fn seen(client: &impl GenericClient) -> Vec<(String, Option<String>)> {
-        let rows = client.query(super::POSTGRES_SEEN, &[]).await.expect("read postcommit.notification_status");
+    async fn seen(client: &impl GenericClient, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+        let rows = client.query(super::POSTGRES_SEEN, &[&event_type, &entity]).await.expect("read postcommit.notification_status");
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
     /// Panics unless this transaction has enqueued such a notification.
     pub async fn assert_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(client).await, event_type, entity, true);
+        super::judge(&seen(client, event_type, entity).await, event_type, entity, true);
     }
 
     /// Panics if this transaction has enqueued such a notification.
     pub async fn refute_enqueued(client: &impl GenericClient, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(client).await, event_type, entity, false);
+        super::judge(&seen(client, event_type, entity).await, event_type, entity, false);
     }
 }
 
@@ -52,18 +53,19 @@ pub mod tokio_postgres {
 pub mod sqlx_postgres {
     use ::sqlx::PgConnection;
 
-    async fn seen(connection: &mut PgConnection) -> Vec<(String, Option<String>)> {
-        ::sqlx::query_as(super::POSTGRES_SEEN).fetch_all(connection).await.expect("read postcommit.notification_status")
+    async fn seen(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+        let select = ::sqlx::query_as(super::POSTGRES_SEEN).bind(event_type).bind(entity);
+        select.fetch_all(connection).await.expect("read postcommit.notification_status")
     }
 
     /// Panics unless this transaction has enqueued such a notification.
     pub async fn assert_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection).await, event_type, entity, true);
+        super::judge(&seen(connection, event_type, entity).await, event_type, entity, true);
     }
 
     /// Panics if this transaction has enqueued such a notification.
     pub async fn refute_enqueued(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection).await, event_type, entity, false);
+        super::judge(&seen(connection, event_type, entity).await, event_type, entity, false);
     }
 }
 
@@ -72,18 +74,19 @@ pub mod sqlx_postgres {
 pub mod sqlx_sqlite {
     use ::sqlx::SqliteConnection;
 
-    async fn seen(connection: &mut SqliteConnection) -> Vec<(String, Option<String>)> {
-        ::sqlx::query_as(super::SQLITE_SEEN).fetch_all(connection).await.expect("read postcommit_notification_status")
+    async fn seen(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+        let select = ::sqlx::query_as(super::SQLITE_SEEN).bind(event_type).bind(entity);
+        select.fetch_all(connection).await.expect("read postcommit_notification_status")
     }
 
     /// Panics unless such a notification is enqueued.
     pub async fn assert_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection).await, event_type, entity, true);
+        super::judge(&seen(connection, event_type, entity).await, event_type, entity, true);
     }
 
     /// Panics if such a notification is enqueued.
     pub async fn refute_enqueued(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection).await, event_type, entity, false);
+        super::judge(&seen(connection, event_type, entity).await, event_type, entity, false);
     }
 }
 
@@ -92,19 +95,20 @@ pub mod sqlx_sqlite {
 pub mod rusqlite {
     use ::rusqlite::Connection;
 
-    fn seen(connection: &Connection) -> Vec<(String, Option<String>)> {
+    fn seen(connection: &Connection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
         let mut select = connection.prepare_cached(super::SQLITE_SEEN).expect("read postcommit_notification_status");
-        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).expect("read postcommit_notification_status");
+        let rows =
+            select.query_map((event_type, entity), |row| Ok((row.get(0)?, row.get(1)?))).expect("read postcommit_notification_status");
         rows.collect::<Result<_, _>>().expect("read postcommit_notification_status")
     }
 
     /// Panics unless such a notification is enqueued.
     pub fn assert_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection), event_type, entity, true);
+        super::judge(&seen(connection, event_type, entity), event_type, entity, true);
     }
 
     /// Panics if such a notification is enqueued.
     pub fn refute_enqueued(connection: &Connection, event_type: &str, entity: Option<&str>) {
-        super::judge(&seen(connection), event_type, entity, false);
+        super::judge(&seen(connection, event_type, entity), event_type, entity, false);
     }
 }

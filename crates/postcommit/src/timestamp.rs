@@ -6,8 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const MICROS: i64 = 1_000_000;
 const DAY: i64 = 86_400 * MICROS;
+/// The years 1 to 9999: what RFC 3339 can write and both databases can read.
+const WRITABLE: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_999_999;
 
-/// A moment in UTC, in microseconds since 1970: what both databases can hold without loss.
+/// A moment in UTC, in microseconds since 1970. As `due_at` and `expires_at` in the years 1 to 9999; PostgreSQL keeps the
+/// microseconds, SQLite rounds those two to milliseconds.
 ///
 /// Written and read as RFC 3339, e.g. `2026-03-15T09:30:00Z`; an offset is accepted and turned into UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +33,10 @@ impl Timestamp {
     #[must_use]
     pub fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
+    }
+
+    pub(crate) fn check(self) -> Result<(), String> {
+        if WRITABLE.contains(&self.0) { Ok(()) } else { Err(format!("is {self}; the years 1 to 9999 are allowed")) }
     }
 
     /// How long after `earlier` this is; zero when it is not after.
@@ -122,7 +129,8 @@ fn parse(text: &str) -> Option<Timestamp> {
     }
     let (micros, offset) = fraction_and_offset(&text[19..])?;
     let seconds = hour * 3600 + minute * 60 + second.min(59) - offset;
-    Some(Timestamp(days * DAY + seconds * MICROS + micros))
+    // An offset can lead out of the years that were checked above.
+    Some(days * DAY + seconds * MICROS + micros).filter(|micros| WRITABLE.contains(micros)).map(Timestamp)
 }
 
 /// What follows the seconds: an optional fraction, then `Z` or an offset in seconds.
@@ -184,6 +192,8 @@ mod tests {
             "0000-01-01T00:00:00Z",
             "2026-03-15T09:30:00.Z",
             "2026-03-15T09:30:00+25:00",
+            "9999-12-31T23:59:59-01:00",
+            "0001-01-01T00:00:00+01:00",
             "2026-03-15T09:30:00é",
         ] {
             assert!(text.parse::<Timestamp>().is_err(), "{text:?} was accepted");

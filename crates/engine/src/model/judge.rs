@@ -155,7 +155,7 @@ mod tests {
             (Outcome::Rejected { because: Because::Refused, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
             (Outcome::Rejected { because: Because::Config, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Config)),
             (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => {
-                assert_eq!(verdict, Verdict::Park(Reason::Rejected))
+                assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
             (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => retry(verdict, Duration::ZERO),
             (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown)),

@@ -1,5 +1,13 @@
-//! The engine's integration tests, one binary.
+//! The engine's integration tests, one binary. Whatever concerns the store runs on both databases.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[macro_use]
+mod world;
+
+mod dispatch;
 mod egress;
 mod model;
+mod schema;
+mod store;
+mod tidy;
+mod webhook;

@@ -5,7 +5,8 @@ use uuid::Uuid;
 
 use crate::{Error, Notification, enqueue as shared};
 
-/// Enqueues in the transaction that `connection` is in. A `rusqlite::Transaction` derefs to its connection.
+/// Enqueues in the transaction that `connection` is in. A `rusqlite::Transaction` derefs to its connection. Returns the
+/// notification's id; the first one's, when the key was used before.
 ///
 /// # Errors
 /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
@@ -22,16 +23,18 @@ pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Err
     }
 }
 
-/// Enqueues up to 1,000; the ids come in the order given.
+/// Enqueues up to 1,000; the ids come in the order given. A key that comes twice is enqueued once.
 ///
 /// # Errors
-/// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
+/// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. Those before the one that failed stay in the
+/// transaction: roll it back.
 pub fn enqueue_many(connection: &Connection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
     shared::check_batch(notes.len())?;
     notes.iter().map(|note| enqueue(connection, note)).collect()
 }
 
-/// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+/// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under way
+/// is too late and not counted, but it will not be tried again.
 ///
 /// # Errors
 /// [`Error::Database`].
@@ -50,6 +53,6 @@ fn id_of_key(connection: &Connection, note: &Notification) -> Result<Uuid, Error
     shared::parse_id(&id)
 }
 
-pub(crate) fn database(error: SqliteError) -> Error {
+fn database(error: SqliteError) -> Error {
     Error::Database(Box::new(error))
 }

@@ -1,8 +1,9 @@
 //! For `sqlx` connections and transactions on PostgreSQL and SQLite.
 //!
-//! Up to sqlx 0.9.0 a `Pool::begin()` whose future is dropped half-way (a timeout, a `select!`) can hand the next borrower
-//! a connection that is still inside a transaction, and lose what it was told is committed. Begin in a task of its
-//! own, or give the pool an `after_release` hook that issues `ROLLBACK`.
+//! Up to sqlx 0.9.0 a `PgPool::begin()` whose future is dropped half-way (a timeout, a `select!`) hands the next borrower
+//! a connection that is still inside a transaction, and loses what that one was told is committed. Begin in a task of its
+//! own, or give the pool an `after_release` hook that issues `ROLLBACK`, as `examples/sqlx_postgres.rs` does. SQLite pools
+//! need no hook: there sqlx takes such a `BEGIN` back itself.
 
 use ::sqlx::Error as SqlxError;
 
@@ -11,36 +12,42 @@ use crate::Error;
 /// `postcommit.enqueue` and its kin through `sqlx::PgConnection`.
 #[cfg(feature = "sqlx-postgres")]
 pub mod postgres {
+    use std::slice;
+
+    use ::sqlx::postgres::PgDatabaseError;
     use ::sqlx::{PgConnection, query_scalar};
     use uuid::Uuid;
 
     use super::{SqlxError, database};
     use crate::{Error, Notification, enqueue as shared};
 
-    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`.
+    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`. Returns the notification's id; the
+    /// first one's, when the key was used before.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise. After
+    /// either PostgreSQL takes nothing but a rollback, of the transaction or to a savepoint before.
     pub async fn enqueue(connection: &mut PgConnection, note: &Notification) -> Result<Uuid, Error> {
         let mut query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE);
         for argument in shared::arguments(note, shared::postgres_channels(note)) {
             query = query.bind(argument);
         }
-        let id = query.fetch_one(connection).await.map_err(|e| conflict(e, &note.idempotency_key))?;
+        let id = query.fetch_one(connection).await.map_err(|e| conflict(e, slice::from_ref(note)))?;
         shared::parse_id(&id)
     }
 
-    /// Enqueues up to 1,000 in one round trip; the ids come in the order given.
+    /// Enqueues up to 1,000 in one round trip; the ids come in the order given. A key that comes twice is enqueued once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
     pub async fn enqueue_many(connection: &mut PgConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
         let query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE_MANY).bind(shared::batch(notes)?);
-        let ids = query.fetch_all(connection).await.map_err(|e| conflict(e, "(one of the batch)"))?;
+        let ids = query.fetch_all(connection).await.map_err(|e| conflict(e, notes))?;
         ids.iter().map(|id| shared::parse_id(id)).collect()
     }
 
-    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under
+    /// way is too late and not counted, but it will not be tried again.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -49,11 +56,9 @@ pub mod postgres {
         Ok(u64::from(query.fetch_one(connection).await.map_err(database)?.unsigned_abs()))
     }
 
-    fn conflict(error: SqlxError, key: &str) -> Error {
-        let known = error.as_database_error().and_then(|db| {
-            let detail = db.try_downcast_ref::<::sqlx::postgres::PgDatabaseError>()?.detail();
-            shared::postgres_conflict(db.code().as_deref(), detail, key)
-        });
+    fn conflict(error: SqlxError, notes: &[Notification]) -> Error {
+        let refused = error.as_database_error().and_then(|db| db.try_downcast_ref::<PgDatabaseError>());
+        let known = refused.and_then(|db| shared::postgres_conflict(db.code(), db.message(), db.detail(), notes));
         known.unwrap_or_else(|| database(error))
     }
 }
@@ -67,7 +72,8 @@ pub mod sqlite {
     use super::database;
     use crate::{Error, Notification, enqueue as shared};
 
-    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`.
+    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`. Returns the notification's id; the
+    /// first one's, when the key was used before.
     ///
     /// # Errors
     /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
@@ -86,10 +92,11 @@ pub mod sqlite {
         }
     }
 
-    /// Enqueues up to 1,000; the ids come in the order given.
+    /// Enqueues up to 1,000; the ids come in the order given. A key that comes twice is enqueued once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
+    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. Those before the one that failed stay in the
+    /// transaction: roll it back.
     pub async fn enqueue_many(connection: &mut SqliteConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
         shared::check_batch(notes.len())?;
         let mut ids = Vec::with_capacity(notes.len());
@@ -99,7 +106,8 @@ pub mod sqlite {
         Ok(ids)
     }
 
-    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries.
+    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under
+    /// way is too late and not counted, but it will not be tried again.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -117,6 +125,6 @@ pub mod sqlite {
     }
 }
 
-pub(crate) fn database(error: SqlxError) -> Error {
+fn database(error: SqlxError) -> Error {
     Error::Database(Box::new(error))
 }

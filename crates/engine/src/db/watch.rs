@@ -1,0 +1,87 @@
+//! Hearing that something was committed: by NOTIFY on PostgreSQL, by the file's version on SQLite. Only a hint.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::Notify;
+use tokio_postgres::{AsyncMessage, NoTls};
+
+use super::Db;
+use super::postgres::Postgres;
+use super::sqlite::Sqlite;
+
+/// How often a SQLite file is looked at: the version number lives in shared memory, so a look costs nearly nothing.
+const LOOK: Duration = Duration::from_millis(25);
+
+impl Db {
+    /// Rings whenever a commit may have brought work, until dropped.
+    pub async fn watch(self, rung: Arc<Notify>) {
+        match self {
+            Self::Postgres(db) => listen_forever(db, rung).await,
+            Self::Sqlite(db) => look_forever(db, rung).await,
+        }
+    }
+}
+
+/// A connection of its own, drained all the time: one that is not would hold back vacuum.
+async fn listen_forever(db: Postgres, rung: Arc<Notify>) {
+    let mut wait = Duration::from_millis(100);
+    loop {
+        if let Err(problem) = listen(&db, &rung, &mut wait).await {
+            tracing::debug!(%problem, "the doorbell's connection broke; the poll goes on");
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(Duration::from_secs(10));
+    }
+}
+
+async fn listen(db: &Postgres, rung: &Notify, wait: &mut Duration) -> Result<(), tokio_postgres::Error> {
+    let (client, mut connection) = db.config().connect(NoTls).await?;
+    let mut messages = std::pin::pin!(futures_util::stream::poll_fn(move |cx| connection.poll_message(cx)));
+    let mut listening = std::pin::pin!(client.batch_execute("LISTEN postcommit_wake").fuse());
+    let mut heard = false;
+    loop {
+        tokio::select! {
+            listened = &mut listening, if !heard => {
+                listened?;
+                heard = true;
+                *wait = Duration::from_millis(100);
+                // What was committed while nobody listened.
+                rung.notify_one();
+            }
+            message = messages.next() => match message {
+                Some(Ok(AsyncMessage::Notification(_))) => rung.notify_one(),
+                Some(Ok(_)) => {}
+                Some(Err(problem)) => return Err(problem),
+                None => return Ok(()),
+            },
+        }
+    }
+}
+
+/// Any commit by any process changes the version that another connection sees.
+async fn look_forever(db: Sqlite, rung: Arc<Notify>) {
+    let mut seen = -1_i64;
+    let mut connection = None;
+    loop {
+        let taken = connection.take();
+        let file = db.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let connection = match taken {
+                Some(connection) => connection,
+                None => file.reader().ok()?,
+            };
+            let version = connection.query_row("PRAGMA data_version", [], |row| row.get::<_, i64>(0)).ok()?;
+            Some((connection, version))
+        });
+        if let Ok(Some((kept, version))) = looked.await {
+            connection = Some(kept);
+            if version != seen {
+                seen = version;
+                rung.notify_one();
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,211 @@
+//! The schema itself: golden dumps, versions, limits in the database's own words, roles, partitions.
+
+use std::path::Path;
+
+use postcommit_engine::db::{DbError, LATEST};
+use postcommit_engine::store::Store;
+use serde_json::json;
+
+use crate::world::World;
+
+/// Compares with the file that is checked in; `UPDATE_GOLDEN=1` writes it.
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "the schema differs from {name}; look at the difference, then run this test with UPDATE_GOLDEN=1");
+}
+
+const POSTGRES_DUMP: &str = "
+    SELECT kind || ' ' || line FROM (
+      SELECT 1 AS part, 'column' AS kind, format('%s.%s %s%s%s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END,
+          coalesce(' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), '')) AS line, c.relname AS one, a.attnum AS two
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL SELECT 2, 'constraint', format('%s %s %s', c.relname, k.conname, pg_get_constraintdef(k.oid)), c.relname, 0
+        FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE c.relnamespace = 'postcommit'::regnamespace AND NOT c.relispartition AND k.contype <> 'n'
+      UNION ALL SELECT 3, 'index', pg_get_indexdef(i.indexrelid), c.relname, 0
+        FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid WHERE c.relnamespace = 'postcommit'::regnamespace AND NOT c.relispartition
+      UNION ALL SELECT 4, 'function', format('%s -> %s%s', p.oid::regprocedure, pg_get_function_result(p.oid), CASE WHEN p.prosecdef THEN ' SECURITY DEFINER ' || p.proconfig::text ELSE '' END), p.proname, 0
+        FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace
+      UNION ALL SELECT 5, 'view', format('%s.%s %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod)), c.relname, a.attnum
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND a.attnum > 0
+    ) dump ORDER BY part, one, two, line";
+
+#[tokio::test]
+async fn the_postgres_schema_is_the_one_checked_in() {
+    let world = World::postgres().await;
+    let lines: Vec<String> = world.sql(POSTGRES_DUMP, vec![]).await.iter().map(|row| row.get(0).unwrap()).collect();
+    golden("postgres/schema.golden", &(lines.join("\n") + "\n"));
+}
+
+#[tokio::test]
+async fn the_sqlite_schema_is_the_one_checked_in() {
+    let world = World::sqlite().await;
+    let rows =
+        world.sql("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name LIKE 'postcommit%' ORDER BY type, name", vec![]).await;
+    let lines: Vec<String> = rows.iter().map(|row| row.get(0).unwrap()).collect();
+    golden("sqlite/schema.golden", &(lines.join(";\n\n") + ";\n"));
+}
+
+on_both! {
+    async fn a_schema_newer_than_the_program_is_refused(world) {
+        let newer = if world.is_postgres() { "INSERT INTO postcommit.migration (version, name) VALUES (99, 'future')" } else { "INSERT INTO postcommit_migration VALUES (99, 'future', 0)" };
+        world.execute(newer, vec![]).await;
+        let store = Store::open(&world.url).await.unwrap();
+        assert!(matches!(store.db().check_schema().await, Err(DbError::TooNew { found: 99, known: LATEST })));
+        assert!(matches!(store.db().migrate().await, Err(DbError::TooNew { .. })), "and nothing is applied to it");
+    }
+
+    async fn migrating_again_does_nothing(world) {
+        assert!(world.store.db().migrate().await.unwrap().is_empty());
+        assert_eq!(world.store.db().schema_version().await.unwrap(), LATEST);
+    }
+
+    async fn limits_hold_for_every_language_and_name_field_and_limit(world) {
+        let fields = "event_type, payload, idempotency_key, title, priority, entity, action_url, recipients, data, expires_at";
+        let attempt = async |index: usize, value: &str| {
+            let mut values = ["'e'", "'{}'", "'k'", "NULL", "5", "NULL", "NULL", "'[]'", "NULL", "NULL"].map(str::to_owned);
+            values[index] = value.to_owned();
+            let sql = if world.is_postgres() {
+                let named: Vec<String> = fields.split(", ").zip(&values).map(|(field, value)| format!("{field} => {value}")).collect();
+                format!("SELECT postcommit.enqueue({})", named.join(", "))
+            } else {
+                format!("INSERT INTO postcommit_enqueue ({fields}) VALUES ({})", values.join(", "))
+            };
+            match world.store.db().execute_one(&sql, vec![]).await {
+                Ok(_) => "accepted".to_owned(),
+                Err(problem) => problem.to_string(),
+            }
+        };
+        let long = |count: usize| format!("'{}'", "x".repeat(count));
+        let big = format!("'[\"{}\"]'", "x".repeat(262_144));
+        for (index, value, expected) in [
+            (0, long(256), "event_type_1_to_255_characters"),
+            (0, "''".into(), "event_type_1_to_255_characters"),
+            (1, big, "payload_at_most_262144_bytes"),
+            (2, "NULL".into(), "idempotency_key is missing; 1 to 255 characters are needed"),
+            (2, long(256), "idempotency_key_1_to_255_characters"),
+            (3, long(999), "title_at_most_998_bytes"),
+            (3, "'a' || chr(10) || 'b'".into(), "title_without_line_breaks"),
+            (4, "10".into(), "priority_0_to_9"),
+            (5, long(256), "entity_1_to_255_characters"),
+            (6, "'javascript:alert(1)'".into(), "action_url_is_http_https_mailto_or_tel"),
+            (7, "'{}'".into(), "recipients_is_an_array_of_at_most_1000"),
+            (8, "'[]'".into(), "data_is_an_object_by_channel"),
+            (9, "'2020-01-01T00:00:00Z'".into(), "expires_at_after_due_at"),
+        ] {
+            let value = if world.is_postgres() { value } else { value.replace("chr(", "char(") };
+            let said = attempt(index, &value).await;
+            assert!(said.contains(expected), "{value:.40} → {said}");
+        }
+        assert_eq!(world.count("notification").await + world.count("idempotency").await, 0, "what was refused left nothing");
+        assert_eq!(attempt(3, &long(998)).await, "accepted");
+    }
+}
+
+#[tokio::test]
+async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
+    let world = World::postgres().await;
+    let health = world.store.partition_health().await.unwrap().unwrap();
+    assert_eq!((health.months_ahead, health.in_default), (24, 0));
+    assert_eq!(world.store.make_partitions_once().await.unwrap(), 0, "nothing to do twice");
+    // As if no server had run for years: this month's partition was never made.
+    let month: String = world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
+    for table in ["notification", "delivery_ledger", "attempt"] {
+        world.execute(&format!("DROP TABLE postcommit.{table}_{month}"), vec![]).await;
+    }
+    world.capture(json!({})).await;
+    let id = world.enqueue("a", json!({})).await;
+    world.pass().await;
+    assert_eq!(world.delivery(id).await.state, "sent");
+    assert_eq!(world.store.partition_health().await.unwrap().unwrap().in_default, 3);
+    assert_eq!(world.store.make_partitions_once().await.unwrap(), 3);
+    assert_eq!(world.store.partition_health().await.unwrap().unwrap().in_default, 0);
+    assert_eq!((world.delivery(id).await.state.as_str(), world.attempts(id).await.len()), ("sent", 1));
+}
+
+#[tokio::test]
+async fn the_producer_role_can_enqueue_and_read_nothing() {
+    let world = World::postgres().await;
+    world.store.db().make_roles().await.unwrap();
+    world.store.db().make_roles().await.unwrap();
+    let as_role = async |role: &str, sql: &str| {
+        let statements = vec![(format!("SET LOCAL ROLE {role}"), vec![]), (sql.to_owned(), vec![])];
+        world.store.db().execute(statements).await.map(drop).map_err(|e| e.to_string())
+    };
+    as_role("postcommit_producer", "SELECT postcommit.enqueue('a', '{}', 'k', entity => 'e')").await.unwrap();
+    as_role("postcommit_producer", "SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k2\"}]')")
+        .await
+        .unwrap();
+    as_role("postcommit_producer", "SELECT postcommit.cancel('default', 'e')").await.unwrap();
+    let tables =
+        "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')";
+    for row in world.sql(tables, vec![]).await {
+        let table: String = row.get(0).unwrap();
+        let read = as_role("postcommit_producer", &format!("SELECT * FROM {table}")).await;
+        assert!(read.unwrap_err().contains("permission denied"), "{table}");
+    }
+    for function in [
+        "enqueue_batch('[]')",
+        "make_partitions()",
+        "tenant_id('x')",
+        "settle_duplicate(1, 'a', 'b', gen_random_uuid(), false, 'a', 'b', '{}')",
+    ] {
+        assert!(
+            as_role("postcommit_producer", &format!("SELECT postcommit.{function}")).await.unwrap_err().contains("permission denied"),
+            "{function}"
+        );
+    }
+    as_role("postcommit_worker", "SELECT * FROM postcommit.delivery_queue").await.unwrap();
+    as_role("postcommit_reader", "SELECT * FROM postcommit.notification_status").await.unwrap();
+    assert!(as_role("postcommit_reader", "SELECT secrets FROM postcommit.provider").await.is_err());
+    assert!(as_role("postcommit_reader", "DELETE FROM postcommit.delivery_queue").await.is_err());
+    let open: i64 = world.sql("SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')", vec![]).await[0].get(0).unwrap();
+    assert_eq!(open, 0, "nothing is open to everybody");
+}
+
+#[tokio::test]
+async fn a_worker_role_is_enough_to_deliver() {
+    let world = World::postgres().await;
+    world.capture(json!({})).await;
+    let id = world.enqueue("a", json!({})).await;
+    world.store.db().make_roles().await.unwrap();
+    let login = format!("worker_{}", id.simple());
+    world.execute(&format!("CREATE ROLE {login} LOGIN IN ROLE postcommit_worker"), vec![]).await;
+    let url = world.url.replacen("postgres@", &format!("{login}@"), 1);
+    assert_ne!(url, world.url);
+    let store = Store::open(&url).await.unwrap();
+    postcommit_engine::dispatch::Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
+    postcommit_engine::dispatch::run_duties_once(&store).await.unwrap();
+    assert_eq!(world.delivery(id).await.state, "sent");
+    drop(store);
+    world.execute(&format!("DROP ROLE {login}"), vec![]).await;
+}
+
+#[tokio::test]
+async fn sqlite_lives_beside_the_application_s_own_tables() {
+    let world = World::sqlite().await;
+    world.capture(json!({})).await;
+    world.execute("CREATE TABLE booking (id INTEGER PRIMARY KEY, guest TEXT)", vec![]).await;
+    let path = world.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let mut application = rusqlite::Connection::open(path).unwrap();
+    let note = postcommit::Notification::event("booking.confirmed", json!({}))
+        .key("b1")
+        .to(postcommit::Recipient::email("a@example.com"))
+        .build()
+        .unwrap();
+    let begun = application.transaction().unwrap();
+    begun.execute("INSERT INTO booking (guest) VALUES ('Ada')", []).unwrap();
+    postcommit::adapters::rusqlite::enqueue(&begun, &note).unwrap();
+    begun.rollback().unwrap();
+    assert_eq!(world.count("notification").await, 0);
+    let begun = application.transaction().unwrap();
+    begun.execute("INSERT INTO booking (guest) VALUES ('Ada')", []).unwrap();
+    let id = postcommit::adapters::rusqlite::enqueue(&begun, &note).unwrap();
+    begun.commit().unwrap();
+    world.pass().await;
+    assert_eq!(world.delivery(id).await.state, "sent");
+}

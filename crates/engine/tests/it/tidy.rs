@@ -1,0 +1,118 @@
+//! The arrows between the parts, and other rules of style that matter enough to be a test.
+
+use std::path::{Path, PathBuf};
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            all.extend(files(&path, ending));
+        } else if path.extension().is_some_and(|e| e == ending) {
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}
+
+/// Source files of the product, by their path below `crates`.
+fn sources() -> Vec<(String, String)> {
+    let read = |path: PathBuf| (path.strip_prefix(crates()).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap());
+    ["postcommit", "engine", "server"].iter().flat_map(|name| files(&crates().join(name).join("src"), "rs")).map(read).collect()
+}
+
+/// The code without its tests and comments.
+fn code(text: &str) -> String {
+    let product = text.split("#[cfg(test)]").next().unwrap_or("");
+    product.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// Places outside `home` that hold one of `words`.
+fn strays(words: &[&str], home: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for (path, text) in sources().iter().filter(|(path, _)| !home(path)) {
+        for line in code(text).lines().filter(|line| words.iter().any(|word| line.contains(word))) {
+            found.push(format!("{path}: {}", line.trim()));
+        }
+    }
+    found
+}
+
+#[test]
+fn there_is_no_sql_outside_store_and_db() {
+    let sql = ["SELECT ", "INSERT INTO", "UPDATE postcommit", "DELETE FROM", "PRAGMA ", "LISTEN "];
+    // The SDK's statements are the enqueue contract itself; help texts of the command line may quote SQL for people.
+    let home = |path: &str| {
+        path.starts_with("engine/src/store")
+            || path.starts_with("engine/src/db")
+            || path.starts_with("postcommit/src/")
+            || path.ends_with("cli/doctor.rs")
+    };
+    assert_eq!(strays(&sql, home), Vec::<String>::new());
+}
+
+#[test]
+fn nothing_connects_outwards_but_egress() {
+    let words = ["TcpStream::connect", "lookup_host", "hyper::client", "reqwest", "UdpSocket", "ToSocketAddrs"];
+    assert_eq!(strays(&words, |path| path.starts_with("engine/src/egress")), Vec::<String>::new());
+}
+
+#[test]
+fn there_is_one_clock() {
+    assert_eq!(strays(&["SystemTime::now", "Instant::now"], |path| path == "engine/src/clock.rs"), Vec::<String>::new());
+}
+
+#[test]
+fn the_arrows_point_one_way() {
+    let forbidden: [(&str, &[&str]); 5] = [
+        ("engine/src/channel", &["crate::store", "crate::db", "crate::dispatch"]),
+        ("engine/src/store", &["crate::channel", "crate::dispatch", "crate::egress"]),
+        ("engine/src/db", &["crate::store", "crate::channel", "crate::dispatch", "crate::model"]),
+        (
+            "engine/src/model",
+            &["crate::store", "crate::db", "crate::channel", "crate::dispatch", "crate::egress", "tokio", "std::fs", "std::net"],
+        ),
+        ("engine/src/egress", &["crate::store", "crate::db", "crate::channel", "crate::dispatch", "crate::model"]),
+    ];
+    for (part, words) in forbidden {
+        assert_eq!(strays(words, |path| !path.starts_with(part)), Vec::<String>::new(), "{part}");
+    }
+}
+
+#[test]
+fn migrations_are_pairs_without_gaps() {
+    let names = |dialect: &str| {
+        let all = files(&crates().join("engine/migrations").join(dialect), "sql");
+        all.iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_owned()).filter(|n| n != "roles.sql").collect::<Vec<_>>()
+    };
+    assert_eq!(names("postgres"), names("sqlite"));
+    for (i, name) in names("postgres").iter().enumerate() {
+        assert!(name.starts_with(&format!("{:04}_", i + 1)), "{name}");
+    }
+}
+
+#[test]
+fn no_module_is_a_drawer() {
+    let drawers = ["util", "utils", "helper", "helpers", "common", "types", "manager", "misc", "shared"];
+    let stems: Vec<String> = sources().iter().map(|(path, _)| Path::new(path).file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    assert!(stems.iter().all(|stem| !drawers.contains(&stem.as_str())), "{stems:?}");
+}
+
+#[test]
+fn files_stay_readable() {
+    let all = files(&crates(), "rs").into_iter().filter(|path| !path.display().to_string().contains("/target/"));
+    let long: Vec<_> =
+        all.map(|path| (std::fs::read_to_string(&path).unwrap().lines().count(), path)).filter(|(lines, _)| *lines > 600).collect();
+    assert!(long.is_empty(), "which noun is missing? {long:?}");
+}
+
+#[test]
+fn a_database_call_is_never_cancelled() {
+    let calls = ["timeout(store", "timeout(self.store", "timeout(tools.store", "timeout(client", "timeout(db."];
+    assert_eq!(strays(&calls, |_| false), Vec::<String>::new());
+}

@@ -1,0 +1,225 @@
+//! What a test stands on: a fresh migrated database, providers, and a dispatcher over them.
+
+use std::time::Duration;
+
+use postcommit::{Notification, Timestamp};
+use postcommit_engine::channel::FailOn;
+use postcommit_engine::db::{Row, Value};
+use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
+use postcommit_engine::egress::{Egress, EgressSettings};
+use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderDraft};
+use postcommit_engine::secret::Keyring;
+use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, Store};
+use serde_json::json;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// Runs each test on PostgreSQL and on SQLite.
+macro_rules! on_both {
+    ($($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block)*) => {$(
+        $(#[$meta])*
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            async fn check($world: crate::world::World) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_postgres() {
+                check(crate::world::World::postgres().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_sqlite() {
+                check(crate::world::World::sqlite().await).await;
+            }
+        }
+    )*};
+}
+
+/// A fresh database, and what is needed to work on it.
+pub struct World {
+    pub url: String,
+    pub store: Store,
+    pub tenant: i32,
+    pub fail_on: FailOn,
+    pub settings: DispatchSettings,
+    _database: Option<postcommit_testkit::TestDatabase>,
+    _folder: tempfile::TempDir,
+    keyring: Keyring,
+}
+
+impl World {
+    pub async fn postgres() -> Self {
+        let database = postcommit_testkit::database().await;
+        Self::over(database.url.clone(), Some(database), tempfile::tempdir().unwrap()).await
+    }
+
+    pub async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self::over(format!("sqlite:{}", folder.path().join("app.db").display()), None, folder).await
+    }
+
+    async fn over(url: String, database: Option<postcommit_testkit::TestDatabase>, folder: tempfile::TempDir) -> Self {
+        let store = Store::open(&url).await.unwrap();
+        store.db().migrate().await.unwrap();
+        let tenant = store.tenant("default").await.unwrap().unwrap();
+        let keyring = Keyring::from_file(&folder.path().join("secret.key")).unwrap();
+        let settings = DispatchSettings { interval_ms: 50, ..DispatchSettings::default() };
+        Self { url, store, tenant, fail_on: FailOn::default(), settings, _database: database, _folder: folder, keyring }
+    }
+
+    pub fn is_postgres(&self) -> bool {
+        self.store.db().kind() == "postgres"
+    }
+
+    /// A second process's view of the same database.
+    pub async fn another_store(&self) -> Store {
+        Store::open(&self.url).await.unwrap()
+    }
+
+    pub fn draft(&self, name: &str, driver: &str, settings: serde_json::Value) -> ProviderDraft {
+        ProviderDraft {
+            name: name.into(),
+            channel: if driver == "webhook" { "webhook" } else { "*" }.into(),
+            driver: driver.into(),
+            settings,
+            secrets: None,
+            guarantee: Guarantee::Idempotent,
+            policy: Policy::default(),
+            concurrency: 8,
+            timeout_ms: 5000,
+            is_default: true,
+        }
+    }
+
+    pub async fn provider(&self, draft: ProviderDraft) -> i32 {
+        self.store.create_provider(self.tenant, &draft).await.unwrap();
+        self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap().id
+    }
+
+    pub async fn capture(&self, settings: serde_json::Value) -> i32 {
+        self.provider(self.draft("capture", "capture", settings)).await
+    }
+
+    /// A notification of that event type to one mail address, with what else is given.
+    pub async fn enqueue(&self, event_type: &str, more: serde_json::Value) -> Uuid {
+        let mut document = json!({"event_type": event_type, "recipients": [{"email": "guest@example.com"}]});
+        for (name, value) in more.as_object().cloned().unwrap_or_default() {
+            document[name] = value;
+        }
+        let note: Notification = serde_json::from_value(document).unwrap();
+        self.store.enqueue(&note).await.unwrap()
+    }
+
+    /// As any language would, past the SDK's checks.
+    pub async fn enqueue_by_sql(&self, event_type: &str, recipients: &str) -> Uuid {
+        let sql = match self.is_postgres() {
+            true => format!("SELECT postcommit.enqueue('{event_type}', '{{}}', 'by-sql', recipients => '{recipients}')"),
+            false => format!(
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('{event_type}', '{{}}', 'by-sql', '{recipients}')"
+            ),
+        };
+        self.execute(&sql, vec![]).await;
+        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = 'by-sql'", vec![]).await[0].get(0).unwrap()
+    }
+
+    pub fn tools(&self, store: Store) -> Tools {
+        let egress = Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() }).unwrap();
+        Tools { store, egress, keyring: self.keyring.clone(), capture_fail_on: self.fail_on.clone(), settings: self.settings.clone() }
+    }
+
+    /// One bounded pass over what is due.
+    pub async fn pass(&self) {
+        Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(None).await.unwrap();
+    }
+
+    /// A dispatcher that runs until the returned handle is dropped or told to stop.
+    pub async fn run(&self) -> Running {
+        let store = self.another_store().await;
+        let dispatcher = Dispatcher::new(self.tools(store)).await.unwrap();
+        let (stop, told) = watch::channel(Stop::No);
+        Running { task: tokio::spawn(dispatcher.run(told)), stop }
+    }
+
+    pub async fn deliveries(&self, notification: Uuid) -> Vec<DeliveryRow> {
+        self.store
+            .delivery_rows(&DeliveryFilter { notification: Some(notification), limit: 1000, ..DeliveryFilter::default() })
+            .await
+            .unwrap()
+    }
+
+    pub async fn delivery(&self, notification: Uuid) -> DeliveryRow {
+        let rows = self.deliveries(notification).await;
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        rows.into_iter().next().unwrap()
+    }
+
+    pub async fn attempts(&self, notification: Uuid) -> Vec<AttemptRow> {
+        self.store.attempts(self.tenant, notification).await.unwrap()
+    }
+
+    pub fn key(&self, notification: Uuid, n: i32) -> DeliveryKey {
+        DeliveryKey { tenant: self.tenant, notification, n }
+    }
+
+    pub async fn sql(&self, sql: &str, parameters: Vec<Value>) -> Vec<Row> {
+        self.store.db().query(sql, parameters).await.unwrap()
+    }
+
+    pub async fn execute(&self, sql: &str, parameters: Vec<Value>) -> u64 {
+        self.store.db().execute_one(sql, parameters).await.unwrap()
+    }
+
+    pub async fn count(&self, table: &str) -> i64 {
+        self.sql(&format!("SELECT count(*) FROM postcommit.{table}"), vec![]).await[0].get(0).unwrap()
+    }
+
+    /// As if the wait were over.
+    pub async fn make_due(&self) {
+        self.execute("UPDATE postcommit.delivery_queue SET due_at = {now} WHERE due_at > {now}", vec![]).await;
+    }
+
+    /// As if the worker had been away for longer than its lease.
+    pub async fn expire_leases(&self) {
+        let past: Timestamp = Timestamp::from_micros(1_000_000);
+        self.execute("UPDATE postcommit.delivery_queue SET lease_until = $1 WHERE lease_token IS NOT NULL", vec![past.into()]).await;
+    }
+
+    /// Waits until nothing is in the queue.
+    pub async fn drained(&self) {
+        self.until("the queue is empty", async || self.count("delivery_queue").await == 0).await;
+    }
+
+    /// Waits for a condition that the running dispatcher brings about.
+    pub async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
+        let mut look = tokio::time::interval(Duration::from_millis(5));
+        let waiting = async {
+            while !condition().await {
+                look.tick().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap_or_else(|_| panic!("not within 60 s: {what}"));
+    }
+}
+
+/// A dispatcher at work.
+pub struct Running {
+    task: tokio::task::JoinHandle<()>,
+    stop: watch::Sender<Stop>,
+}
+
+impl Running {
+    pub async fn finish(self) {
+        self.stop.send(Stop::Finish).unwrap();
+        self.task.await.unwrap();
+    }
+
+    pub fn ask_to_finish(&self) {
+        self.stop.send(Stop::Finish).unwrap();
+    }
+}
+
+pub fn id_of(row: &DeliveryRow) -> DeliveryId {
+    row.id.parse().unwrap()
+}

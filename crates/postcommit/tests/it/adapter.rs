@@ -1,0 +1,207 @@
+//! The four adapters behind one face, so that every case is written once.
+
+use postcommit::adapters;
+use postcommit::{Error, Notification};
+use sqlx::{AssertSqlSafe, Connection as _};
+use tokio_postgres::NoTls;
+use uuid::Uuid;
+
+/// Which database an adapter speaks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Postgres,
+    Sqlite,
+}
+
+/// One connection of an application, and the SDK's functions on it.
+pub trait Adapter: Sized + 'static {
+    const KIND: Kind;
+
+    /// To a `postgres://` URL or a file.
+    async fn connect(to: &str) -> Self;
+    async fn run(&mut self, sql: &str);
+    /// The first column, which must be text.
+    async fn texts(&mut self, sql: &str) -> Vec<String>;
+
+    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error>;
+    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error>;
+    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error>;
+    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>);
+    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>);
+}
+
+pub struct TokioPostgres(tokio_postgres::Client);
+
+impl Adapter for TokioPostgres {
+    const KIND: Kind = Kind::Postgres;
+
+    async fn connect(to: &str) -> Self {
+        let (client, connection) = tokio_postgres::connect(to, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        Self(client)
+    }
+
+    async fn run(&mut self, sql: &str) {
+        self.0.batch_execute(sql).await.unwrap();
+    }
+
+    async fn texts(&mut self, sql: &str) -> Vec<String> {
+        self.0.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
+        adapters::tokio_postgres::enqueue(&self.0, note).await
+    }
+
+    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        adapters::tokio_postgres::enqueue_many(&self.0, notes).await
+    }
+
+    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        adapters::tokio_postgres::cancel(&self.0, tenant, entity, event_type).await
+    }
+
+    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::tokio_postgres::assert_enqueued(&self.0, event_type, entity).await;
+    }
+
+    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::tokio_postgres::refute_enqueued(&self.0, event_type, entity).await;
+    }
+}
+
+pub struct SqlxPostgres(sqlx::PgConnection);
+
+impl Adapter for SqlxPostgres {
+    const KIND: Kind = Kind::Postgres;
+
+    async fn connect(to: &str) -> Self {
+        Self(sqlx::PgConnection::connect(to).await.unwrap())
+    }
+
+    async fn run(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap();
+    }
+
+    async fn texts(&mut self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut self.0).await.unwrap()
+    }
+
+    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
+        adapters::sqlx::postgres::enqueue(&mut self.0, note).await
+    }
+
+    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        adapters::sqlx::postgres::enqueue_many(&mut self.0, notes).await
+    }
+
+    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        adapters::sqlx::postgres::cancel(&mut self.0, tenant, entity, event_type).await
+    }
+
+    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::sqlx_postgres::assert_enqueued(&mut self.0, event_type, entity).await;
+    }
+
+    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::sqlx_postgres::refute_enqueued(&mut self.0, event_type, entity).await;
+    }
+}
+
+pub struct SqlxSqlite(sqlx::SqliteConnection);
+
+impl Adapter for SqlxSqlite {
+    const KIND: Kind = Kind::Sqlite;
+
+    async fn connect(to: &str) -> Self {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(to);
+        Self(sqlx::SqliteConnection::connect_with(&options).await.unwrap())
+    }
+
+    async fn run(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap();
+    }
+
+    async fn texts(&mut self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut self.0).await.unwrap()
+    }
+
+    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
+        adapters::sqlx::sqlite::enqueue(&mut self.0, note).await
+    }
+
+    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        adapters::sqlx::sqlite::enqueue_many(&mut self.0, notes).await
+    }
+
+    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        adapters::sqlx::sqlite::cancel(&mut self.0, tenant, entity, event_type).await
+    }
+
+    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::sqlx_sqlite::assert_enqueued(&mut self.0, event_type, entity).await;
+    }
+
+    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::sqlx_sqlite::refute_enqueued(&mut self.0, event_type, entity).await;
+    }
+}
+
+pub struct Rusqlite(rusqlite::Connection);
+
+impl Adapter for Rusqlite {
+    const KIND: Kind = Kind::Sqlite;
+
+    async fn connect(to: &str) -> Self {
+        Self(rusqlite::Connection::open(to).unwrap())
+    }
+
+    async fn run(&mut self, sql: &str) {
+        self.0.execute_batch(sql).unwrap();
+    }
+
+    async fn texts(&mut self, sql: &str) -> Vec<String> {
+        let mut select = self.0.prepare(sql).unwrap();
+        let rows = select.query_map([], |row| row.get(0)).unwrap();
+        rows.collect::<Result<_, _>>().unwrap()
+    }
+
+    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
+        adapters::rusqlite::enqueue(&self.0, note)
+    }
+
+    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+        adapters::rusqlite::enqueue_many(&self.0, notes)
+    }
+
+    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        adapters::rusqlite::cancel(&self.0, tenant, entity, event_type)
+    }
+
+    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::rusqlite::assert_enqueued(&self.0, event_type, entity);
+    }
+
+    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+        postcommit::testing::rusqlite::refute_enqueued(&self.0, event_type, entity);
+    }
+}
+
+/// Makes a test of every case on every adapter. A case left out of the list is dead code, which the lints refuse.
+macro_rules! on_every_adapter {
+    ($($case:ident),* $(,)?) => {
+        on_every_adapter!(@ tokio_postgres TokioPostgres: $($case)*);
+        on_every_adapter!(@ sqlx_postgres SqlxPostgres: $($case)*);
+        on_every_adapter!(@ sqlx_sqlite SqlxSqlite: $($case)*);
+        on_every_adapter!(@ rusqlite Rusqlite: $($case)*);
+    };
+    (@ $name:ident $adapter:ident: $($case:ident)*) => {
+        mod $name {
+            $(#[tokio::test]
+            async fn $case() {
+                super::$case(crate::world::World::<crate::adapter::$adapter>::new().await).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_every_adapter;

@@ -1,0 +1,75 @@
+//! `assert_enqueued` and `refute_enqueued`: pass when they should, panic when they should and say what they saw.
+
+use postcommit::Notification;
+use serde_json::json;
+use tokio::task::LocalSet;
+
+use crate::adapter::{Adapter, Kind, on_every_adapter};
+use crate::world::{World, booking};
+
+on_every_adapter!(
+    assert_enqueued_passes_in_the_transaction,
+    assert_enqueued_panics_with_what_is_there_instead,
+    refute_enqueued_passes_for_other_types_and_entities,
+    refute_enqueued_panics_when_it_is_there,
+    refute_enqueued_is_not_fooled_by_a_crowd,
+    only_this_transaction_counts_where_the_database_can_tell,
+);
+
+/// The panic's text, or nothing when it did not panic.
+async fn panic_of<F: Future<Output = ()> + 'static>(check: F) -> Option<String> {
+    let failed = LocalSet::new().run_until(async { tokio::task::spawn_local(check).await }).await.err()?;
+    Some(*failed.into_panic().downcast::<String>().unwrap())
+}
+
+async fn assert_enqueued_passes_in_the_transaction<A: Adapter>(mut world: World<A>) {
+    world.run("BEGIN").await;
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    world.assert_enqueued("booking.confirmed", Some("12345")).await;
+    world.assert_enqueued("booking.confirmed", None).await;
+    world.run("ROLLBACK").await;
+    world.run("BEGIN").await;
+    world.refute_enqueued("booking.confirmed", None).await;
+}
+
+async fn assert_enqueued_panics_with_what_is_there_instead<A: Adapter>(mut world: World<A>) {
+    world.run("BEGIN").await;
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    let text = panic_of(async move { world.assert_enqueued("booking.confirmed", Some("999")).await }).await.unwrap();
+    assert!(text.starts_with(r#"expected a notification "booking.confirmed" about "999" in this transaction"#), "{text}");
+    assert!(text.ends_with(r#"it sees [("booking.confirmed", Some("12345"))]"#), "{text}");
+}
+
+async fn refute_enqueued_passes_for_other_types_and_entities<A: Adapter>(mut world: World<A>) {
+    world.run("BEGIN").await;
+    world.enqueue(&Notification::event("weather", json!({})).build().unwrap()).await.unwrap();
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    world.refute_enqueued("booking.cancelled", None).await;
+    world.refute_enqueued("booking.confirmed", Some("999")).await;
+    world.refute_enqueued("weather", Some("12345")).await;
+}
+
+async fn refute_enqueued_panics_when_it_is_there<A: Adapter>(mut world: World<A>) {
+    world.run("BEGIN").await;
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    let text = panic_of(async move { world.refute_enqueued("booking.confirmed", Some("12345")).await }).await.unwrap();
+    assert!(text.starts_with(r#"expected no notification "booking.confirmed" about "12345" in this transaction"#), "{text}");
+}
+
+async fn refute_enqueued_is_not_fooled_by_a_crowd<A: Adapter>(mut world: World<A>) {
+    let crowd: Vec<_> = (0..1000).map(|i| booking(&i.to_string()).entity("crowd").build().unwrap()).collect();
+    world.run("BEGIN").await;
+    world.enqueue(&booking("k").build().unwrap()).await.unwrap();
+    world.enqueue_many(&crowd).await.unwrap();
+    world.assert_enqueued("booking.confirmed", Some("12345")).await;
+    assert!(panic_of(async move { world.refute_enqueued("booking.confirmed", Some("12345")).await }).await.is_some());
+}
+
+async fn only_this_transaction_counts_where_the_database_can_tell<A: Adapter>(mut world: World<A>) {
+    world.enqueue(&booking("earlier").build().unwrap()).await.unwrap();
+    world.run("BEGIN").await;
+    match A::KIND {
+        Kind::Postgres => world.refute_enqueued("booking.confirmed", None).await,
+        Kind::Sqlite => world.assert_enqueued("booking.confirmed", None).await,
+    }
+}

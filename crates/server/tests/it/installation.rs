@@ -1,0 +1,297 @@
+//! A database, a settings folder and one webhook provider: everything the binary needs to run, several times over.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use postcommit_testkit::{Child, TestDatabase};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+
+/// How long a condition may take to come true. Reaching it means the test failed.
+pub const GUARD: Duration = Duration::from_secs(120);
+
+/// A row as text; what is NULL is empty.
+pub type Row = Vec<String>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Postgres,
+    Sqlite,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guarantee {
+    Idempotent,
+    AtMostOnce,
+    AtLeastOnce,
+}
+
+impl Guarantee {
+    pub const ALL: [Self; 3] = [Self::Idempotent, Self::AtMostOnce, Self::AtLeastOnce];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idempotent => "idempotent",
+            Self::AtMostOnce => "at_most_once",
+            Self::AtLeastOnce => "at_least_once",
+        }
+    }
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The lane's provider, as far as tests choose.
+#[derive(Clone, Copy)]
+pub struct Hooks {
+    pub guarantee: Guarantee,
+    pub concurrency: u32,
+    /// The lane's lease is four seconds longer.
+    pub timeout_ms: u32,
+}
+
+impl Hooks {
+    pub fn of(guarantee: Guarantee) -> Self {
+        Self { guarantee, concurrency: 32, timeout_ms: 1000 }
+    }
+}
+
+/// A migrated database with one provider, `hooks`.
+pub struct Installation {
+    place: Place,
+    folder: TempDir,
+    batch: u32,
+}
+
+enum Place {
+    Postgres { database: TestDatabase, reader: Mutex<Reader> },
+    Sqlite(PathBuf),
+}
+
+impl Installation {
+    pub fn new(kind: Kind, hooks: Hooks) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let place = match kind {
+            Kind::Postgres => Place::on(Reader::new().runtime.block_on(postcommit_testkit::database())),
+            Kind::Sqlite => Place::Sqlite(folder.path().join("app.db")),
+        };
+        Self::prepared(place, folder, hooks)
+    }
+
+    /// On a PostgreSQL that the test itself owns.
+    pub fn on(cluster: &postcommit_testkit::Cluster, hooks: Hooks) -> Self {
+        let database = Reader::new().runtime.block_on(cluster.postgres().database());
+        Self::prepared(Place::on(database), tempfile::tempdir().unwrap(), hooks)
+    }
+
+    fn prepared(place: Place, folder: TempDir, hooks: Hooks) -> Self {
+        let this = Self { place, folder, batch: 500 };
+        this.run(&["migrate"]);
+        let (timeout, concurrency) = (hooks.timeout_ms.to_string(), hooks.concurrency.to_string());
+        let create = ["providers", "create", "hooks", "--driver", "webhook", "--guarantee", hooks.guarantee.name()];
+        let limits = ["--timeout-ms", &timeout, "--concurrency", &concurrency];
+        let policy = ["--policy", r#"{"name":"fixed","interval_s":0.2,"max_attempts":100}"#];
+        this.run(&[&create[..], &limits[..], &policy[..]].concat());
+        this
+    }
+
+    /// At most so many are claimed at once: small batches pass each crash point more often.
+    pub fn in_batches_of(mut self, batch: u32) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    /// The file that a test may write into.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn url(&self) -> String {
+        match &self.place {
+            Place::Postgres { database, .. } => database.url.clone(),
+            Place::Sqlite(path) => format!("sqlite:{}", path.display()),
+        }
+    }
+
+    pub fn sqlite_path(&self) -> Option<&PathBuf> {
+        if let Place::Sqlite(path) = &self.place { Some(path) } else { None }
+    }
+
+    /// The binary with its settings, which all come from the environment.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postcommit"));
+        command.args(args).current_dir(self.folder.path());
+        for (name, value) in [
+            ("DATABASE_URL", self.url().as_str()),
+            ("DISPATCH_LEASE_S", "2"),
+            ("DISPATCH_INTERVAL_MS", "50"),
+            ("DISPATCH_BATCH", self.batch.to_string().as_str()),
+            ("DISPATCH_STOP_GRACE_S", "20"),
+            ("EGRESS_ALLOW", "127.0.0.0/8"),
+            ("SERVER_LISTEN", "127.0.0.1:0"),
+            ("SECRETS_KEY_FILE", self.path("secret.key").to_str().unwrap()),
+        ] {
+            command.env(format!("POSTCOMMIT_{name}"), value);
+        }
+        command
+    }
+
+    /// Runs a command that must succeed; returns what it printed.
+    pub fn run(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "postcommit {args:?}: {}: {said}", output.status);
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A server that works.
+    pub fn serve(&self) -> Child {
+        let server = Child::spawn(self.command(&["serve"]));
+        server.wait_for_line("is ready");
+        server
+    }
+
+    /// A process that will crash as told (`name:nth:action`).
+    pub fn doomed(&self, args: &[&str], crash: &str) -> Child {
+        let mut command = self.command(args);
+        command.env("POSTCOMMIT_CRASH", crash);
+        Child::spawn(command)
+    }
+
+    /// Reads with the database's own client library, past everything of ours. `postcommit.` becomes `postcommit_` on SQLite.
+    pub fn rows(&self, sql: &str) -> Vec<Row> {
+        match &self.place {
+            Place::Postgres { database, reader } => reader.lock().unwrap().rows(&database.url, sql),
+            Place::Sqlite(path) => sqlite_rows(path, &sql.replace("postcommit.", "postcommit_")),
+        }
+    }
+
+    pub fn count(&self, sql: &str) -> usize {
+        self.rows(sql)[0][0].parse().unwrap()
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_quiet(&self) -> bool {
+        self.count("SELECT count(*) FROM postcommit.delivery_queue") == 0
+    }
+
+    pub fn wait_until_quiet(&self) {
+        let left = || format!("the queue to be empty; left are {:#?}", self.rows("SELECT * FROM postcommit.delivery_queue LIMIT 5"));
+        assert!(within(GUARD, || self.is_quiet()), "waited for {}", left());
+    }
+
+    /// Whether no lease runs any more: whoever held one has lost it.
+    pub fn leases_are_over(&self) -> bool {
+        let now = match self.place {
+            Place::Postgres { .. } => "clock_timestamp()",
+            Place::Sqlite(_) => "(julianday('now') - 2440587.5) * 86400000000",
+        };
+        self.count(&format!("SELECT count(*) FROM postcommit.delivery_queue WHERE lease_until >= {now}")) == 0
+    }
+
+    /// Whether somebody, frozen perhaps, holds SQLite's write lock. PostgreSQL has no such lock.
+    pub fn file_is_held(&self) -> bool {
+        let Place::Sqlite(path) = &self.place else { return false };
+        let connection = rusqlite::Connection::open(path).unwrap();
+        connection.busy_timeout(Duration::ZERO).unwrap();
+        connection.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_err()
+    }
+}
+
+impl Place {
+    fn on(database: TestDatabase) -> Self {
+        Self::Postgres { database, reader: Mutex::new(Reader::new()) }
+    }
+}
+
+/// Looks until `done`, for so long at most.
+pub fn within(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+}
+
+/// Looks until `done`; a minute or two without is a failure.
+pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
+    assert!(within(GUARD, done), "waited for {what}");
+}
+
+/// Whether the long form was asked for.
+pub fn full_form() -> bool {
+    std::env::var("POSTCOMMIT_SWEEP").is_ok_and(|form| form == "full")
+}
+
+/// A connection that is made anew when it breaks, driven by whoever asks.
+struct Reader {
+    client: Option<Client>,
+    runtime: Runtime,
+}
+
+impl Reader {
+    fn new() -> Self {
+        Self { client: None, runtime: Builder::new_current_thread().enable_all().build().unwrap() }
+    }
+
+    fn rows(&mut self, url: &str, sql: &str) -> Vec<Row> {
+        let deadline = Instant::now() + GUARD;
+        loop {
+            match self.try_rows(url, sql) {
+                Ok(rows) => return rows,
+                Err(problem) => {
+                    assert!(problem.as_db_error().is_none() || Instant::now() < deadline, "{sql}: {problem:?}");
+                    assert!(Instant::now() < deadline, "{sql}: {problem:?}");
+                    self.client = None;
+                    std::thread::sleep(Duration::from_millis(25));
+                }
+            }
+        }
+    }
+
+    fn try_rows(&mut self, url: &str, sql: &str) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let Self { client, runtime } = self;
+        runtime.block_on(async {
+            if client.is_none() {
+                let (made, connection) = tokio_postgres::connect(url, NoTls).await?;
+                tokio::spawn(connection);
+                *client = Some(made);
+            }
+            let answer = client.as_ref().unwrap().simple_query(sql).await?;
+            Ok(answer.iter().filter_map(text_of).collect())
+        })
+    }
+}
+
+fn text_of(message: &SimpleQueryMessage) -> Option<Row> {
+    let SimpleQueryMessage::Row(row) = message else { return None };
+    Some((0..row.len()).map(|place| row.get(place).unwrap_or_default().to_owned()).collect())
+}
+
+fn sqlite_rows(path: &PathBuf, sql: &str) -> Vec<Row> {
+    use rusqlite::types::ValueRef;
+    let connection = rusqlite::Connection::open(path).unwrap();
+    connection.busy_timeout(GUARD).unwrap();
+    let mut statement = connection.prepare(sql).unwrap();
+    let width = statement.column_count();
+    let cell = |value: ValueRef<'_>| match value {
+        ValueRef::Null => String::new(),
+        ValueRef::Integer(x) => x.to_string(),
+        ValueRef::Real(x) => x.to_string(),
+        ValueRef::Text(x) | ValueRef::Blob(x) => String::from_utf8_lossy(x).into_owned(),
+    };
+    let rows = statement.query_map([], |row| (0..width).map(|place| row.get_ref(place).map(cell)).collect()).unwrap();
+    rows.collect::<Result<_, _>>().unwrap()
+}

@@ -1,0 +1,17 @@
+//! The crash proof: the real binary on real databases, ended, frozen and failed at every named place, its memory pulled out from under it,
+//! its database taken away. After each, three records that know nothing of each other are compared: what the client was told, what
+//! the database says, what the receiver journalled.
+//!
+//! - `crash`: every crash point × kill, stop, error × both databases × every guarantee; `scripts/sweep` runs the full form;
+//! - `kill_loop`: a load, and SIGKILL again and again at random moments;
+//! - `frozen`: a worker that sleeps past its lease with a request out;
+//! - `database_faults`: PostgreSQL crashes and cut connections under load;
+//! - `installation`: what they stand on; `records`: what they compare.
+#![allow(clippy::unwrap_used)]
+
+mod crash;
+mod database_faults;
+mod frozen;
+mod installation;
+mod kill_loop;
+mod records;
