@@ -115,6 +115,7 @@ pub struct Dispatcher {
     /// Rung when slots have come free or rows have moved between lanes.
     stir: Arc<Notify>,
     idle_until: Option<Instant>,
+    refreshed_at: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -128,7 +129,7 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        Ok(Self { tools, worker: Uuid::new_v4(), lanes, settler, leases, stir, idle_until: None })
+        Ok(Self { tools, worker: Uuid::new_v4(), lanes, settler, leases, stir, idle_until: None, refreshed_at: None })
     }
 
     /// What was done so far.
@@ -143,8 +144,8 @@ impl Dispatcher {
         let renewing = leases::renew_forever(self.tools.clone(), self.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
         tokio::spawn(duties::run_forever(self.tools.store.clone(), quiet.clone()));
-        let mut floor = tokio::time::interval(self.interval());
         while *stop.borrow() == Stop::No {
+            self.refresh_when_due().await;
             let claimed = self.round(None).await;
             let found = *claimed.as_ref().unwrap_or(&0) > 0;
             if let Err(problem) = claimed {
@@ -158,7 +159,7 @@ impl Dispatcher {
                 tokio::select! {
                     () = bell.rung() => {}
                     () = self.stir.notified() => {}
-                    _ = floor.tick() => self.refresh().await,
+                    () = tokio::time::sleep(jittered(self.interval())) => {}
                     _ = stop.changed() => {}
                 }
             }
@@ -293,7 +294,13 @@ impl Dispatcher {
         }
     }
 
-    async fn refresh(&mut self) {
+    /// Providers change by other hands; they are read again at every interval, busy or not.
+    async fn refresh_when_due(&mut self) {
+        let now = clock::monotonic();
+        if self.refreshed_at.is_some_and(|at| now.duration_since(at) < self.interval()) {
+            return;
+        }
+        self.refreshed_at = Some(now);
         if let Err(problem) = self.lanes.refresh(&self.tools).await {
             tracing::warn!(%problem, "could not read the providers; keeping those known");
         }
@@ -320,4 +327,10 @@ impl Dispatcher {
             tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
         }
     }
+}
+
+/// Processes that start together must not ask together for ever.
+fn jittered(interval: Duration) -> Duration {
+    let chance = f64::from(crate::secret::random::<1>()[0]) / 255.0;
+    interval.mul_f64(0.75 + 0.5 * chance)
 }

@@ -1,5 +1,6 @@
 //! SQLite: one writer thread that commits for everybody waiting at once, and readers beside it.
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -155,7 +156,7 @@ impl<T: Send, F: FnOnce(&Connection) -> Result<T, DbError> + Send> Command for W
             (Some(Err(error)), _) => Err(error),
             (_, Err(problem)) => Err(DbError::Unreachable(problem)),
             (Some(result), Ok(())) => result,
-            (None, Ok(())) => Err(DbError::Unreachable("the command did not run".into())),
+            (None, Ok(())) => Err(DbError::Unreachable("the command panicked".into())),
         };
         // A caller that no longer waits has lost nothing: its work is committed.
         let _ = self.reply.send(result);
@@ -182,7 +183,9 @@ fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
     let mut transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for command in group {
         let savepoint = transaction.savepoint()?;
-        if command.run(&savepoint).is_ok() {
+        // A panic of one command is that command's problem: it is undone, and the thread lives on for the others.
+        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(&savepoint)));
+        if matches!(ran, Ok(Ok(()))) {
             savepoint.commit()?;
         }
     }

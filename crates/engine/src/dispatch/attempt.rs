@@ -2,7 +2,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -37,10 +36,12 @@ pub async fn attempt_batch(
     batch: Vec<Claimed>,
     mut slots: Option<OwnedSemaphorePermit>,
 ) {
+    let unbegun_yet = leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
     let now = match tools.store.now().await {
         Ok(now) => now,
         Err(problem) => {
             tracing::warn!(%problem, "could not begin; they go back");
+            unbegun_yet.disarm();
             return settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
         }
     };
@@ -54,8 +55,13 @@ pub async fn attempt_batch(
     for (delivery, note) in announce(tools, settler, leases, lane, begin).await {
         let slot = slots.as_mut().and_then(|slots| slots.split(1));
         let (tools, settler, leases, lane) = (tools.clone(), settler.clone(), leases.clone(), lane.clone());
-        tokio::spawn(async move { attempt(&tools, &settler, &leases, &lane, &delivery, &note, now, slot).await });
+        tokio::spawn(async move {
+            let unsettled = leases.guard([lease(&delivery)]);
+            attempt(&tools, &settler, &leases, &lane, &delivery, &note, now, slot).await;
+            unsettled.disarm();
+        });
     }
+    unbegun_yet.disarm();
 }
 
 /// Whether it should be begun at all.
@@ -167,25 +173,32 @@ async fn send(lane: &Lane, delivery: &Delivery, note: &StoredNotification, timeo
 
 /// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive.
 async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
-    let id = lane.provider.id;
-    let told = match &report.outcome {
-        Outcome::Deferred { after: Some(wait), .. } => tools.store.hold_lane(id, *wait).await.map(|()| verdict),
-        Outcome::Rejected { because: Because::Config, code } => {
-            // The first one parks and pauses; others that were under way meet the same answer and only go back.
-            if lane.pausing.swap(true, Ordering::SeqCst) {
-                return Verdict::Again { at: now, counted: false };
+    let name = &lane.provider.name;
+    match &report.outcome {
+        Outcome::Deferred { after: Some(wait), .. } => {
+            if let Err(problem) = tools.store.hold_lane(lane.provider.id, *wait).await {
+                tracing::warn!(%problem, provider = name, "could not hold the lane");
             }
+            verdict
+        }
+        Outcome::Rejected { because: Because::Config, code } => {
             let why =
                 format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
-            tracing::error!(provider = lane.provider.name, why, "lane paused");
-            tools.store.pause_lane(id, &why).await.map(|_| verdict)
+            // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
+            match tools.store.pause_lane(lane.provider.id, &why).await {
+                Ok(true) => {
+                    tracing::error!(provider = name, why, "lane paused");
+                    verdict
+                }
+                Ok(false) => Verdict::Again { at: now, counted: false },
+                Err(problem) => {
+                    tracing::warn!(%problem, provider = name, "could not pause the lane");
+                    Verdict::Again { at: now, counted: false }
+                }
+            }
         }
-        _ => return verdict,
-    };
-    told.unwrap_or_else(|problem| {
-        tracing::warn!(%problem, provider = lane.provider.name, "could not tell the lane");
-        verdict
-    })
+        _ => verdict,
+    }
 }
 
 fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outcome: &'a Outcome, now: Timestamp) -> Case<'a> {

@@ -1,5 +1,6 @@
 //! What a claimed notification becomes: its deliveries, in one transaction; or it is parked, with the reason.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -8,47 +9,50 @@ use super::Tools;
 use super::leases::Leases;
 use super::settler::{Settler, unbegun};
 use crate::db::DbError;
-use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, Provider, Reason, Routes, StoredNotification};
-use crate::store::{Expanded, Lease};
+use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Provider, Reason, Routes, StoredNotification};
+use crate::store::{Expanded, Lease, Settlement};
+
+type Claimed = (Delivery, Arc<StoredNotification>);
+
+/// What is to be written for one claimed row.
+enum Step {
+    Expand(Expanded),
+    Enter(Lease, i32),
+    Settle(Settlement),
+}
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
 pub async fn expand_batch(
     tools: &Tools,
     settler: &Settler,
-    leases: &Leases,
+    leases: &Arc<Leases>,
     slots: Option<OwnedSemaphorePermit>,
-    batch: Vec<(Delivery, Arc<StoredNotification>)>,
+    batch: Vec<Claimed>,
     stir: &Notify,
 ) {
+    let unsettled = leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
     if let Err(problem) = expand_all(tools, settler, leases, &batch).await {
         tracing::warn!(%problem, notifications = batch.len(), "could not expand; they go back");
         settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
     }
+    unsettled.disarm();
     drop(slots);
     stir.notify_one();
 }
 
-async fn expand_all(
-    tools: &Tools,
-    settler: &Settler,
-    leases: &Leases,
-    batch: &[(Delivery, Arc<StoredNotification>)],
-) -> Result<(), DbError> {
-    let providers = tools.store.providers().await?;
+async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[Claimed]) -> Result<(), DbError> {
+    let mut routes: HashMap<i32, Vec<Provider>> = HashMap::new();
+    for provider in tools.store.providers().await? {
+        routes.entry(provider.tenant).or_default().push(provider);
+    }
     let now = tools.store.now().await?;
-    let mut expanded = Vec::with_capacity(batch.len());
+    let (mut expanded, mut entering, mut settling) = (vec![], vec![], vec![]);
     for (delivery, note) in batch {
-        let lease = Lease { key: delivery.key, token: delivery.token };
-        let routes: Vec<Provider> = providers.iter().filter(|p| p.tenant == delivery.key.tenant).cloned().collect();
-        if let Some((state, code)) = over_already(note, now) {
-            settler.settle(unbegun(delivery, Finish::Ended(state), Some(code), None), None);
-        } else if delivery.key.n > 0 {
-            route(tools, settler, leases, delivery, Routes(&routes)).await?;
-        } else {
-            match model::expand(note, Routes(&routes)) {
-                Expansion::Deliveries(targets) => expanded.push(Expanded { lease, targets }),
-                Expansion::Parked { code, detail } => settler.settle(parked(delivery, code, detail), None),
-            }
+        let routes = Routes(routes.get(&delivery.key.tenant).map_or(&[], Vec::as_slice));
+        match step(delivery, note, routes, now) {
+            Step::Expand(one) => expanded.push(one),
+            Step::Enter(lease, lane) => entering.push((lease, lane)),
+            Step::Settle(settlement) => settling.push(settlement),
         }
     }
     if !expanded.is_empty() {
@@ -56,30 +60,36 @@ async fn expand_all(
         tools.store.expand(expanded).await?;
         done.iter().for_each(|lease| leases.release(lease));
     }
-    Ok(())
-}
-
-/// A delivery whose provider was missing when it was expanded looks for one again.
-async fn route(tools: &Tools, settler: &Settler, leases: &Leases, delivery: &Delivery, routes: Routes<'_>) -> Result<(), DbError> {
-    match model::route(delivery.channel.as_deref().unwrap_or(""), routes) {
-        Fate::Lane(lane) => {
-            let lease = Lease { key: delivery.key, token: delivery.token };
-            tools.store.enter_lane(lease, lane).await?;
-            leases.release(&lease);
-        }
-        Fate::Ended { code, detail, .. } => settler.settle(parked(delivery, code, detail), None),
+    for (lease, lane) in entering {
+        tools.store.enter_lane(lease, lane).await?;
+        leases.release(&lease);
     }
+    settling.into_iter().for_each(|settlement| settler.settle(settlement, None));
     Ok(())
 }
 
-fn over_already(note: &StoredNotification, now: postcommit::Timestamp) -> Option<(FinishedState, &'static str)> {
+fn step(delivery: &Delivery, note: &StoredNotification, routes: Routes<'_>, now: postcommit::Timestamp) -> Step {
+    let ended = |state, code| Step::Settle(unbegun(delivery, Finish::Ended(state), Some(code), None));
     match () {
-        () if note.cancelled => Some((FinishedState::Cancelled, "cancelled")),
-        () if note.expires_at <= now => Some((FinishedState::Expired, "expired")),
-        () => None,
+        () if note.cancelled => ended(FinishedState::Cancelled, "cancelled"),
+        () if note.expires_at <= now => ended(FinishedState::Expired, "expired"),
+        () if delivery.losses > MAX_LOSSES => parked(delivery, "lease_expired", "every worker that tried to expand it was lost".into()),
+        // Its provider was missing when it was expanded: it looks for one again.
+        () if delivery.key.n > 0 => match model::route(delivery.channel.as_deref().unwrap_or(""), routes) {
+            Fate::Lane(lane) => Step::Enter(lease(delivery), lane),
+            Fate::Ended { code, detail, .. } => parked(delivery, code, detail),
+        },
+        () => match model::expand(note, routes) {
+            Expansion::Deliveries(targets) => Step::Expand(Expanded { lease: lease(delivery), targets }),
+            Expansion::Parked { code, detail } => parked(delivery, code, detail),
+        },
     }
 }
 
-fn parked(delivery: &Delivery, code: &str, detail: String) -> crate::store::Settlement {
-    unbegun(delivery, Finish::Ended(FinishedState::Parked(Reason::Config)), Some(code), Some(detail))
+fn lease(delivery: &Delivery) -> Lease {
+    Lease { key: delivery.key, token: delivery.token }
+}
+
+fn parked(delivery: &Delivery, code: &str, detail: String) -> Step {
+    Step::Settle(unbegun(delivery, Finish::Ended(FinishedState::Parked(Reason::Config)), Some(code), Some(detail)))
 }

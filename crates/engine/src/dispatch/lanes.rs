@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -29,8 +28,6 @@ pub struct Lane {
     pub driver: Result<Box<dyn Driver>, String>,
     /// Sends that may be under way at once.
     pub slots: Arc<Semaphore>,
-    /// Somebody's answer has paused it; what else comes back with the same answer is not parked.
-    pub pausing: AtomicBool,
 }
 
 /// All lanes this process knows.
@@ -108,12 +105,7 @@ fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>) -
         tracing::error!(provider = provider.name, problem, "a provider cannot be used");
     }
     let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
-    Lane {
-        slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))),
-        pausing: AtomicBool::new(provider.paused.is_some()),
-        provider,
-        driver,
-    }
+    Lane { slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))), provider, driver }
 }
 
 fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {

@@ -44,6 +44,11 @@ impl Leases {
         held.length.checked_sub(clock::monotonic().duration_since(held.since))?.checked_sub(MARGIN)
     }
 
+    /// Lets go of these unless disarmed: a task that panics must not leave leases behind that are renewed for ever.
+    pub fn guard(self: &Arc<Self>, leases: impl IntoIterator<Item = Lease>) -> Guard {
+        Guard { held: self.clone(), leases: leases.into_iter().collect() }
+    }
+
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -72,6 +77,27 @@ impl Leases {
             if let Some(one) = held.get_mut(&lease.key).filter(|h| h.token == lease.token) {
                 one.since = since;
             }
+        }
+    }
+}
+
+/// Lets leases run out when its holder panics.
+pub struct Guard {
+    held: Arc<Leases>,
+    leases: Vec<Lease>,
+}
+
+impl Guard {
+    /// All is well: whoever settles them lets go.
+    pub fn disarm(mut self) {
+        self.leases.clear();
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        for lease in &self.leases {
+            self.held.release(lease);
         }
     }
 }

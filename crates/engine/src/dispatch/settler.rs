@@ -1,9 +1,11 @@
 //! Results of all lanes, written in batches. While one batch is being written the next gathers: no timer decides its size.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use super::leases::Leases;
@@ -104,7 +106,9 @@ async fn write_all(
 async fn write(store: &Store, batch: Vec<Settlement>, tally: &Tally) {
     let mut wait = Duration::from_millis(50);
     loop {
-        match store.settle(batch.clone()).await {
+        // A panic in here would silence this process for good; caught, the batch is tried again like any other.
+        let written = AssertUnwindSafe(store.settle(batch.clone())).catch_unwind().await;
+        match written.unwrap_or_else(|_panic| Err(DbError::Unreachable("settling panicked".into()))) {
             Ok(settled) => return count(tally, &batch, &settled.stale),
             Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
             Err(problem) if batch.len() > 1 => {
