@@ -3,6 +3,7 @@
 mod migrate;
 pub mod postgres;
 pub mod sqlite;
+mod tls;
 mod value;
 mod watch;
 

@@ -6,7 +6,9 @@ use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, R
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::tls;
 use super::value::{Row, Value};
 use super::{Address, DbError};
 
@@ -18,6 +20,7 @@ const POOL_SIZE: usize = 12;
 pub struct Postgres {
     pool: Pool,
     config: std::sync::Arc<Config>,
+    tls: Option<MakeRustlsConnect>,
 }
 
 /// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
@@ -31,11 +34,15 @@ impl Postgres {
     /// # Errors
     /// When the URL is bad or nobody answers.
     pub async fn open(url: &str) -> Result<Self, DbError> {
-        let config = configure(url)?;
-        let manager = Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let (config, tls) = configure(url)?;
+        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = match tls.clone() {
+            Some(tls) => Manager::from_config(config.clone(), tls, recycling),
+            None => Manager::from_config(config.clone(), NoTls, recycling),
+        };
         let pool = Pool::builder(manager).max_size(POOL_SIZE).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
         let pool = pool.build().map_err(|e| DbError::Unreachable(e.to_string()))?;
-        let db = Self { pool, config: config.into() };
+        let db = Self { pool, config: config.into(), tls };
         drop(db.client().await?);
         Ok(db)
     }
@@ -52,6 +59,12 @@ impl Postgres {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// With what such a connection is encrypted, if it is.
+    #[must_use]
+    pub fn tls(&self) -> Option<MakeRustlsConnect> {
+        self.tls.clone()
     }
 
     pub(super) async fn query(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
@@ -74,20 +87,19 @@ impl Postgres {
     }
 }
 
-fn configure(url: &str) -> Result<Config, DbError> {
+fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> {
     let Address::Postgres(url) = Address::parse(url)? else {
         return Err(DbError::Url("not a PostgreSQL URL".into()));
     };
+    let (url, root_certificates) = tls::split_root_certificates(&url);
     let mut config: Config = url.parse().map_err(|_| DbError::Url("is not a valid PostgreSQL URL".into()))?;
-    if config.get_ssl_mode() == SslMode::Require {
-        return Err(DbError::Url("sslmode=require is not supported yet; use a local socket, a private network or a TLS tunnel".into()));
-    }
     config.application_name("postcommit").connect_timeout(Duration::from_secs(10)).keepalives_idle(Duration::from_secs(30));
     // No call is ever cancelled from our side, so the server must not let one hang for ever.
     let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c lock_timeout=30s";
     let options = config.get_options().map_or_else(|| guards.to_owned(), |given| format!("{guards} {given}"));
     config.options(options).tcp_user_timeout(Duration::from_secs(30));
-    Ok(config)
+    let tls = (config.get_ssl_mode() == SslMode::Require).then(|| tls::connector(root_certificates.as_deref())).transpose()?;
+    Ok((config, tls))
 }
 
 fn borrow(parameters: &[Value]) -> Vec<&(dyn ToSql + Sync)> {

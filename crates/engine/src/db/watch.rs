@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
-use tokio_postgres::{AsyncMessage, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls};
 
 use super::Db;
 use super::postgres::Postgres;
@@ -37,7 +38,28 @@ async fn listen_forever(db: Postgres, rung: Arc<Notify>) {
 }
 
 async fn listen(db: &Postgres, rung: &Notify, wait: &mut Duration) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = db.config().connect(NoTls).await?;
+    match db.tls() {
+        Some(tls) => {
+            let (client, connection) = db.config().connect(tls).await?;
+            hear(&client, connection, rung, wait).await
+        }
+        None => {
+            let (client, connection) = db.config().connect(NoTls).await?;
+            hear(&client, connection, rung, wait).await
+        }
+    }
+}
+
+async fn hear<S, T>(
+    client: &Client,
+    mut connection: Connection<S, T>,
+    rung: &Notify,
+    wait: &mut Duration,
+) -> Result<(), tokio_postgres::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
     let mut messages = std::pin::pin!(futures_util::stream::poll_fn(move |cx| connection.poll_message(cx)));
     let mut listening = std::pin::pin!(client.batch_execute("LISTEN postcommit_wake").fuse());
     let mut heard = false;

@@ -209,3 +209,41 @@ async fn sqlite_lives_beside_the_application_s_own_tables() {
     world.pass().await;
     assert_eq!(world.delivery(id).await.state, "sent");
 }
+
+/// A cluster of our own with a certificate of our own, and the file that holds its root.
+async fn cluster_with_tls(folder: &Path) -> (postcommit_testkit::Cluster, std::path::PathBuf) {
+    let cluster = postcommit_testkit::Cluster::start();
+    let plain = Store::open(&cluster.url()).await.unwrap();
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    for (file, text) in [("server.crt", key.cert.pem()), ("server.key", key.signing_key.serialize_pem())] {
+        // Written by the server itself: the key must be private to whoever it runs as.
+        let lines = text.trim().lines().map(|line| format!("('{line}')")).collect::<Vec<_>>().join(", ");
+        let copy = format!("COPY (VALUES {lines}) TO PROGRAM 'umask 077 && cat > {file}'");
+        plain.db().execute_one(&copy, vec![]).await.unwrap();
+    }
+    let (client, connection) = tokio_postgres::connect(&cluster.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("ALTER SYSTEM SET ssl = on").await.unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let roots = folder.join("root.pem");
+    std::fs::write(&roots, key.cert.pem()).unwrap();
+    (cluster, roots)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_encrypted_and_its_server_checked_when_required() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cluster, roots) = cluster_with_tls(folder.path()).await;
+    let url = format!("{}?sslmode=require", cluster.url());
+    // The reload is asynchronous: until it has happened the server says that it does no TLS.
+    let store = loop {
+        match Store::open(&format!("{url}&sslrootcert={}", roots.display())).await {
+            Ok(store) => break store,
+            Err(problem) => assert!(problem.to_string().contains("TLS"), "{problem}"),
+        }
+    };
+    let rows = store.db().query("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", vec![]).await.unwrap();
+    assert!(rows[0].get::<bool>(0).unwrap());
+    let distrusted = Store::open(&url).await.err().unwrap().to_string();
+    assert!(distrusted.contains("certificate"), "{distrusted}");
+}
