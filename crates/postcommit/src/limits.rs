@@ -1,5 +1,7 @@
 //! Every limit of a notification, named in one place. A value beyond one is refused with the limit in the message.
 
+use std::time::Duration;
+
 /// Bytes of the payload, as JSON text.
 pub const PAYLOAD_BYTES: usize = 256 * 1024;
 /// Bytes of the body text.
@@ -32,5 +34,7 @@ pub const PRIORITY_MAX: i16 = 9;
 pub const PRIORITY_DEFAULT: i16 = 5;
 /// Levels of nesting in payload and data.
 pub const JSON_DEPTH: usize = 32;
+/// Shortest time from due to expiry: SQLite keeps both in milliseconds.
+pub const LIFE: Duration = Duration::from_millis(1);
 /// Days after which a notification that names no expiry is no longer sent.
 pub const EXPIRY_DAYS: i64 = 30;

@@ -12,18 +12,18 @@ use crate::{Error, Recipient, Timestamp, check, limits};
 pub struct Notification {
     /// Dotted name of what happened, 1 to 255 characters.
     pub event_type: String,
-    /// The event's data, at most 256 KB and 32 levels.
+    /// The event's data, at most 256 KB and 32 levels. `null` is `{}`.
     pub payload: Value,
     /// 1 to 255 characters, unique in the tenant: the same key is sent once.
     pub idempotency_key: String,
-    /// Who owns it. Default `default`.
+    /// Who owns it: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub tenant: String,
-    /// The thing it is about, e.g. a booking's id.
+    /// The thing it is about, e.g. a booking's id; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
     /// To whom, at most 1,000.
     pub recipients: Vec<Recipient>,
-    /// Narrows or widens the channels; empty means what each kind of address implies.
+    /// Narrows or widens the channels, at most 32; empty means what each kind of address implies.
     pub channels: Vec<String>,
     /// Subject or heading, at most 998 bytes, one line.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,10 +31,10 @@ pub struct Notification {
     /// Text, at most 256 KB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// Where the reader should go: http, https, mailto or tel.
+    /// Where the reader should go: http, https, mailto or tel, at most 2,048 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action_url: Option<String>,
-    /// What one channel alone needs, by channel: `{"whatsapp": {…}}`.
+    /// What one channel alone needs, by channel: `{"whatsapp": {…}}`. At most 64 KB and 32 levels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
     /// 0 to 9, 9 first. Default 5.
@@ -42,16 +42,16 @@ pub struct Notification {
     /// Not before this. Default: at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
-    /// Never after this. Default: 30 days after it is due.
+    /// Never after this; at least a millisecond after `due_at`. Default: 30 days after it is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Where it came from.
+    /// Where it came from, at most 4 KB as JSON.
     #[serde(skip_serializing_if = "Source::is_empty")]
     pub source: Source,
-    /// Ties it to the request or trace that caused it.
+    /// Ties it to the request or trace that caused it; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
-    /// The stream the event belongs to, e.g. `booking.events`.
+    /// The stream the event belongs to, e.g. `booking.events`; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
     /// Version of the payload's shape.
@@ -113,91 +113,91 @@ impl Notification {
 pub struct Builder(Draft);
 
 impl Builder {
-    /// The idempotency key. Without one a random key is made: then nothing is recognised as a repetition.
+    /// The idempotency key, 1 to 255 characters. Without one a random key is made: then nothing is recognised as a repetition.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.0.idempotency_key = Some(key.into());
         self
     }
 
-    /// Who owns it.
+    /// Who owns it: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.0.tenant = tenant.into();
         self
     }
 
-    /// The thing it is about.
+    /// The thing it is about, 1 to 255 characters. `cancel` finds it by this.
     pub fn entity(mut self, entity: impl Into<String>) -> Self {
         self.0.entity = Some(entity.into());
         self
     }
 
-    /// One more recipient.
+    /// One more recipient; at most 1,000.
     pub fn to(mut self, recipient: Recipient) -> Self {
         self.0.recipients.push(recipient);
         self
     }
 
-    /// One more channel.
+    /// One more channel, at most 32 of 1 to 63 letters, digits, `_`, `-`, `.`. Default: what each kind of address implies.
     pub fn channel(mut self, channel: impl Into<String>) -> Self {
         self.0.channels.push(channel.into());
         self
     }
 
-    /// Subject or heading.
+    /// Subject or heading, at most 998 bytes, one line.
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.0.title = Some(title.into());
         self
     }
 
-    /// Text.
+    /// Text, at most 256 KB.
     pub fn body(mut self, body: impl Into<String>) -> Self {
         self.0.body = Some(body.into());
         self
     }
 
-    /// Where the reader should go.
+    /// Where the reader should go: http, https, mailto or tel, at most 2,048 bytes.
     pub fn action_url(mut self, url: impl Into<String>) -> Self {
         self.0.action_url = Some(url.into());
         self
     }
 
-    /// What one channel alone needs, by channel.
+    /// What one channel alone needs, by channel: `{"whatsapp": {…}}`, at most 64 KB.
     pub fn data(mut self, data: Value) -> Self {
         self.0.data = Some(data);
         self
     }
 
-    /// 0 to 9, 9 first.
+    /// 0 to 9, 9 first. Default 5.
     pub fn priority(mut self, priority: i16) -> Self {
         self.0.priority = priority;
         self
     }
 
-    /// Not before this.
+    /// Not before this. Default: at once.
     pub fn due_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.due_at = Some(at.into());
         self
     }
 
-    /// Never after this.
+    /// Never after this. Default: 30 days after it is due.
     pub fn expires_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.expires_at = Some(at.into());
         self
     }
 
-    /// Where it came from.
+    /// Where it came from, at most 4 KB.
     pub fn source(mut self, source: Source) -> Self {
         self.0.source = source;
         self
     }
 
-    /// The request or trace that caused it.
+    /// The request or trace that caused it, 1 to 255 characters.
     pub fn correlation_id(mut self, id: impl Into<String>) -> Self {
         self.0.correlation_id = Some(id.into());
         self
     }
 
-    /// The stream the event belongs to.
+    /// The stream the event belongs to, 1 to 255 characters.
     pub fn topic(mut self, topic: impl Into<String>) -> Self {
         self.0.topic = Some(topic.into());
         self
@@ -209,7 +209,7 @@ impl Builder {
         self
     }
 
-    /// The same key with other content is an error.
+    /// The same key with other content is an error. Default: the first one stands and the conflict is noted.
     pub fn strict(mut self) -> Self {
         self.0.strict = true;
         self
@@ -311,9 +311,9 @@ impl Draft {
             optional(name, &at, |at| at.check())?;
         }
         if let (Some(due), Some(expires)) = (self.due_at, self.expires_at)
-            && expires <= due
+            && expires < due.plus(limits::LIFE)
         {
-            return Err(Error::invalid("expires_at", format!("is {expires}, which is not after due_at {due}")));
+            return Err(Error::invalid("expires_at", format!("is {expires}, which is not a millisecond or more after due_at {due}")));
         }
         let source = serde_json::to_value(&self.source).map_err(|e| Error::invalid("source", e.to_string()))?;
         field("source", check::json(&source, limits::SOURCE_BYTES).map(drop))
@@ -322,7 +322,8 @@ impl Draft {
     fn into_notification(self) -> Notification {
         Notification {
             event_type: self.event_type,
-            payload: self.payload,
+            // The schema holds an absent payload and an empty one for the same; null is a third that nobody means.
+            payload: if self.payload.is_null() { Value::Object(serde_json::Map::new()) } else { self.payload },
             idempotency_key: self.idempotency_key.unwrap_or_else(random_key),
             tenant: self.tenant,
             entity: self.entity,
@@ -416,6 +417,7 @@ mod tests {
     fn expiry_must_follow_due() {
         let at: Timestamp = "2026-03-15T00:00:00Z".parse().unwrap();
         assert!(problem(sample().due_at(at).expires_at(at)).starts_with("expires_at: is 2026-03-15T00:00:00Z"));
+        assert!(sample().due_at(at).expires_at(at.plus(limits::LIFE)).build().is_ok());
     }
 
     #[test]

@@ -14,6 +14,7 @@ on_every_adapter!(
     a1_the_applications_own_rows_share_its_fate,
     c2_every_field_is_stored_as_given,
     c2_absent_fields_take_their_defaults,
+    a_null_payload_is_an_empty_one,
     a_batch_stores_the_same_as_one_by_one,
     e13_provenance_is_stored_with_both_times,
     unicode_comes_back_as_it_went_in,
@@ -21,6 +22,7 @@ on_every_adapter!(
     a_channel_may_be_called_null,
     a_payload_at_the_limit_is_taken,
     a_payload_beyond_the_limit_is_refused_by_builder_and_database,
+    the_shortest_life_is_taken,
     d4_enqueue_writes_the_queue_and_nothing_else,
 );
 
@@ -146,6 +148,13 @@ async fn c2_absent_fields_take_their_defaults<A: Adapter>(mut world: World<A>) {
     );
 }
 
+async fn a_null_payload_is_an_empty_one<A: Adapter>(mut world: World<A>) {
+    let note = Notification::event("tick", json!(null)).key("k").strict().build().unwrap();
+    let id = world.enqueue(&note).await.unwrap();
+    assert_eq!(world.enqueue_many(&[note]).await.unwrap(), [id]);
+    assert_eq!(world.stored(id).await["payload"], json!({}));
+}
+
 async fn a_batch_stores_the_same_as_one_by_one<A: Adapter>(mut world: World<A>) {
     let plain = |key: &str| booking(key).due_at(Timestamp::from_micros(0)).build().unwrap();
     let single = [world.enqueue(&everything("a")).await.unwrap(), world.enqueue(&plain("b")).await.unwrap()];
@@ -234,6 +243,15 @@ async fn a_payload_beyond_the_limit_is_refused_by_builder_and_database<A: Adapte
     assert!(text.contains("payload_at_most_262144_bytes"), "{text}");
     assert!(!text.contains("guest@example.com") && text.len() < 300, "the row is in the error text: {text}");
     assert_eq!(world.count("notification").await, 0);
+}
+
+async fn the_shortest_life_is_taken<A: Adapter>(mut world: World<A>) {
+    for micros in [0, 499, 500, 999] {
+        let due = Timestamp::from_micros(4_000_000_000_000_000 + micros);
+        let note = booking(&micros.to_string()).due_at(due).expires_at(due.plus(limits::LIFE));
+        world.enqueue(&note.build().unwrap()).await.unwrap();
+    }
+    assert_eq!(world.count("notification").await, 4);
 }
 
 async fn d4_enqueue_writes_the_queue_and_nothing_else<A: Adapter>(mut world: World<A>) {

@@ -71,13 +71,13 @@ pub struct Installation {
 }
 
 enum Place {
-    Postgres { database: TestDatabase, reader: Mutex<Reader> },
+    Postgres { database: TestDatabase, reader: Box<Mutex<Reader>> },
     Sqlite(PathBuf),
 }
 
 impl Installation {
     pub fn new(kind: Kind, hooks: Hooks) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder();
         let place = match kind {
             Kind::Postgres => Place::on(Reader::new().runtime.block_on(postcommit_testkit::database())),
             Kind::Sqlite => Place::Sqlite(folder.path().join("app.db")),
@@ -88,7 +88,7 @@ impl Installation {
     /// On a PostgreSQL that the test itself owns.
     pub fn on(cluster: &postcommit_testkit::Cluster, hooks: Hooks) -> Self {
         let database = Reader::new().runtime.block_on(cluster.postgres().database());
-        Self::prepared(Place::on(database), tempfile::tempdir().unwrap(), hooks)
+        Self::prepared(Place::on(database), folder(), hooks)
     }
 
     fn prepared(place: Place, folder: TempDir, hooks: Hooks) -> Self {
@@ -207,8 +207,13 @@ impl Installation {
 
 impl Place {
     fn on(database: TestDatabase) -> Self {
-        Self::Postgres { database, reader: Mutex::new(Reader::new()) }
+        Self::Postgres { database, reader: Box::new(Mutex::new(Reader::new())) }
     }
+}
+
+/// In memory where there is such a place: processes crash here, not machines, and a worker that waits for the disk holds SQLite's lock.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// Looks until `done`, for so long at most.
@@ -252,7 +257,6 @@ impl Reader {
             match self.try_rows(url, sql) {
                 Ok(rows) => return rows,
                 Err(problem) => {
-                    assert!(problem.as_db_error().is_none() || Instant::now() < deadline, "{sql}: {problem:?}");
                     assert!(Instant::now() < deadline, "{sql}: {problem:?}");
                     self.client = None;
                     std::thread::sleep(Duration::from_millis(25));

@@ -9,6 +9,7 @@
 //! - `installation`: what they stand on; `records`: what they compare.
 #![allow(clippy::unwrap_used)]
 
+mod cli;
 mod crash;
 mod database_faults;
 mod frozen;

@@ -1,0 +1,93 @@
+//! The command line as a person or a script meets it: what it prints, where, and how it ends.
+
+mod act;
+mod quick_start;
+mod settings;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A folder with a migrated SQLite database and the binary at hand.
+pub struct Shell {
+    folder: TempDir,
+    environment: Vec<(String, String)>,
+}
+
+/// What a command left behind.
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stdout))
+    }
+
+    /// The same, having insisted on the exit code.
+    pub fn ends(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code().unwrap_or(-1), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Shell {
+    /// An empty folder.
+    pub fn empty() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), environment: vec![] }
+    }
+
+    /// One with a schema and a capture provider.
+    pub fn ready() -> Self {
+        let shell = Self::empty();
+        shell.run(&["migrate"]).ends(0);
+        shell.run(&["providers", "create", "capture", "--driver", "capture"]).ends(0);
+        shell
+    }
+
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postcommit"));
+        command.args(arguments).current_dir(self.folder.path());
+        for variable in ["POSTCOMMIT_DATABASE_URL", "POSTCOMMIT_CRASH", "POSTCOMMIT_OUTPUT"] {
+            command.env_remove(variable);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        self.command(arguments).output().unwrap().into()
+    }
+
+    /// Enqueues and returns the id.
+    pub fn enqueue(&self, event_type: &str, more: &[&str]) -> String {
+        let mut arguments = vec!["enqueue", event_type, "--to", "email:guest@example.com"];
+        arguments.extend(more);
+        self.run(&arguments).ends(0).stdout.trim().to_owned()
+    }
+
+    /// One pass over what is due.
+    pub fn dispatch(&self) -> Value {
+        self.run(&["dispatch", "--once", "-o", "json"]).ends(0).json()
+    }
+}

@@ -1,0 +1,156 @@
+//! Enqueue, look and act.
+
+use super::Shell;
+
+#[test]
+fn a3_dispatch_by_hand_one_pass_or_one_notification() {
+    let shell = Shell::ready();
+    let (one, later) = (shell.enqueue("a", &[]), shell.enqueue("b", &["--due-at", "2099-01-01T00:00:00Z"]));
+    assert_eq!(shell.dispatch()["sent"], 1);
+    let status = |id: &str| shell.run(&["notifications", "show", id, "-o", "json"]).ends(0).json()["status"].clone();
+    assert_eq!((status(&one), status(&later)), ("sent".into(), "pending".into()));
+    let ran = shell.run(&["dispatch", "--once", "--id", &later, "-o", "json"]).ends(0);
+    assert_eq!((ran.json()["sent"].clone(), status(&later)), (1.into(), "sent".into()));
+    shell.run(&["dispatch", "--once", "--id", "0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e"]).ends(3);
+}
+
+#[test]
+fn a8_the_environment_names_what_fails() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=booking.cancelled,key-9");
+    let (bad, key) = (shell.enqueue("booking.cancelled", &[]), shell.enqueue("fine", &["--key", "key-9"]));
+    let done = shell.dispatch();
+    assert_eq!((&done["parked"], &done["again"]), (&1.into(), &1.into()));
+    let code = |id: &str| shell.run(&["deliveries", "show", &format!("{id}.1"), "-o", "json"]).ends(0).json()["error_code"].clone();
+    assert_eq!((code(&bad), code(&key)), ("capture_permanent".into(), "capture_transient".into()));
+}
+
+#[test]
+fn a5_the_same_key_prints_the_same_id() {
+    let shell = Shell::ready();
+    let first = shell.enqueue("a", &["--key", "k", "--payload", r#"{"a": 1, "b": 2}"#]);
+    assert_eq!(shell.enqueue("a", &["--key", "k", "--payload", r#"{"b":2,"a":1}"#]), first);
+    assert_eq!(shell.enqueue("other", &["--key", "k"]), first);
+    let shown = shell.run(&["notifications", "show", &first, "-o", "json"]).ends(0).json();
+    assert_eq!(shown["conflicts"].as_array().unwrap().len(), 1);
+    let ran = shell.run(&["enqueue", "other", "--to", "a@example.com", "--key", "k", "--strict"]).ends(4);
+    assert!(ran.stderr.contains("\"k\"") && ran.stderr.contains(&first), "{}", ran.stderr);
+}
+
+#[test]
+fn enqueue_refuses_nonsense_by_field() {
+    let shell = Shell::ready();
+    for (arguments, expected) in [
+        (vec!["a", "--to", "email:nobody"], "recipients[0].email: is not a mail address"),
+        (vec!["a", "--to", "pigeon"], "--to pigeon: write email:"),
+        (vec!["a", "--priority", "12"], "priority: is 12; 0 to 9 are allowed"),
+        (vec!["a", "--payload", "{"], "--payload: is not JSON"),
+        (vec!["a", "--payload", "@nowhere.json"], "--payload: nowhere.json"),
+        (vec!["a", "--due-at", "tomorrow"], "is not a time; write RFC 3339"),
+        (vec!["a", "--action-url", "javascript:x"], "action_url: must be an absolute URL"),
+        (vec!["--json", r#"{"event_type": "a", "titel": 1}"#], "titel"),
+    ] {
+        let mut all = vec!["enqueue"];
+        all.extend(arguments);
+        let ran = shell.run(&all).ends(2);
+        assert!(ran.stderr.contains(expected) && ran.stdout.is_empty(), "{}", ran.stderr);
+    }
+    assert_eq!(shell.run(&["notifications", "list", "-o", "json"]).json().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn enqueue_reads_a_whole_notification_from_a_file() {
+    let shell = Shell::ready();
+    let document = r#"{"event_type": "a", "idempotency_key": "k", "recipients": [{"phone": "+14155550100"}], "channels": ["whatsapp"], "priority": 9}"#;
+    std::fs::write(shell.path().join("n.json"), document).unwrap();
+    let id = shell.run(&["enqueue", "--json", "@n.json"]).ends(0).stdout.trim().to_owned();
+    shell.dispatch();
+    let shown = shell.run(&["deliveries", "list", "--notification", &id, "-o", "json"]).ends(0).json();
+    assert_eq!((&shown[0]["channel"], &shown[0]["target"], &shown[0]["state"]), (&"whatsapp".into(), &"+14…00".into(), &"sent".into()));
+}
+
+#[test]
+fn deliveries_are_retried_discarded_and_cancelled_one_or_many() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=p");
+    let parked: Vec<String> = (0..2).map(|_| format!("{}.1", shell.enqueue("p", &[]))).collect();
+    let sent = format!("{}.1", shell.enqueue("fine", &[]));
+    shell.dispatch();
+    let list = shell.run(&["deliveries", "list", "--state", "parked", "--reason", "rejected", "-o", "json"]).ends(0).json();
+    assert_eq!(list.as_array().unwrap().len(), 2);
+    let ran = shell.run(&["deliveries", "retry", &parked[0], &sent, "-o", "jsonl"]).ends(7);
+    assert!(ran.stdout.contains("\"pending\"") && ran.stdout.contains("\"refused\"") && ran.stderr.contains("it is not parked"), "{}", ran.stdout);
+    shell.run(&["deliveries", "discard", &parked[1]]).ends(0);
+    shell.run(&["deliveries", "discard", &sent]).ends(4);
+    shell.run(&["deliveries", "cancel", &parked[0]]).ends(0);
+    shell.run(&["deliveries", "show", "0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1"]).ends(3);
+    shell.run(&["deliveries", "retry", "nonsense"]).ends(2);
+    let states = |id: &str| shell.run(&["deliveries", "show", id, "-o", "json"]).ends(0).json()["state"].clone();
+    assert_eq!([states(&parked[0]), states(&parked[1]), states(&sent)], ["cancelled", "discarded", "sent"]);
+}
+
+#[test]
+fn tail_prints_every_attempt_with_its_delivery() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=t");
+    let (good, bad) = (shell.enqueue("a", &[]), shell.enqueue("t", &[]));
+    shell.dispatch();
+    let ran = shell.run(&["deliveries", "tail", "--since", "600", "--no-follow"]).ends(0);
+    assert!(ran.stdout.contains(&format!("{good}.1")) && ran.stdout.contains(&format!("{bad}.1")) && ran.stdout.contains("capture_transient"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_provider_s_life() {
+    let shell = Shell::ready();
+    let ran = shell.run(&["providers", "create", "hooks", "--driver", "webhook", "--policy", "marketplace", "--guarantee", "at_most_once"]).ends(0);
+    let secret = ran.stderr.lines().find_map(|line| line.trim().strip_prefix("whsec_")).unwrap().to_owned();
+    let shown = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0);
+    assert!(!shown.stdout.contains(&secret), "a secret is shown once");
+    let json = shown.json();
+    assert_eq!((&json["guarantee"], &json["policy"]["name"], &json["is_default"], &json["secrets"]), (&"at_most_once".into(), &"marketplace".into(), &true.into(), &true.into()));
+    let data = std::fs::read(shell.path().join("postcommit-data/postcommit.db")).unwrap();
+    let wal = std::fs::read(shell.path().join("postcommit-data/postcommit.db-wal")).unwrap_or_default();
+    assert!(![data, wal].concat().windows(secret.len()).any(|w| w == secret.as_bytes()), "and is not readable in the file");
+    shell.run(&["providers", "update", "hooks", "--set", "on_auth_error=park", "--concurrency", "3"]).ends(0);
+    let json = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json();
+    assert_eq!((&json["settings"]["on_auth_error"], &json["concurrency"], &json["policy"]["name"]), (&"park".into(), &3.into(), &"marketplace".into()));
+    shell.run(&["providers", "pause", "hooks"]).ends(0);
+    assert!(shell.run(&["providers", "list"]).ends(0).stdout.contains("paused: by hand"));
+    shell.run(&["providers", "resume", "hooks"]).ends(0);
+    shell.run(&["providers", "delete", "hooks"]).ends(0);
+    shell.run(&["providers", "show", "hooks"]).ends(3);
+}
+
+#[test]
+fn a_provider_that_cannot_work_is_refused_by_field() {
+    let shell = Shell::ready();
+    for (arguments, expected) in [
+        (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; known are capture, webhook"),
+        (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings: unknown field `ulr`"),
+        (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be http or https"),
+        (vec!["--driver", "webhook", "--secret", "secret=hush"], "secret: must be whsec_"),
+        (vec!["--driver", "webhook", "--set", r#"headers={"webhook-id": "x"}"#], "settings.headers.webhook-id: is set by postcommit"),
+        (vec!["--driver", "capture", "--policy", "never"], "policy"),
+        (vec!["--driver", "capture", "--guarantee", "maybe"], "allowed are idempotent, at_most_once, at_least_once"),
+        (vec!["--driver", "capture", "--concurrency", "0"], "concurrency: is 0; 1 to 1000 are allowed"),
+        (vec!["--driver", "capture", "--timeout-ms", "1"], "timeout_ms: is 1; 100 to 300000 are allowed"),
+    ] {
+        let mut all = vec!["providers", "create", "p"];
+        all.extend(arguments);
+        let ran = shell.run(&all).ends(2);
+        assert!(ran.stderr.contains(expected) && !ran.stderr.contains("hush"), "{}", ran.stderr);
+    }
+    shell.run(&["providers", "create", "capture", "--driver", "capture"]).ends(4);
+    shell.run(&["providers", "create", "a b", "--driver", "capture"]).ends(2);
+}
+
+#[test]
+fn data_goes_to_stdout_and_words_to_stderr() {
+    let shell = Shell::ready();
+    shell.enqueue("a", &[]);
+    for format in ["json", "jsonl"] {
+        let ran = shell.run(&["notifications", "list", "-o", format]).ends(0);
+        assert!(ran.stdout.lines().count() > 0 && ran.stderr.is_empty());
+        assert!(serde_json::Deserializer::from_str(&ran.stdout).into_iter::<serde_json::Value>().all(|v| v.is_ok()));
+    }
+    let ran = shell.run(&["notifications", "list", "--limit", "1"]).ends(0);
+    assert!(ran.stdout.starts_with("ID ") && ran.stderr.starts_with("more: --before "), "{}{}", ran.stdout, ran.stderr);
+    shell.run(&["notifications", "list", "--limit", "0"]).ends(2);
+}

@@ -1,0 +1,89 @@
+//! The first five minutes, and the process itself.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use postcommit_testkit::Child;
+
+use super::Shell;
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn serve_without_arguments_makes_a_database_and_says_what_to_try() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", &address);
+    let server = Child::spawn(shell.command(&["serve"]));
+    let line = server.wait_for_line("enqueue booking.confirmed");
+    assert!(shell.path().join("postcommit-data/postcommit.db").exists());
+    // The very line that was printed, in another terminal.
+    let ran = std::process::Command::new("sh").args(["-c", line.trim()]).current_dir(shell.path()).output().unwrap();
+    let shown = String::from_utf8(ran.stdout).unwrap();
+    assert!(ran.status.success() && shown.contains("  sent\n") && shown.contains("by capture"), "{shown}");
+    assert!(get(&address, "/healthz").starts_with("HTTP/1.1 200"));
+    assert!(get(&address, "/readyz").ends_with("ready\n"));
+    assert!(get(&address, "/etc").starts_with("HTTP/1.1 404"));
+    server.term();
+    assert!(server.wait().success(), "a stop that was asked for is no failure");
+}
+
+#[test]
+fn a_second_start_keeps_what_there_is() {
+    let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
+    for _ in 0..2 {
+        let server = Child::spawn(shell.command(&["serve"]));
+        server.wait_for_line("is ready");
+        server.term();
+        server.wait();
+    }
+    assert_eq!(shell.run(&["providers", "list", "-o", "json"]).ends(0).json().as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "hang=h");
+    let id = shell.enqueue("h", &[]);
+    let server = Child::spawn(shell.command(&["serve"]));
+    server.wait_for_line("is ready");
+    let sending = || shell.run(&["notifications", "list", "-o", "json"]).json()[0]["status"] == "sending";
+    while !sending() {
+        std::thread::yield_now();
+    }
+    server.term();
+    server.wait_for_line("finishing what is under way");
+    server.term();
+    assert!(server.wait().success());
+    assert_eq!(shell.run(&["notifications", "show", &id, "-o", "json"]).json()["status"], "sending", "its lease will run out");
+}
+
+#[test]
+fn a_slow_client_of_the_health_page_holds_nobody_up() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", &address);
+    let server = Child::spawn(shell.command(&["serve"]));
+    server.wait_for_line("is ready");
+    let _silent: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    assert!(get(&address, "/healthz").starts_with("HTTP/1.1 200"));
+    let mut nonsense = TcpStream::connect(&address).unwrap();
+    nonsense.write_all(&[0xff; 4096]).unwrap();
+    assert!(get(&address, "/healthz").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_plainly() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ran = Shell::empty().run(&["serve", "--listen", &address]).ends(4);
+    assert!(ran.stderr.contains(&format!("server.listen: {address}: ")), "{}", ran.stderr);
+}

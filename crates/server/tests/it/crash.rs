@@ -1,0 +1,126 @@
+//! The sweep: every named place × what happens there × how often it was passed × both databases × every guarantee, each from a clean database.
+//!
+//! The short form passes every place once, on both databases, in every manner; the guarantees take turns. The full form (`scripts/sweep`)
+//! is the whole product, at the first, second and third passing.
+
+mod case;
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use postcommit_engine::crash::POINTS;
+
+use crate::installation::{Guarantee, Kind, full_form};
+use case::{Action, Case, Ran};
+
+/// Cases under way at once. They mostly wait for leases to run out.
+const AT_ONCE: usize = 8;
+
+#[test]
+fn crash_sweep_on_postgresql_holds_every_invariant() {
+    sweep(Kind::Postgres);
+}
+
+#[test]
+fn crash_sweep_on_sqlite_holds_every_invariant() {
+    sweep(Kind::Sqlite);
+}
+
+fn sweep(kind: Kind) {
+    let started = Instant::now();
+    let cases = chosen(if full_form() { full(kind) } else { short(kind) });
+    let ran = run_all(&cases);
+    print!("{}", table(kind, &cases, &ran));
+    println!("{} cases in {} s", cases.len(), started.elapsed().as_secs());
+    let violations: Vec<String> =
+        cases.iter().zip(&ran).flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}"))).collect();
+    assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
+}
+
+fn full(kind: Kind) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &point in POINTS {
+        for action in Action::ALL {
+            for nth in 1..=3 {
+                cases.extend(Guarantee::ALL.map(|guarantee| Case { point, action, nth, kind, guarantee }));
+            }
+        }
+    }
+    cases
+}
+
+fn short(kind: Kind) -> Vec<Case> {
+    let mut turns = Guarantee::ALL.into_iter().cycle();
+    let mut cases = Vec::new();
+    for &point in POINTS {
+        for action in Action::ALL {
+            let turn = turns.next().unwrap();
+            let guarantee = if point.starts_with("intent.") { Guarantee::AtMostOnce } else { turn };
+            cases.push(Case { point, action, nth: 1, kind, guarantee });
+        }
+        // Another guarantee first at the next place, or each action would always meet the same one.
+        turns.next();
+    }
+    cases
+}
+
+/// `POSTCOMMIT_SWEEP_ONLY=settle` runs only the cases whose name contains that.
+fn chosen(mut cases: Vec<Case>) -> Vec<Case> {
+    if let Ok(only) = std::env::var("POSTCOMMIT_SWEEP_ONLY") {
+        cases.retain(|case| case.to_string().contains(&only));
+    }
+    cases
+}
+
+fn run_all(cases: &[Case]) -> Vec<Ran> {
+    let next = AtomicUsize::new(0);
+    let ran: Mutex<BTreeMap<usize, Ran>> = Mutex::default();
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some((place, case)) = Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?))) {
+                    let one = run_one(case);
+                    ran.lock().unwrap().insert(place, one);
+                }
+            });
+        }
+    });
+    ran.into_inner().unwrap().into_values().collect()
+}
+
+/// A wait that ran into its guard is a violation like any other.
+fn run_one(case: &Case) -> Ran {
+    let ran = std::panic::catch_unwind(AssertUnwindSafe(|| case.run()));
+    ran.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Ran { violations: vec![text.unwrap_or_else(|| "panicked".to_owned())], ..Ran::default() }
+    })
+}
+
+fn table(kind: Kind, cases: &[Case], ran: &[Ran]) -> String {
+    let mut text = format!(
+        "\n{:<10} {:<6} {:>6} {:>6} {:>12} {:>12} {:>14} {:>14} {:>10}\n",
+        "database", "action", "cases", "fired", "not on path", "late refused", "held the file", "survived panic", "violations"
+    );
+    for action in Action::ALL {
+        let of_action: Vec<&Ran> = cases.iter().zip(ran).filter(|(case, _)| case.action == action).map(|(_, ran)| ran).collect();
+        let count = |wanted: fn(&Ran) -> bool| of_action.iter().filter(|ran| wanted(ran)).count();
+        text += &format!(
+            "{:<10} {:<6} {:>6} {:>6} {:>12} {:>12} {:>14} {:>14} {:>10}\n",
+            format!("{kind:?}").to_lowercase(),
+            action.name(),
+            of_action.len(),
+            count(|ran| ran.fired),
+            count(|ran| !ran.fired),
+            count(|ran| ran.refused_late),
+            count(|ran| ran.held_file),
+            count(|ran| ran.survived),
+            count(|ran| !ran.violations.is_empty()),
+        );
+    }
+    text
+}

@@ -1,0 +1,245 @@
+//! One case of the sweep: from a clean database to three records compared.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use postcommit_testkit::{Child, Receiver};
+
+use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, within};
+use crate::records::{Records, Told, ledger, stale_settles};
+
+/// Notifications of one case; in batches of three, so that every place is passed several times.
+const NOTES: usize = 8;
+const BATCH: u32 = 3;
+/// What a panic left behind is taken over within a lease or two; a survivor that still holds it after this never lets go.
+const HEALS_WITHIN: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// As SIGKILL.
+    Kill,
+    /// Frozen past every lease, then let go.
+    Stop,
+    /// A panic, as a bug would.
+    Error,
+}
+
+impl Action {
+    pub const ALL: [Self; 3] = [Self::Kill, Self::Stop, Self::Error];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Error => "error",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub point: &'static str,
+    pub action: Action,
+    pub nth: usize,
+    pub kind: Kind,
+    pub guarantee: Guarantee,
+}
+
+/// What became of a case.
+#[derive(Debug, Default)]
+pub struct Ran {
+    pub fired: bool,
+    /// A thawed worker's results were refused.
+    pub refused_late: bool,
+    /// It was frozen while it held SQLite's write lock: nobody can take over then.
+    pub held_file: bool,
+    /// The process outlived its panic.
+    pub survived: bool,
+    pub violations: Vec<String>,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { point, action, nth, kind, guarantee } = self;
+        write!(f, "{point}:{nth}:{} on {kind:?}, {guarantee}", action.name())
+    }
+}
+
+impl Case {
+    pub fn run(&self) -> Ran {
+        let installation = Installation::new(self.kind, Hooks::of(self.guarantee)).in_batches_of(BATCH);
+        let receiver = Receiver::start(&installation.path("journal"));
+        let client = Client { installation: &installation, target: receiver.server().url("/hook"), told: Told::default() };
+        let mut ran = Ran::default();
+        let told = if self.point.starts_with("enqueue.") {
+            self.crash_client(client, &mut ran)
+        } else {
+            self.crash_server(client, &mut ran)
+        };
+        let records = Records::read(told, &installation, receiver.server(), receiver.counts());
+        ran.violations.extend(records.violations(self.guarantee));
+        if records.counts().notifications != NOTES {
+            ran.violations.push(format!("N6 {} notifications instead of {NOTES}", records.counts().notifications));
+        }
+        if self.nth == 1 && ran.fired != self.is_on_path() {
+            ran.violations.push(format!("fired: {}, on the path: {}", ran.fired, self.is_on_path()));
+        }
+        ran
+    }
+
+    /// Sends are announced under at_most_once only; on PostgreSQL most steps are one statement, with no inside to crash in.
+    fn is_on_path(&self) -> bool {
+        let announced = self.guarantee == Guarantee::AtMostOnce || !self.point.starts_with("intent.");
+        let inside = self.kind == Kind::Sqlite || self.point == "enqueue.in_tx" || !self.point.ends_with(".in_tx");
+        announced && inside
+    }
+
+    fn crash(&self, nth: usize) -> String {
+        format!("{}:{nth}:{}", self.point, self.action.name())
+    }
+
+    /// The nth of the client's processes crashes; the client does not know whether it was accepted and asks again, with the same key.
+    fn crash_client(&self, mut client: Client<'_>, ran: &mut Ran) -> Told {
+        let _server = client.installation.serve();
+        for i in 1..=NOTES {
+            let key = format!("k{i}");
+            if i != self.nth {
+                client.enqueue(&key);
+                continue;
+            }
+            let doomed = client.doomed(&key, &self.crash(1));
+            ran.fired = doomed.wait_for_line_or_exit("crash point").is_some();
+            if self.action == Action::Stop {
+                doomed.stop();
+                ran.held_file = client.installation.file_is_held();
+                self.ask_beside(&mut client, &key, &doomed);
+            } else {
+                doomed.wait();
+                client.enqueue(&key);
+            }
+        }
+        client.installation.wait_until_quiet();
+        client.told
+    }
+
+    /// Asks again while the first process is frozen, and lets that go on. Inside its transaction it holds the key: the second waits for it.
+    fn ask_beside(&self, client: &mut Client<'_>, key: &str, frozen: &Child) {
+        let again = Child::spawn(client.command(key));
+        if self.point != "enqueue.in_tx" {
+            again.wait();
+        }
+        frozen.cont();
+        for process in [frozen, &again] {
+            assert!(process.wait().success(), "{:?}", process.output());
+            client.hear(key, &process.wait_for_line("\"id\""));
+        }
+    }
+
+    fn crash_server(&self, mut client: Client<'_>, ran: &mut Ran) -> Told {
+        (1..=NOTES).for_each(|i| client.enqueue(&format!("k{i}")));
+        let installation = client.installation;
+        let doomed = installation.doomed(&["serve"], &self.crash(self.nth));
+        ran.fired = fires(&doomed, installation);
+        match self.action {
+            _ if !ran.fired => {}
+            Action::Kill => {
+                doomed.wait();
+                let _healthy = installation.serve();
+                installation.wait_until_quiet();
+            }
+            Action::Stop => self.thaw_late(&doomed, installation, ran),
+            Action::Error => survive(&doomed, installation, ran),
+        }
+        client.told
+    }
+
+    /// N8: another worker takes over; when the frozen one wakes, nothing that it still does changes the ledger.
+    fn thaw_late(&self, frozen: &Child, installation: &Installation, ran: &mut Ran) {
+        frozen.stop();
+        ran.held_file = installation.file_is_held();
+        if ran.held_file {
+            wait_until("the leases to run out", || installation.leases_are_over());
+            frozen.cont();
+        }
+        let _healthy = installation.serve();
+        if ran.held_file {
+            // What it wrote while it held the file stands; there was nobody to take over.
+            frozen.term();
+            frozen.wait();
+            return installation.wait_until_quiet();
+        }
+        installation.wait_until_quiet();
+        let before = ledger(installation);
+        frozen.cont();
+        // Asked to finish, it settles or is refused what it holds, and ends: then there is nothing more to wait for.
+        frozen.term();
+        frozen.wait();
+        let after = ledger(installation);
+        if before != after {
+            ran.violations.push(format!("N8 the thawed worker changed the ledger: {before:?} became {after:?}"));
+        }
+        ran.refused_late = stale_settles(installation) > 0;
+        let had_results = ["intent.after_commit", "send.before", "send.answered", "settle.before"].contains(&self.point);
+        if had_results && !ran.refused_late {
+            ran.violations.push(format!("N8 the thawed worker's result is not in stale_settle; it said {:#?}", frozen.output()));
+        }
+    }
+}
+
+/// Waits until the crash has happened, or everything was delivered without it.
+fn fires(doomed: &Child, installation: &Installation) -> bool {
+    let has_fired = || doomed.output().iter().any(|line| line.starts_with("crash point"));
+    wait_until("the crash, or the end of the work", || has_fired() || installation.is_quiet());
+    if has_fired() {
+        return true;
+    }
+    // Once more after its end: the last settle empties the queue just before it passes its last crash point.
+    doomed.term();
+    doomed.wait_for_line_or_exit("crash point").is_some()
+}
+
+/// After a panic the process goes on or has ended. A survivor must let go of what it held, so that it or another can finish.
+fn survive(panicked: &Child, installation: &Installation, ran: &mut Ran) {
+    let _healthy = installation.serve();
+    let survived = || Path::new(&format!("/proc/{}", panicked.pid())).exists();
+    if !within(HEALS_WITHIN, || installation.is_quiet()) {
+        if survived() {
+            ran.violations.push(format!("N2 the survivor of a panic never let go; it said {:#?}", panicked.output()));
+        }
+        panicked.kill9();
+        installation.wait_until_quiet();
+    }
+    ran.survived = survived();
+}
+
+/// An application that enqueues by the command line and writes down what it was told.
+struct Client<'a> {
+    installation: &'a Installation,
+    target: String,
+    told: Told,
+}
+
+impl Client<'_> {
+    fn enqueue(&mut self, key: &str) {
+        let target = format!("webhook:{}", self.target);
+        let said = self.installation.run(&["enqueue", "case.made", "--to", &target, "--key", key, "-o", "jsonl"]);
+        self.hear(key, &said);
+    }
+
+    fn command(&self, key: &str) -> std::process::Command {
+        let target = format!("webhook:{}", self.target);
+        self.installation.command(&["enqueue", "case.made", "--to", &target, "--key", key, "-o", "jsonl"])
+    }
+
+    fn doomed(&self, key: &str, crash: &str) -> Child {
+        let mut command = self.command(key);
+        command.env("POSTCOMMIT_CRASH", crash);
+        Child::spawn(command)
+    }
+
+    fn hear(&mut self, key: &str, said: &str) {
+        let answer: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
+        self.told.0.push((key.to_owned(), answer["id"].as_str().unwrap().to_owned()));
+    }
+}

@@ -1,0 +1,99 @@
+//! PostgreSQL goes away under load: it crashes and recovers, and its connections are cut again and again. The server stays.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use postcommit_testkit::{Child, Cluster, HttpServer, Reply};
+
+use crate::installation::{Guarantee, Hooks, Installation, wait_until};
+use crate::records::{Records, Told};
+
+const NOTES: usize = 300;
+
+#[test]
+fn a_crash_of_postgresql_under_load_loses_nothing() {
+    for guarantee in [Guarantee::Idempotent, Guarantee::AtMostOnce] {
+        under_load(guarantee, |cluster, _, receiver| {
+            for share in [40, 120, 200] {
+                wait_until("some requests", || receiver.requests().len() >= share);
+                cluster.stop_immediate();
+                cluster.start_again();
+            }
+        });
+    }
+}
+
+#[test]
+fn connections_cut_again_and_again_under_load_lose_nothing() {
+    for guarantee in [Guarantee::Idempotent, Guarantee::AtMostOnce] {
+        under_load(guarantee, |_, installation, receiver| {
+            let mut cut = 0;
+            wait_until("most requests", || {
+                cut += installation
+                    .rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'postcommit' AND pid <> pg_backend_pid()")
+                    .len();
+                thread::sleep(Duration::from_millis(50));
+                receiver.requests().len() >= NOTES * 2 / 3
+            });
+            println!("{guarantee}: {cut} connections cut");
+        });
+    }
+}
+
+fn under_load(guarantee: Guarantee, disturb: impl FnOnce(&mut Cluster, &Installation, &HttpServer)) {
+    let mut cluster = Cluster::start();
+    let installation = Installation::on(&cluster, Hooks { guarantee, concurrency: 8, timeout_ms: 2000 });
+    let receiver = HttpServer::start(|_| Reply::ok().slow());
+    let told = enqueue(&installation, &receiver.url("/hook"));
+    let done = AtomicBool::new(false);
+    let server = installation.serve();
+    thread::scope(|scope| {
+        scope.spawn(|| answer_slowly(&receiver, &done));
+        // Ends with this closure, however it ends.
+        let _done = OnDrop(&done);
+        disturb(&mut cluster, &installation, &receiver);
+        installation.wait_until_quiet();
+    });
+    assert!(is_alive(&server), "the server did not survive: {:#?}", server.output());
+    let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
+    println!("{guarantee}: {:?}", records.counts());
+    assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{guarantee}");
+    assert_eq!(records.counts().sent + records.counts().parked, NOTES, "{guarantee}");
+    // N11: nothing of ours sits in a transaction that nobody goes on with.
+    let forgotten = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'
+        AND clock_timestamp() - state_change > interval '5 seconds'";
+    assert_eq!(installation.count(forgotten), 0, "{guarantee}");
+    let idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'";
+    wait_until("every transaction to end", || installation.count(idle) == 0);
+}
+
+/// As an application would, in one statement.
+fn enqueue(installation: &Installation, target: &str) -> Told {
+    let sql = format!(
+        "SELECT 'k' || i, postcommit.enqueue('load.made', jsonb_build_object('i', i), 'k' || i, recipients => '[{{\"webhook\": \"{target}\"}}]')
+         FROM generate_series(1, {NOTES}) AS i"
+    );
+    Told(installation.rows(&sql).into_iter().map(|row| (row[0].clone(), row[1].clone())).collect())
+}
+
+/// Ten times a second what waits is answered: eight at once make eighty requests a second.
+fn answer_slowly(receiver: &HttpServer, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        receiver.release();
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn is_alive(process: &Child) -> bool {
+    Path::new(&format!("/proc/{}", process.pid())).exists()
+}
+
+struct OnDrop<'a>(&'a AtomicBool);
+
+impl Drop for OnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
