@@ -50,7 +50,20 @@ pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
         return no_nul("\0").map(|()| String::new());
     }
     let text = value.to_string();
-    bytes(&text, max_bytes).map(|()| text)
+    let size = text.len() + separators(value);
+    if size > max_bytes {
+        return Err(format!("has {size} bytes; at most {max_bytes} are allowed"));
+    }
+    Ok(text)
+}
+
+/// PostgreSQL writes a space behind every comma and colon, and counts it.
+fn separators(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.len().saturating_sub(1) + items.iter().map(separators).sum::<usize>(),
+        Value::Object(map) => (2 * map.len()).saturating_sub(1) + map.values().map(separators).sum::<usize>(),
+        _ => 0,
+    }
 }
 
 fn depth(value: &Value) -> usize {

@@ -36,7 +36,6 @@ pub const SQLITE_CANCELLABLE: &str = "SELECT count(*) FROM postcommit_cancellabl
     AND (?3 IS NULL OR event_type = ?3)";
 
 /// The arguments of one enqueue, in the order of the statements above.
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] {
     let source = (!note.source.is_empty()).then_some(&note.source);
     [
@@ -80,7 +79,6 @@ pub fn batch(notes: &[Notification]) -> Result<String, Error> {
     serde_json::to_string(notes).map_err(|e| Error::Database(Box::new(e)))
 }
 
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn check_batch(count: usize) -> Result<(), Error> {
     if count > limits::BATCH {
         return Err(Error::invalid("batch", format!("has {count} notifications; at most {} are allowed", limits::BATCH)));
@@ -88,7 +86,6 @@ pub fn check_batch(count: usize) -> Result<(), Error> {
     Ok(())
 }
 
-#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn parse_id(text: &str) -> Result<Uuid, Error> {
     text.parse().map_err(|e| Error::Database(Box::new(e)))
 }

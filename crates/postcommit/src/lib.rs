@@ -26,6 +26,7 @@
 
 pub mod adapters;
 mod check;
+#[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 mod enqueue;
 mod error;
 pub mod key;

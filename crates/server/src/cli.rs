@@ -15,7 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::app;
 use crate::output::{Done, Exit, Failure, Format};
-use crate::settings::{Layers, Settings};
+use crate::settings::{Flag, Layers, Settings};
 
 /// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
 ///
@@ -32,7 +32,7 @@ pub struct Cli {
     /// sqlite:path or postgres://… [setting database.url]
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
-    /// Any other setting, e.g. --set dispatch.lease_s=30
+    /// Any setting, e.g. --setting dispatch.lease_s=30; repeatable
     #[arg(long = "setting", global = true, value_name = "NAME=VALUE")]
     setting: Vec<String>,
     #[command(subcommand)]
@@ -105,14 +105,14 @@ impl Cli {
 
     fn layers(&self) -> Result<Layers, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
-        let mut flags: Vec<(&str, String)> = Vec::new();
-        flags.extend(self.database_url.clone().map(|url| ("database.url", url)));
+        let mut flags: Vec<Flag<'_>> = Vec::new();
+        flags.extend(self.database_url.clone().map(|value| Flag { setting: "database.url", value, flag: "--database-url" }));
         if let Command::Serve { listen: Some(listen), .. } = &self.command {
-            flags.push(("server.listen", listen.clone()));
+            flags.push(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" });
         }
         for pair in &self.setting {
             let (name, value) = pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
-            flags.push((name, value.to_owned()));
+            flags.push(Flag { setting: name, value: value.to_owned(), flag: "--setting" });
         }
         let environment = std::env::vars().filter(|(name, _)| name.starts_with("POSTCOMMIT_")).collect();
         Layers::load(self.config.as_deref(), &environment, &flags).map_err(usage)

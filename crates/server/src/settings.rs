@@ -64,19 +64,26 @@ pub struct Origin {
     pub origin: String,
 }
 
+/// A setting given on the command line.
+pub struct Flag<'a> {
+    pub setting: &'a str,
+    pub value: String,
+    pub flag: &'a str,
+}
+
 /// Values by dotted name, with their origin.
 #[derive(Debug, Clone)]
 pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
     /// Stacks the layers. `file` is the one named by `--config`; `flags` are settings given on the command line.
-    pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>, flags: &[(&str, String)]) -> Result<Self, String> {
+    pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>, flags: &[Flag<'_>]) -> Result<Self, String> {
         let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
         let mut layers = Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
         layers.read_file(file)?;
         layers.read_environment(environment)?;
-        for (name, text) in flags {
-            layers.set_text(name, text, format!("flag --{}", name.replace(['.', '_'], "-")))?;
+        for Flag { setting, value, flag } in flags {
+            layers.set_text(setting, value, format!("flag {flag}"))?;
         }
         Ok(layers)
     }
@@ -225,7 +232,7 @@ mod tests {
         pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
     }
 
-    fn load(file: &str, env: &[(&str, &str)], flags: &[(&str, String)]) -> Result<(Layers, Settings), String> {
+    fn load(file: &str, env: &[(&str, &str)], flags: &[Flag<'_>]) -> Result<(Layers, Settings), String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.toml");
         std::fs::write(&path, file).unwrap();
@@ -237,15 +244,18 @@ mod tests {
     #[test]
     fn each_value_comes_from_the_highest_layer_that_has_it() {
         let file = "[dispatch]\ninterval_ms = 200\nlease_s = 20\nbatch = 20";
-        let (layers, settings) =
-            load(file, &[("POSTCOMMIT_DISPATCH_LEASE_S", "30"), ("POSTCOMMIT_DISPATCH_BATCH", "30")], &[("dispatch.batch", "40".into())])
-                .unwrap();
+        let (layers, settings) = load(
+            file,
+            &[("POSTCOMMIT_DISPATCH_LEASE_S", "30"), ("POSTCOMMIT_DISPATCH_BATCH", "30")],
+            &[Flag { setting: "dispatch.batch", value: "40".into(), flag: "--setting" }],
+        )
+        .unwrap();
         let dispatch = settings.dispatch;
         assert_eq!((dispatch.interval_ms, dispatch.lease_s, dispatch.batch, dispatch.stop_grace_s), (200, 30, 40, 30));
         let origin = |name: &str| layers.origins().into_iter().find(|o| o.name == name).unwrap().origin;
         assert!(origin("dispatch.interval_ms").starts_with("file "));
         assert_eq!(origin("dispatch.lease_s"), "environment POSTCOMMIT_DISPATCH_LEASE_S");
-        assert_eq!(origin("dispatch.batch"), "flag --dispatch-batch");
+        assert_eq!(origin("dispatch.batch"), "flag --setting");
         assert_eq!(origin("dispatch.stop_grace_s"), "default");
     }
 

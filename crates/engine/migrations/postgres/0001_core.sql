@@ -20,7 +20,9 @@ CREATE TABLE postcommit.notification (
   entity          text
     CONSTRAINT entity_1_to_255_characters CHECK (length(entity) BETWEEN 1 AND 255)
     CONSTRAINT entity_without_line_breaks CHECK (entity !~ '[\r\n]'),
-  topic           text CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255),
+  topic           text
+    CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255)
+    CONSTRAINT topic_without_line_breaks CHECK (topic !~ '[\r\n]'),
   schema_version  int,
   idempotency_key text NOT NULL
     CONSTRAINT idempotency_key_1_to_255_characters CHECK (length(idempotency_key) BETWEEN 1 AND 255)
@@ -32,7 +34,9 @@ CREATE TABLE postcommit.notification (
       length(payload::text) - length(translate(payload::text, '[{', '')) <= 32 OR NOT jsonb_path_exists(payload, '$.**{33}')),
   recipients      jsonb NOT NULL
     CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (jsonb_typeof(recipients) = 'array' AND jsonb_array_length(recipients) <= 1000),
-  channels        text[] NOT NULL CONSTRAINT channels_at_most_32 CHECK (cardinality(channels) <= 32),
+  channels        text[] NOT NULL
+    CONSTRAINT channels_at_most_32 CHECK (cardinality(channels) <= 32)
+    CONSTRAINT channels_of_letters_digits_or_marks CHECK (array_to_string(channels, ',', ' ') ~ '^[A-Za-z0-9_.,-]*$'),
   title           text
     CONSTRAINT title_at_most_998_bytes CHECK (octet_length(title) <= 998)
     CONSTRAINT title_without_line_breaks CHECK (title !~ '[\r\n]'),
@@ -42,14 +46,17 @@ CREATE TABLE postcommit.notification (
     CONSTRAINT action_url_is_http_https_mailto_or_tel CHECK (action_url ~* '^(https?://[^/?#@\s\\]+([/?#][^\s\\]*)?|mailto:[^\s\\]+|tel:[^\s\\]+)$'),
   data            jsonb
     CONSTRAINT data_is_an_object_by_channel CHECK (jsonb_typeof(data) = 'object')
-    CONSTRAINT data_at_most_65536_bytes CHECK (octet_length(data::text) <= 65536),
+    CONSTRAINT data_at_most_65536_bytes CHECK (octet_length(data::text) <= 65536)
+    CONSTRAINT data_at_most_32_levels_deep CHECK (NOT jsonb_path_exists(data, '$.**{33}')),
   priority        smallint NOT NULL CONSTRAINT priority_0_to_9 CHECK (priority BETWEEN 0 AND 9),
   due_at          timestamptz NOT NULL,
   expires_at      timestamptz NOT NULL,
   source          jsonb
     CONSTRAINT source_is_an_object CHECK (jsonb_typeof(source) = 'object')
     CONSTRAINT source_at_most_4096_bytes CHECK (octet_length(source::text) <= 4096),
-  correlation_id  text CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255),
+  correlation_id  text
+    CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255)
+    CONSTRAINT correlation_id_without_line_breaks CHECK (correlation_id !~ '[\r\n]'),
   created_at      timestamptz NOT NULL DEFAULT now(),
   PRIMARY KEY (tenant, id),
   CONSTRAINT expires_at_after_due_at CHECK (expires_at > due_at)
@@ -278,7 +285,7 @@ BEGIN
   END IF;
   INSERT INTO postcommit.idempotency VALUES (of_tenant, postcommit.hash(idempotency_key), new_id, content) ON CONFLICT DO NOTHING;
   IF NOT FOUND THEN
-    RETURN postcommit.settle_duplicate(of_tenant, tenant, idempotency_key, content, coalesce(strict, false), event_type, entity, source);
+    RETURN postcommit.settle_duplicate(of_tenant, coalesce(tenant, 'default'), idempotency_key, content, coalesce(strict, false), event_type, entity, source);
   END IF;
   INSERT INTO postcommit.notification AS fresh (tenant, id, event_type, entity, topic, schema_version, idempotency_key, payload, recipients, channels,
       title, body, action_url, data, priority, due_at, expires_at, source, correlation_id)
@@ -312,6 +319,9 @@ BEGIN
   SELECT key INTO unknown FROM jsonb_array_elements(batch) item, jsonb_object_keys(item) key WHERE key <> ALL (ARRAY['event_type', 'payload',
     'idempotency_key', 'tenant', 'entity', 'recipients', 'channels', 'title', 'body', 'action_url', 'data', 'priority', 'due_at', 'expires_at', 'source',
     'correlation_id', 'topic', 'schema_version', 'strict']) LIMIT 1;
+  IF EXISTS (SELECT 1 FROM jsonb_array_elements(batch) item WHERE item ->> 'idempotency_key' IS NULL) THEN
+    RAISE EXCEPTION 'postcommit: idempotency_key is missing in an entry of the batch; 1 to 255 characters are needed' USING ERRCODE = '23502';
+  END IF;
   IF unknown IS NOT NULL THEN
     RAISE EXCEPTION 'postcommit: % is not a field of a notification', quote_literal(unknown) USING ERRCODE = '22023';
   END IF;
@@ -420,14 +430,14 @@ SELECT postcommit.make_partitions();
 CREATE VIEW postcommit.delivery AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity, note.idempotency_key,
     d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, d.next_attempt_at, d.code AS error_code, d.detail AS last_error, d.provider_ref,
-    note.created_at, d.sent_at, coalesce(d.finished_at, last.at, note.created_at) AS updated_at, note.priority, note.expires_at
+    note.created_at, d.sent_at, coalesce(d.finished_at, last.at, note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END AS state, NULL AS reason,
-      q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at
+      q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.unclear
     FROM postcommit.delivery_queue q
     UNION ALL
-    SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code, l.detail, l.provider_ref, l.sent_at, l.finished_at
+    SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code, l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear
     FROM postcommit.delivery_ledger l
   ) d
   JOIN postcommit.notification note ON note.tenant = d.tenant AND note.id = d.notification_id

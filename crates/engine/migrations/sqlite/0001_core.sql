@@ -21,19 +21,22 @@ CREATE TABLE postcommit_notification (
   entity          TEXT
     CONSTRAINT entity_1_to_255_characters CHECK (length(entity) BETWEEN 1 AND 255)
     CONSTRAINT entity_without_line_breaks CHECK (instr(entity, char(10)) = 0 AND instr(entity, char(13)) = 0 AND instr(entity, char(0)) = 0),
-  topic           TEXT CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255),
+  topic           TEXT
+    CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255)
+    CONSTRAINT topic_without_line_breaks CHECK (instr(topic, char(10)) = 0 AND instr(topic, char(13)) = 0 AND instr(topic, char(0)) = 0),
   schema_version  INTEGER,
   idempotency_key TEXT NOT NULL
     CONSTRAINT idempotency_key_1_to_255_characters CHECK (length(idempotency_key) BETWEEN 1 AND 255)
     CONSTRAINT idempotency_key_without_line_breaks CHECK (instr(idempotency_key, char(10)) = 0 AND instr(idempotency_key, char(13)) = 0 AND instr(idempotency_key, char(0)) = 0),
   payload         TEXT NOT NULL
     CONSTRAINT payload_is_json CHECK (json_valid(payload))
-    CONSTRAINT payload_without_nul CHECK (instr(payload, '\u0000') = 0)
+    CONSTRAINT payload_without_nul CHECK (instr(replace(payload, '\\', ''), '\u0000') = 0)
     CONSTRAINT payload_at_most_262144_bytes CHECK (length(CAST(payload AS BLOB)) <= 262144),
   recipients      TEXT NOT NULL
     CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (json_valid(recipients) AND json_type(recipients) = 'array' AND json_array_length(recipients) <= 1000),
   channels        TEXT NOT NULL
-    CONSTRAINT channels_is_an_array_of_at_most_32 CHECK (json_valid(channels) AND json_type(channels) = 'array' AND json_array_length(channels) <= 32),
+    CONSTRAINT channels_is_an_array_of_at_most_32 CHECK (json_valid(channels) AND json_type(channels) = 'array' AND json_array_length(channels) <= 32)
+    CONSTRAINT channels_of_letters_digits_or_marks CHECK (channels NOT GLOB '*[^]A-Za-z0-9_.,"[-]*'),
   title           TEXT
     CONSTRAINT title_at_most_998_bytes CHECK (length(CAST(title AS BLOB)) <= 998)
     CONSTRAINT title_without_line_breaks CHECK (instr(title, char(10)) = 0 AND instr(title, char(13)) = 0 AND instr(title, char(0)) = 0),
@@ -41,7 +44,9 @@ CREATE TABLE postcommit_notification (
   action_url      TEXT
     CONSTRAINT action_url_at_most_2048_bytes CHECK (length(CAST(action_url AS BLOB)) <= 2048)
     CONSTRAINT action_url_is_http_https_mailto_or_tel CHECK ((lower(action_url) GLOB 'http://?*' OR lower(action_url) GLOB 'https://?*' OR lower(action_url) GLOB 'mailto:?*'
-      OR lower(action_url) GLOB 'tel:?*') AND action_url NOT GLOB '*[' || char(1) || '-' || char(32) || '\]*'),
+      OR lower(action_url) GLOB 'tel:?*') AND action_url NOT GLOB '*[' || char(1) || '-' || char(32) || '\]*')
+    CONSTRAINT action_url_without_user_name CHECK (lower(action_url) NOT GLOB 'http*' OR instr(substr(action_url, 9), '@') = 0
+      OR (instr(substr(action_url, 9), '/') BETWEEN 1 AND instr(substr(action_url, 9), '@'))),
   data            TEXT
     CONSTRAINT data_is_an_object_by_channel CHECK (data IS NULL OR (json_valid(data) AND json_type(data) = 'object'))
     CONSTRAINT data_at_most_65536_bytes CHECK (length(CAST(data AS BLOB)) <= 65536),
@@ -51,7 +56,9 @@ CREATE TABLE postcommit_notification (
   source          TEXT
     CONSTRAINT source_is_an_object CHECK (source IS NULL OR (json_valid(source) AND json_type(source) = 'object'))
     CONSTRAINT source_at_most_4096_bytes CHECK (length(CAST(source AS BLOB)) <= 4096),
-  correlation_id  TEXT CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255),
+  correlation_id  TEXT
+    CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255)
+    CONSTRAINT correlation_id_without_line_breaks CHECK (instr(correlation_id, char(10)) = 0 AND instr(correlation_id, char(13)) = 0 AND instr(correlation_id, char(0)) = 0),
   created_at      INTEGER NOT NULL,
   UNIQUE (tenant, id),
   CONSTRAINT expires_at_after_due_at CHECK (expires_at > due_at)
@@ -207,10 +214,10 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'));
   SELECT RAISE(ABORT, 'postcommit: idempotency_key is missing; 1 to 255 characters are needed') WHERE NEW.idempotency_key IS NULL;
   SELECT RAISE(ABORT, 'postcommit: tenant must be 1 to 63 letters, digits, ''_'', ''-'' or ''.''') WHERE (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) IS NULL;
-  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 text or unix seconds') WHERE typeof(NEW.due_at) = 'text' AND julianday(NEW.due_at) IS NULL;
-  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 text or unix seconds') WHERE typeof(NEW.expires_at) = 'text' AND julianday(NEW.expires_at) IS NULL;
+  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE typeof(NEW.due_at) = 'text' AND julianday(NEW.due_at) IS NULL;
+  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE typeof(NEW.expires_at) = 'text' AND julianday(NEW.expires_at) IS NULL;
   -- A key that stands already: the first notification remains the only one.
-  SELECT RAISE(ABORT, 'postcommit: idempotency_key was used with other content; nothing was enqueued (strict)') WHERE CAST(NEW.strict AS INTEGER) = 1 AND EXISTS (SELECT 1 FROM postcommit_idempotency i JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
+  SELECT RAISE(ABORT, 'postcommit: idempotency_key was used with other content; nothing was enqueued (strict)') WHERE lower(CAST(NEW.strict AS TEXT)) IN ('1', 'true', 't', 'yes', 'on') AND EXISTS (SELECT 1 FROM postcommit_idempotency i JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
       WHERE i.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND i.key = NEW.idempotency_key AND (n.event_type IS NOT NEW.event_type OR n.entity IS NOT NEW.entity OR n.title IS NOT NEW.title
         OR n.body IS NOT NEW.body OR n.action_url IS NOT NEW.action_url OR n.topic IS NOT NEW.topic OR n.schema_version IS NOT CAST(NEW.schema_version AS INTEGER)
         OR EXISTS (SELECT fullkey, type, atom FROM json_tree(n.payload) EXCEPT SELECT fullkey, type, atom FROM json_tree(coalesce(NEW.payload, '{}'))) OR EXISTS (SELECT fullkey, type, atom FROM json_tree(coalesce(NEW.payload, '{}')) EXCEPT SELECT fullkey, type, atom FROM json_tree(n.payload))
@@ -237,11 +244,16 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
       coalesce(CASE typeof(NEW.expires_at) WHEN 'null' THEN NULL WHEN 'text' THEN CAST(round((julianday(NEW.expires_at) - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE CAST(NEW.expires_at * 1000000 AS INTEGER) END, coalesce(CASE typeof(NEW.due_at) WHEN 'null' THEN NULL WHEN 'text' THEN CAST(round((julianday(NEW.due_at) - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE CAST(NEW.due_at * 1000000 AS INTEGER) END, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000) + 2592000000000),
       CASE WHEN json_valid(NEW.source) THEN json(NEW.source) ELSE NEW.source END, NEW.correlation_id, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
-  -- Only notification has a rowid of its own here, so last_insert_rowid() is the row above; it is read only when that row was inserted.
+  -- The row above, if it was inserted. The key is asked for as well: under INSERT OR IGNORE a refused row is skipped in silence, and
+  -- last_insert_rowid() then belongs to some other table.
   INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at)
-    SELECT tenant, id, 0, 0, priority, due_at FROM postcommit_notification WHERE seq = last_insert_rowid() AND NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
+    SELECT tenant, id, 0, 0, priority, due_at FROM postcommit_notification
+    WHERE seq = last_insert_rowid() AND tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND idempotency_key = NEW.idempotency_key AND NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
   INSERT INTO postcommit_idempotency (tenant, key, notification_id)
-    SELECT tenant, idempotency_key, id FROM postcommit_notification WHERE seq = last_insert_rowid() AND NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
+    SELECT tenant, idempotency_key, id FROM postcommit_notification
+    WHERE seq = last_insert_rowid() AND tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND idempotency_key = NEW.idempotency_key AND NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
+  -- RAISE speaks even where the caller's OR IGNORE would swallow a constraint: nothing is lost in silence.
+  SELECT RAISE(ABORT, 'postcommit: a field is beyond its limit; nothing was enqueued (a plain INSERT names it)') WHERE NOT EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND key = NEW.idempotency_key);
 END;
 
 -- What a cancel would reach now.
@@ -271,14 +283,14 @@ CREATE VIEW postcommit_delivery AS
     d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, strftime('%Y-%m-%dT%H:%M:%fZ', d.next_attempt_at / 1000000.0, 'unixepoch') AS next_attempt_at, d.code AS error_code, d.detail AS last_error, d.provider_ref,
     strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at, strftime('%Y-%m-%dT%H:%M:%fZ', d.sent_at / 1000000.0, 'unixepoch') AS sent_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.finished_at, (SELECT a.at FROM postcommit_attempt a WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq), note.created_at) / 1000000.0, 'unixepoch') AS updated_at,
-    note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at
+    note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at, d.unclear
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END AS state, NULL AS reason,
-      q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL AS sent_at, NULL AS finished_at
+      q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL AS sent_at, NULL AS finished_at, q.unclear
     FROM postcommit_delivery_queue q
     UNION ALL
-    SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code, l.detail, l.provider_ref, l.sent_at, l.finished_at
+    SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code, l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear
     FROM postcommit_delivery_ledger l
   ) d
   JOIN postcommit_notification note ON note.tenant = d.tenant AND note.id = d.notification_id

@@ -51,7 +51,7 @@ fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[&str]) -> Report {
 fn sentence(status: u16) -> String {
     match status {
         300..=399 => format!("answered {status}; redirects are not followed, give the final URL"),
-        401..=403 | 407 => format!("answered {status}: it does not accept our credentials; the lane is paused until somebody has looked"),
+        401..=403 | 407 => format!("answered {status}: it does not accept our credentials"),
         410 => "answered 410: the endpoint is gone".into(),
         429 => "answered 429: too many requests".into(),
         _ => format!("answered {status}"),

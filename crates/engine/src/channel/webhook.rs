@@ -30,7 +30,7 @@ struct Settings {
     url: Option<String>,
     /// Further headers on every request.
     headers: BTreeMap<String, String>,
-    /// What 401 and 403 do: `pause` the lane (default), or `park` the one delivery, for a lane that serves many receivers.
+    /// What 401, 402, 403 and 407 do: `pause` the lane (default), or `park` the one delivery, for a lane that serves many receivers.
     on_auth_error: OnAuthError,
     /// How long receivers remember a `webhook-id`; 60 seconds to 30 days.
     key_window_s: u64,

@@ -70,7 +70,7 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     if entries.is_empty() {
         return park("no_recipient", "the notification names no recipient");
     }
-    let mut targets = Vec::new();
+    let (mut targets, mut unreached) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     for (place, entry) in entries.iter().enumerate() {
         let recipient = match Recipient::from_json(entry) {
@@ -83,7 +83,11 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Recipient::List(name) => return park("unknown_list", format!("list {name:?} is not known")),
             _ => {}
         }
-        for channel in channels_for(&recipient, note, routes) {
+        let channels = channels_for(&recipient, note, routes);
+        if channels.is_empty() {
+            unreached.push(off_channel(&recipient, place, note));
+        }
+        for channel in channels {
             let target = recipient.value().to_owned();
             if seen.insert((channel.clone(), target.clone(), named_provider(&recipient))) {
                 let fate = fate(&recipient, place, &channel, routes);
@@ -92,10 +96,17 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         }
     }
     if targets.is_empty() {
-        park("no_recipient", "no recipient can be reached on the channels named")
-    } else {
-        Expansion::Deliveries(targets)
+        return park("no_recipient", "no recipient can be reached on the channels named");
     }
+    targets.extend(unreached);
+    Expansion::Deliveries(targets)
+}
+
+/// Nobody is left out without a word: who has no address on the channels named is skipped, and says so.
+fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
+    let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
+    let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
+    Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
 /// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded.
@@ -115,23 +126,27 @@ fn named_provider(recipient: &Recipient) -> Option<String> {
     }
 }
 
-/// The channels on which this address can be reached. `channels` narrows what the address implies; a phone number
-/// can also be widened to other channels that take numbers.
-fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
-    let possible: &[&str] = match recipient {
+/// The channels that this kind of address can be reached on; the first is what it implies.
+fn implied(recipient: &Recipient) -> &'static [&'static str] {
+    match recipient {
         Recipient::Email(_) => &["email"],
         Recipient::Phone(_) => &["sms", "whatsapp", "voice"],
         Recipient::Slack(_) => &["slack"],
         Recipient::Teams(_) => &["teams"],
         Recipient::Webhook(_) => &["webhook"],
-        Recipient::Provider { provider, .. } => {
-            // A provider named directly decides its channel; what `channels` says concerns other addresses.
-            let channel = routes.named(provider).map_or("*", |p| p.channel.as_str());
-            return vec![if channel == "*" { note.channels.first().cloned().unwrap_or_else(|| "any".into()) } else { channel.to_owned() }];
-        }
-        Recipient::User(_) | Recipient::List(_) => &[],
         _ => &[],
-    };
+    }
+}
+
+/// `channels` narrows what the address implies; a phone number can also be widened to other channels that take numbers. A provider named
+/// directly decides its channel: what `channels` says concerns other addresses.
+fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
+    if let Recipient::Provider { provider, .. } = recipient {
+        let channel = routes.named(provider).map_or("*", |p| p.channel.as_str());
+        let first_named = || note.channels.first().cloned().unwrap_or_else(|| "any".into());
+        return vec![if channel == "*" { first_named() } else { channel.to_owned() }];
+    }
+    let possible = implied(recipient);
     if note.channels.is_empty() {
         return possible.first().map(|c| vec![(*c).to_owned()]).unwrap_or_default();
     }

@@ -49,6 +49,8 @@ pub struct DeliveryRow {
     pub sent_at: Option<Timestamp>,
     /// When anything last happened to it.
     pub updated_at: Timestamp,
+    /// Some attempt of this round may have arrived without our knowing.
+    pub unclear: bool,
 }
 
 /// One try.
@@ -102,7 +104,7 @@ pub struct DeliveryFilter {
 }
 
 const COLUMNS: &str = "id, tenant, notification_id, n, event_type, entity, channel, provider, target, state, reason, attempts, next_attempt_at, error_code, last_error, provider_ref,
-    created_at, sent_at, updated_at";
+    created_at, sent_at, updated_at, unclear";
 
 /// The key without its tenant finds its row by the tenant table: small, and it keeps the tenant first in every index.
 const OF_KEY: &str = "tenant = $1 AND notification_id = $2 AND n = $3";
@@ -180,7 +182,7 @@ impl Store {
         self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt).collect()
     }
 
-    /// Sets a parked, discarded, cancelled or expired delivery back to pending with its counters reset. What was sent is never sent again
+    /// Sets a parked, discarded, cancelled or expired delivery back to pending with its counters reset; what was scheduled for later still is. What was sent is never sent again
     /// by this. False when it was in no such state.
     ///
     /// # Errors
@@ -189,7 +191,7 @@ impl Store {
         let retryable = "state IN ('parked', 'discarded', 'cancelled', 'expired')";
         let back = format!(
             "INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-             SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, {{now}}, l.seq, l.channel, l.target
+             SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, CASE WHEN note.due_at > {{now}} THEN note.due_at ELSE {{now}} END, l.seq, l.channel, l.target
              FROM postcommit.delivery_ledger l JOIN postcommit.notification note ON note.tenant = l.tenant AND note.id = l.notification_id
              LEFT JOIN postcommit.provider p ON p.tenant = l.tenant AND p.id = l.lane
              WHERE l.tenant = $1 AND l.notification_id = $2 AND l.n = $3 AND l.{retryable} ON CONFLICT DO NOTHING"
@@ -267,6 +269,7 @@ fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
         created_at: row.get(16)?,
         sent_at: row.get(17)?,
         updated_at: row.get(18)?,
+        unclear: row.get(19)?,
     })
 }
 

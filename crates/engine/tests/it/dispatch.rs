@@ -294,8 +294,11 @@ on_both! {
             world.deliveries(id).await.into_iter().map(|d| d.channel.unwrap_or_default()).collect::<Vec<_>>()
         };
         assert_eq!(channels(json!([])).await, ["sms", "email"]);
-        assert_eq!(channels(json!(["email"])).await, ["email"]);
-        assert_eq!(channels(json!(["whatsapp", "sms"])).await, ["whatsapp", "sms"]);
+        assert_eq!(channels(json!(["email"])).await, ["email", "sms"], "who cannot be reached is skipped, not forgotten");
+        assert_eq!(channels(json!(["whatsapp", "sms"])).await, ["whatsapp", "sms", "email"]);
+        let nobody = world.enqueue("a", json!({"recipients": to, "channels": ["slack"]})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(nobody).await.error_code.as_deref(), Some("no_recipient"));
     }
 
     async fn an_entity_s_pending_work_is_cancelled_even_while_it_is_under_way(world) {

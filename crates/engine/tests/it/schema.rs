@@ -247,3 +247,22 @@ async fn a_connection_is_encrypted_and_its_server_checked_when_required() {
     let distrusted = Store::open(&url).await.err().unwrap().to_string();
     assert!(distrusted.contains("certificate"), "{distrusted}");
 }
+
+#[tokio::test]
+async fn insert_or_ignore_loses_nothing_in_silence_and_sends_nothing_again() {
+    let world = World::sqlite().await;
+    world.capture(json!({})).await;
+    world.enqueue("a", json!({"idempotency_key": "first"})).await;
+    world.pass().await;
+    world.execute("CREATE TABLE booking (id INTEGER PRIMARY KEY)", vec![]).await;
+    let beyond =
+        "INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key, priority) VALUES ('a', '{}', 'second', 99)";
+    for _ in 0..2 {
+        world.execute("INSERT INTO booking DEFAULT VALUES", vec![]).await;
+        let said = world.store.db().execute_one(beyond, vec![]).await.unwrap_err().to_string();
+        assert!(said.contains("a field is beyond its limit"), "{said}");
+    }
+    assert_eq!((world.count("delivery_queue").await, world.count("notification").await), (0, 1));
+    world.execute("INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{\"path\": \"C:\\\\u0000\"}', 'third')", vec![]).await;
+    assert_eq!(world.count("delivery_queue").await, 1);
+}

@@ -82,7 +82,8 @@ fn run_all(cases: &[Case]) -> Vec<Ran> {
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some((place, case)) = Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?))) {
+                while let Some((place, case)) = Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?)))
+                {
                     let one = run_one(case);
                     ran.lock().unwrap().insert(place, one);
                 }

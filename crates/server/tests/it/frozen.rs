@@ -1,8 +1,9 @@
-//! A worker frozen past its lease with a request out. Another takes over; what the first learns when it wakes changes nothing.
+//! A worker frozen past its lease. Another takes over; what the first does when it wakes changes nothing, whether the other has finished
+//! or is in the middle of its own attempt.
 
 use postcommit_testkit::{Child, HttpServer, Reply};
 
-use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
+use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, wait_until_frozen};
 use crate::records::{Records, Told, ledger, stale_settles};
 
 #[test]
@@ -20,8 +21,7 @@ fn overtake(kind: Kind, guarantee: Guarantee) {
     // Time enough to freeze it before it gives the request up by itself.
     let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(guarantee) });
     let receiver = HttpServer::start(|request| if request.n == 1 { Reply::ok().slow() } else { Reply::ok() });
-    let target = format!("webhook:{}", receiver.url("/hook"));
-    let id = installation.run(&["enqueue", "case.made", "--to", &target, "--key", "k"]).trim().to_owned();
+    let told = enqueue_one(&installation, &receiver);
 
     let frozen = installation.serve();
     wait_until("the first request", || receiver.requests().len() == 1);
@@ -43,13 +43,80 @@ fn overtake(kind: Kind, guarantee: Guarantee) {
     healthy.wait();
 
     let requests = if guarantee == Guarantee::AtMostOnce { 1 } else { 2 };
-    assert_eq!(receiver.effects_by("webhook-id"), [(format!("{id}_1"), requests)].into(), "{case}");
+    assert_eq!(receiver.effects_by("webhook-id"), [(format!("{}_1", told.0[0].1), requests)].into(), "{case}");
     let state = installation.rows("SELECT state, reason FROM postcommit.delivery_ledger").remove(0);
     let expected = if guarantee == Guarantee::AtMostOnce { ["parked", "outcome_unknown"] } else { ["sent", ""] };
     assert_eq!(state, expected, "{case}");
-    let told = Told(vec![("k".into(), id)]);
     let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
     assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{case}");
+}
+
+#[test]
+fn a_late_result_is_refused_while_the_next_attempt_is_under_way() {
+    for kind in [Kind::Postgres, Kind::Sqlite] {
+        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
+            meet_the_next_attempt(kind, guarantee);
+        }
+    }
+}
+
+fn meet_the_next_attempt(kind: Kind, guarantee: Guarantee) {
+    let case = format!("{kind:?}, {guarantee}");
+    let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(guarantee) });
+    let receiver = HttpServer::start(|_| Reply::ok().slow());
+    let told = enqueue_one(&installation, &receiver);
+
+    let frozen = installation.serve();
+    wait_until("the first request", || receiver.requests().len() == 1);
+    freeze_beside_the_file(&frozen, &installation);
+    receiver.release();
+    let healthy = installation.serve();
+    wait_until("the second request", || receiver.requests().len() == 2);
+    frozen.cont();
+    // Its answer was there when it woke: a success, of an attempt that is no longer the current one.
+    frozen.wait_for_line("a result came after its lease had gone to someone else");
+    assert_eq!(ledger(&installation), Vec::<Vec<String>>::new(), "{case}: only the present attempt may end it");
+    receiver.release();
+    installation.wait_until_quiet();
+    for worker in [frozen, healthy] {
+        worker.term();
+        worker.wait();
+    }
+    assert_eq!((receiver.requests().len(), stale_settles(&installation)), (2, 1), "{case}");
+    let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
+    assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{case}");
+}
+
+#[test]
+fn an_at_most_once_send_cannot_be_announced_under_a_lease_that_is_gone() {
+    for kind in [Kind::Postgres, Kind::Sqlite] {
+        let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(Guarantee::AtMostOnce) });
+        let receiver = HttpServer::start(|_| Reply::ok().slow());
+        let told = enqueue_one(&installation, &receiver);
+
+        let frozen = installation.doomed(&["serve"], "intent.before:1:stop");
+        frozen.wait_for_line("crash point");
+        wait_until_frozen(&frozen);
+        assert!(!installation.file_is_held(), "{kind:?}");
+        let healthy = installation.serve();
+        wait_until("the request of the other", || receiver.requests().len() == 1);
+        frozen.cont();
+        frozen.term();
+        frozen.wait();
+        assert_eq!(receiver.requests().len(), 1, "{kind:?}: sent beside the one who holds it");
+        receiver.release();
+        installation.wait_until_quiet();
+        healthy.term();
+        healthy.wait();
+        let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
+        assert_eq!(records.violations(Guarantee::AtMostOnce), Vec::<String>::new(), "{kind:?}");
+    }
+}
+
+fn enqueue_one(installation: &Installation, receiver: &HttpServer) -> Told {
+    let target = format!("webhook:{}", receiver.url("/hook"));
+    let id = installation.run(&["enqueue", "case.made", "--to", &target, "--key", "k"]).trim().to_owned();
+    Told(vec![("k".into(), id)])
 }
 
 /// Freezes it while it does not hold SQLite's write lock: with that it would hold everybody up, not only its delivery.

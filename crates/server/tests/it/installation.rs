@@ -235,6 +235,13 @@ pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
     assert!(within(GUARD, done), "waited for {what}");
 }
 
+/// Waits for a process that freezes itself at a crash point. Sending it a signal as well could freeze it twice.
+pub fn wait_until_frozen(process: &Child) {
+    let stat = format!("/proc/{}/stat", process.pid());
+    let state = || std::fs::read_to_string(&stat).ok()?.rsplit_once(") ")?.1.chars().next();
+    wait_until("a crash point to freeze its process", || state() == Some('T'));
+}
+
 /// Whether the long form was asked for.
 pub fn full_form() -> bool {
     std::env::var("POSTCOMMIT_SWEEP").is_ok_and(|form| form == "full")

@@ -125,7 +125,8 @@ impl Records {
     fn keys_are_stable(&self) -> Vec<String> {
         let known: HashSet<&str> = self.ledger.iter().map(|row| row.webhook_id.as_str()).collect();
         let strange: Vec<_> = self.journal.keys().filter(|id| !known.contains(id.as_str())).collect();
-        [violation("N5 a webhook id of no delivery", &strange), violation("N5 a webhook id that is not the body's", &self.mislabelled)].concat()
+        [violation("N5 a webhook id of no delivery", &strange), violation("N5 a webhook id that is not the body's", &self.mislabelled)]
+            .concat()
     }
 
     /// N7: sent means it arrived; arrived and not sent means the ledger says that it does not know.

@@ -77,7 +77,11 @@ fn deliveries_are_retried_discarded_and_cancelled_one_or_many() {
     let list = shell.run(&["deliveries", "list", "--state", "parked", "--reason", "rejected", "-o", "json"]).ends(0).json();
     assert_eq!(list.as_array().unwrap().len(), 2);
     let ran = shell.run(&["deliveries", "retry", &parked[0], &sent, "-o", "jsonl"]).ends(7);
-    assert!(ran.stdout.contains("\"pending\"") && ran.stdout.contains("\"refused\"") && ran.stderr.contains("it is not parked"), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("\"pending\"") && ran.stdout.contains("\"refused\"") && ran.stderr.contains("it is not parked"),
+        "{}",
+        ran.stdout
+    );
     shell.run(&["deliveries", "discard", &parked[1]]).ends(0);
     shell.run(&["deliveries", "discard", &sent]).ends(4);
     shell.run(&["deliveries", "cancel", &parked[0]]).ends(0);
@@ -93,24 +97,36 @@ fn tail_prints_every_attempt_with_its_delivery() {
     let (good, bad) = (shell.enqueue("a", &[]), shell.enqueue("t", &[]));
     shell.dispatch();
     let ran = shell.run(&["deliveries", "tail", "--since", "600", "--no-follow"]).ends(0);
-    assert!(ran.stdout.contains(&format!("{good}.1")) && ran.stdout.contains(&format!("{bad}.1")) && ran.stdout.contains("capture_transient"), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains(&format!("{good}.1")) && ran.stdout.contains(&format!("{bad}.1")) && ran.stdout.contains("capture_transient"),
+        "{}",
+        ran.stdout
+    );
 }
 
 #[test]
 fn a_provider_s_life() {
     let shell = Shell::ready();
-    let ran = shell.run(&["providers", "create", "hooks", "--driver", "webhook", "--policy", "marketplace", "--guarantee", "at_most_once"]).ends(0);
+    let ran = shell
+        .run(&["providers", "create", "hooks", "--driver", "webhook", "--policy", "marketplace", "--guarantee", "at_most_once"])
+        .ends(0);
     let secret = ran.stderr.lines().find_map(|line| line.trim().strip_prefix("whsec_")).unwrap().to_owned();
     let shown = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0);
     assert!(!shown.stdout.contains(&secret), "a secret is shown once");
     let json = shown.json();
-    assert_eq!((&json["guarantee"], &json["policy"]["name"], &json["is_default"], &json["secrets"]), (&"at_most_once".into(), &"marketplace".into(), &true.into(), &true.into()));
+    assert_eq!(
+        (&json["guarantee"], &json["policy"]["name"], &json["is_default"], &json["secrets"]),
+        (&"at_most_once".into(), &"marketplace".into(), &true.into(), &true.into())
+    );
     let data = std::fs::read(shell.path().join("postcommit-data/postcommit.db")).unwrap();
     let wal = std::fs::read(shell.path().join("postcommit-data/postcommit.db-wal")).unwrap_or_default();
     assert!(![data, wal].concat().windows(secret.len()).any(|w| w == secret.as_bytes()), "and is not readable in the file");
     shell.run(&["providers", "update", "hooks", "--set", "on_auth_error=park", "--concurrency", "3"]).ends(0);
     let json = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json();
-    assert_eq!((&json["settings"]["on_auth_error"], &json["concurrency"], &json["policy"]["name"]), (&"park".into(), &3.into(), &"marketplace".into()));
+    assert_eq!(
+        (&json["settings"]["on_auth_error"], &json["concurrency"], &json["policy"]["name"]),
+        (&"park".into(), &3.into(), &"marketplace".into())
+    );
     shell.run(&["providers", "pause", "hooks"]).ends(0);
     assert!(shell.run(&["providers", "list"]).ends(0).stdout.contains("paused: by hand"));
     shell.run(&["providers", "resume", "hooks"]).ends(0);

@@ -21,7 +21,7 @@ fn config_show_names_each_value_s_origin() {
     };
     assert_eq!(of("dispatch.batch"), (7.into(), "environment POSTCOMMIT_DISPATCH_BATCH".into()));
     assert_eq!(of("dispatch.lease_s"), (9.into(), "file postcommit.toml".into()));
-    assert_eq!(of("dispatch.interval_ms"), (500.into(), "flag --dispatch-interval-ms".into()));
+    assert_eq!(of("dispatch.interval_ms"), (500.into(), "flag --setting".into()));
     assert_eq!(of("dispatch.stop_grace_s"), (30.into(), "default".into()));
 }
 
@@ -83,8 +83,10 @@ fn completions_are_printed_for_the_usual_shells() {
 #[test]
 fn a_shipped_binary_has_no_crash_points() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let arguments = ["tree", "--offline", "--locked", "-p", "postcommit-server", "-e", "normal,features", "--prefix", "none", "--manifest-path"];
-    let output = std::process::Command::new(cargo).args(arguments).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).output().unwrap();
+    let arguments =
+        ["tree", "--offline", "--locked", "-p", "postcommit-server", "-e", "normal,features", "--prefix", "none", "--manifest-path"];
+    let output =
+        std::process::Command::new(cargo).args(arguments).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).output().unwrap();
     let tree = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && tree.contains("postcommit-engine"), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!tree.contains("crash-points"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use postcommit_testkit::{Child, Receiver};
 
-use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, within};
+use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, wait_until_frozen, within};
 use crate::records::{Records, Told, ledger, stale_settles};
 
 /// Notifications of one case; in batches of three, so that every place is passed several times.
@@ -72,11 +72,8 @@ impl Case {
         let receiver = Receiver::start(&installation.path("journal"));
         let client = Client { installation: &installation, target: receiver.server().url("/hook"), told: Told::default() };
         let mut ran = Ran::default();
-        let told = if self.point.starts_with("enqueue.") {
-            self.crash_client(client, &mut ran)
-        } else {
-            self.crash_server(client, &mut ran)
-        };
+        let told =
+            if self.point.starts_with("enqueue.") { self.crash_client(client, &mut ran) } else { self.crash_server(client, &mut ran) };
         let records = Records::read(told, &installation, receiver.server(), receiver.counts());
         ran.violations.extend(records.violations(self.guarantee));
         if records.counts().notifications != NOTES {
@@ -111,7 +108,7 @@ impl Case {
             let doomed = client.doomed(&key, &self.crash(1));
             ran.fired = doomed.wait_for_line_or_exit("crash point").is_some();
             if self.action == Action::Stop {
-                doomed.stop();
+                wait_until_frozen(&doomed);
                 ran.held_file = client.installation.file_is_held();
                 self.ask_beside(&mut client, &key, &doomed);
             } else {
@@ -156,7 +153,7 @@ impl Case {
 
     /// N8: another worker takes over; when the frozen one wakes, nothing that it still does changes the ledger.
     fn thaw_late(&self, frozen: &Child, installation: &Installation, ran: &mut Ran) {
-        frozen.stop();
+        wait_until_frozen(frozen);
         ran.held_file = installation.file_is_held();
         if ran.held_file {
             wait_until("the leases to run out", || installation.leases_are_over());
