@@ -12,6 +12,7 @@
 mod cli;
 mod crash;
 mod database_faults;
+mod docs;
 mod frozen;
 mod installation;
 mod kill_loop;
