@@ -96,6 +96,10 @@ fn commands_in_the_documentation_exist() {
         for line in
             text.lines().filter_map(|line| line.trim().strip_prefix("postcommit ").or_else(|| line.trim().strip_prefix("$ postcommit ")))
         {
+            // The greeting begins with the version.
+            if line.starts_with(|c: char| c.is_ascii_digit()) {
+                continue;
+            }
             let words: Vec<&str> =
                 line.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-')).take(2).collect();
             let noun = words.first().copied().unwrap_or("");
