@@ -235,7 +235,7 @@ impl Dispatcher {
         for delivery in deliveries {
             match notes.get(&delivery.key.notification) {
                 Some(note) => by_lane.entry(delivery.lane).or_default().push((delivery, note.clone())),
-                // Purged under our hands: nothing is left to send.
+                // Purged under our hands or unreadable: there is nothing to send.
                 None => self.settler.orphan(&delivery).await,
             }
         }

@@ -140,7 +140,13 @@ reads! {
     Timestamp => { Value::Time(x) => Some(*x), Value::Int(x) => Some(Self::from_micros(*x)), Value::Text(x) => x.parse().ok() }
     // What an application's SQLite let through and we cannot parse (nested too deep) is still shown, as text.
     serde_json::Value => { Value::Json(x) => Some(x.clone()), Value::Text(x) => Some(serde_json::from_str(x).unwrap_or_else(|_| x.as_str().into())) }
-    Vec<String> => { Value::Texts(x) => Some(x.clone()), Value::Text(x) => serde_json::from_str(x).ok() }
+    Vec<String> => { Value::Texts(x) => Some(x.clone()), Value::Text(x) => Some(texts(x)) }
+}
+
+/// A JSON array of texts; what else an application put into it is shown as it is written.
+fn texts(json: &str) -> Vec<String> {
+    let items: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_default();
+    items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
 }
 
 /// Reads a PostgreSQL cell by its column's type.
@@ -159,7 +165,8 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
         Type::BOOL => cell!(bool, Value::from),
         Type::UUID => cell!(Uuid, Value::from),
         Type::BYTEA => cell!(Vec<u8>, Value::from),
-        Type::TEXT_ARRAY => cell!(Vec<String>, Value::Texts),
+        // An array may hold NULLs whatever its type says.
+        Type::TEXT_ARRAY => cell!(Vec<Option<String>>, |x| Value::Texts(x.into_iter().flatten().collect())),
         Type::JSONB | Type::JSON => cell!(serde_json::Value, Value::Json),
         Type::TIMESTAMPTZ => cell!(Moment, |x| Value::Time(x.0)),
         _ => cell!(String, Value::from),

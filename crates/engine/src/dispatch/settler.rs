@@ -69,10 +69,11 @@ impl Settler {
         }
     }
 
-    /// Ends a delivery whose notification is gone.
+    /// Ends a delivery whose notification is gone or unreadable.
     pub async fn orphan(&self, delivery: &Delivery) {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
-        self.settle(unbegun(delivery, finish, Some("notification_gone"), Some("the notification was purged".into())), None);
+        let detail = "the notification was purged or cannot be read; the log of the server says more";
+        self.settle(unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into())), None);
     }
 }
 

@@ -74,7 +74,7 @@ const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t
     LEFT JOIN postcommit.cancel_request c ON c.tenant = note.tenant AND c.notification_id = note.id";
 
 impl Store {
-    /// The notifications behind a batch of deliveries, each once.
+    /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
     ///
     /// # Errors
     /// As the database says.
@@ -101,7 +101,11 @@ impl Store {
                 .await?
             }
         };
-        rows.iter().map(stored).collect()
+        // One that cannot be read must not hold the others up: it is missing from the answer, and its deliveries are parked.
+        let readable = rows
+            .iter()
+            .filter_map(|row| stored(row).inspect_err(|problem| tracing::error!(%problem, "a notification cannot be read")).ok());
+        Ok(readable.collect())
     }
 
     /// One notification by its id, whoever owns it, or only this tenant's.

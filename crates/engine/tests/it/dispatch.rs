@@ -366,4 +366,22 @@ on_both! {
             assert_eq!(id_of(&row).n, 1);
         }
     }
+
+    async fn what_somebody_broke_by_hand_holds_up_nothing_else(world) {
+        world.capture(json!({})).await;
+        let mut broken = world.draft("broken", "capture", json!({}));
+        (broken.channel, broken.is_default) = ("sms".into(), true);
+        world.provider(broken).await;
+        let nonsense = |what: &str| (format!("UPDATE postcommit.provider SET {what} WHERE name = 'broken'"), vec![]);
+        world.store.db().execute(vec![nonsense("policy = '{\"name\": \"never\"}', settings = '[7]', driver = 'pigeon'")]).await.unwrap();
+        let stuck = world.enqueue("a", json!({"recipients": [{"phone": "+14155550100"}]})).await;
+        let odd = world.enqueue_by_sql("a", "[7, {\"email\": null}, \"x\"]").await;
+        let fine = world.enqueue("a", json!({})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(fine).await.state, "sent");
+        assert_eq!(world.delivery(odd).await.error_code.as_deref(), Some("bad_recipient"));
+        assert_eq!(world.delivery(stuck).await.state, "pending", "its lane is not open");
+        let shown = world.store.provider(world.tenant, "broken").await.unwrap().unwrap();
+        assert!(shown.paused.unwrap().contains("never"));
+    }
 }
