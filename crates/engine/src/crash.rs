@@ -66,4 +66,8 @@ pub fn pass(name: &str) {
 fn signal_self(signal: &str) {
     let kill = format!("kill -{signal} {}", std::process::id());
     let _ = std::process::Command::new("sh").args(["-c", &kill]).status();
+    // A stop is begun by whichever thread sees it first and reaches this one a moment later: it must not run on meanwhile.
+    if signal == "STOP" {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
 }

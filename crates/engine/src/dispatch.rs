@@ -35,7 +35,7 @@ use crate::clock;
 use crate::db::DbError;
 use crate::egress::Egress;
 use crate::model::{Delivery, StoredNotification};
-use crate::secret::Keyring;
+use crate::secret::KeySource;
 use crate::store::Store;
 use bell::Bell;
 use lanes::{EXPANSION, Lane, Lanes};
@@ -87,7 +87,7 @@ pub struct Tools {
     /// The way out.
     pub egress: Egress,
     /// Opens providers' secrets.
-    pub keyring: Keyring,
+    pub keys: KeySource,
     /// On what the capture driver fails, from the environment.
     pub capture_fail_on: FailOn,
     /// How to go about it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -52,6 +52,49 @@ pub enum SecretError {
     WrongKey,
 }
 
+/// Where the key is: given itself, or in a file. Looked for when it is needed, so that who needs none needs no file.
+#[derive(Clone)]
+pub enum KeySource {
+    /// The key in base64.
+    Given(Secret),
+    /// A file that holds it.
+    File(PathBuf),
+}
+
+impl KeySource {
+    /// The key, which must be there.
+    ///
+    /// # Errors
+    /// When it is not, naming the file looked for.
+    pub fn existing(&self) -> Result<Keyring, SecretError> {
+        match self {
+            // Revealed to be decoded.
+            Self::Given(key) => Keyring::from_base64(key.reveal()),
+            Self::File(path) => Keyring::from_base64(&std::fs::read_to_string(path).map_err(|e| file_error(path, &e))?),
+        }
+    }
+
+    /// The key; a missing file is made with a new random one, readable by its owner alone. Only for sealing: a new key opens nothing.
+    ///
+    /// # Errors
+    /// When the file cannot be read or made, or holds no key.
+    pub fn or_new(&self) -> Result<Keyring, SecretError> {
+        let Self::File(path) = self else { return self.existing() };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| file_error(path, &e))?;
+        }
+        match write_new(path, &STANDARD.encode(random::<32>())) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(file_error(path, &e)),
+            _ => self.existing(),
+        }
+    }
+}
+
+fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    SecretError::File(format!("{}: {error}", absolute.display()))
+}
+
 /// Seals and opens.
 #[derive(Clone)]
 pub struct Keyring(ChaCha20Poly1305);
@@ -64,31 +107,6 @@ impl Keyring {
     pub fn from_base64(key: &str) -> Result<Self, SecretError> {
         let bytes: [u8; 32] = STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
         Ok(Self(ChaCha20Poly1305::new(&bytes.into())))
-    }
-
-    /// From a file, which is made with a new random key, readable by its owner alone, if it is missing.
-    ///
-    /// # Errors
-    /// When the file cannot be read or made, or holds no key.
-    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
-        let failed = |e: std::io::Error| SecretError::File(format!("{}: {e}", path.display()));
-        match std::fs::read_to_string(path) {
-            Ok(key) => Self::from_base64(&key),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder).map_err(failed)?;
-                }
-                let key = STANDARD.encode(random::<32>());
-                match write_new(path, &key) {
-                    // Another process was faster: its key is the one.
-                    Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                        Self::from_base64(&std::fs::read_to_string(path).map_err(failed)?)
-                    }
-                    written => written.map_err(failed).and_then(|()| Self::from_base64(&key)),
-                }
-            }
-            Err(e) => Err(failed(e)),
-        }
     }
 
     /// Encrypts secrets for one provider of one tenant; they open for no other.
@@ -176,8 +194,11 @@ mod tests {
     fn a_key_file_is_made_once_and_is_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/secret.key");
-        let sealed = Keyring::from_file(&path).unwrap().seal(&sample(), 1, "p");
-        assert_eq!(Keyring::from_file(&path).unwrap().open(&sealed, 1, "p").unwrap(), sample());
+        let source = KeySource::File(path.clone());
+        assert!(source.existing().is_err() && !path.exists(), "looking makes nothing");
+        let sealed = source.or_new().unwrap().seal(&sample(), 1, "p");
+        assert_eq!(source.or_new().unwrap().open(&sealed, 1, "p").unwrap(), sample());
+        assert_eq!(source.existing().unwrap().open(&sealed, 1, "p").unwrap(), sample());
         let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }

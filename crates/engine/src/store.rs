@@ -15,7 +15,7 @@ mod providers;
 mod settle;
 
 pub use claim::{Lease, Want};
-pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow};
+pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;

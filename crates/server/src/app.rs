@@ -1,18 +1,20 @@
 //! What the commands stand on: the store opened, the tools made; and `serve` itself.
 
+use std::path::Path;
+
 use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
 use postcommit_engine::egress::Egress;
-use postcommit_engine::model::{Guarantee, Policy, ProviderDraft};
-use postcommit_engine::secret::Keyring;
+use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft};
+use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::output::{Done, Exit, Failure};
-use crate::settings::{Settings, without_password};
+use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::{health, telemetry};
 
 /// Opens the store and insists on the schema this program knows.
@@ -20,43 +22,44 @@ pub async fn store(settings: &Settings) -> Result<Store, Failure> {
     if let Ok(Address::Sqlite(path)) = Address::parse(&settings.database.url)
         && !path.exists()
     {
-        let message = format!("there is no database at {}; `postcommit serve` or `postcommit migrate` makes it", path.display());
-        return Err(Failure::new(Exit::Unreachable, message));
+        return Err(no_database(&path));
     }
     let store = Store::open(&settings.database.url).await?;
     store.db().check_schema().await?;
     Ok(store)
 }
 
-/// The key that opens providers' secrets.
-pub fn keyring(settings: &Settings) -> Result<Keyring, Failure> {
+/// Where the key is that opens providers' secrets.
+pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
-    let ring = if secrets.key.is_empty() { Keyring::from_file(&secrets.key_file) } else { Keyring::from_base64(&secrets.key) };
-    ring.map_err(|e| Failure::new(Exit::Usage, e.to_string()))
+    if secrets.key.is_empty() { KeySource::File(secrets.key_file.clone()) } else { KeySource::Given(Secret::new(&secrets.key)) }
 }
 
 /// Everything a dispatcher works with.
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
-    Ok(Tools { store, egress, keyring: keyring(settings)?, capture_fail_on, settings: settings.dispatch.clone() })
+    Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone() })
 }
 
 /// Runs dispatcher and health endpoints until told to stop.
 pub async fn serve(settings: &Settings, migrate: bool) -> Done {
     telemetry::start(&settings.log);
+    let made = made_by_us(settings, migrate)?;
     let store = Store::open(&settings.database.url).await?;
-    let fresh = store.db().migration_plan().await?.found == 0;
     if migrate {
         store.db().migrate().await?;
     }
     store.db().check_schema().await?;
-    if fresh && store.db().kind() == "sqlite" {
+    if made {
         make_capture(&store).await?;
     }
-    let listener = TcpListener::bind(&settings.server.listen)
-        .await
-        .map_err(|e| Failure::new(Exit::Refused, format!("server.listen: {}: {e}", settings.server.listen)))?;
+    let listener = TcpListener::bind(&settings.server.listen).await.map_err(|e| {
+        Failure::new(
+            Exit::Refused,
+            format!("server.listen: {}: {e}; is another one running? --listen chooses another address", settings.server.listen),
+        )
+    })?;
     let tools = tools(settings, store.clone())?;
     let stop = stop_on_signals().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let dispatcher = Dispatcher::new(tools).await?;
@@ -65,6 +68,23 @@ pub async fn serve(settings: &Settings, migrate: bool) -> Done {
     dispatcher.run(stop).await;
     tracing::info!("stopped");
     Ok(Exit::Ok)
+}
+
+/// Whether this start makes the database: a file that does not exist yet. An application's own file is never taken for ours.
+fn made_by_us(settings: &Settings, migrate: bool) -> Result<bool, Failure> {
+    match Address::parse(&settings.database.url)? {
+        Address::Sqlite(path) if !path.exists() && !migrate => Err(no_database(&path)),
+        Address::Sqlite(path) => Ok(!path.exists()),
+        Address::Postgres(_) => Ok(false),
+    }
+}
+
+fn no_database(path: &Path) -> Failure {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    Failure::new(
+        Exit::Unreachable,
+        format!("there is no database at {}; `postcommit serve` or `postcommit migrate` makes it", absolute.display()),
+    )
 }
 
 /// The first signal asks to finish, the second to stop at once.
@@ -109,17 +129,38 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
 async fn greet(settings: &Settings, store: &Store) -> Result<(), Failure> {
     let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
     let providers = store.providers().await?;
+    let tenants = store.tenants().await?;
     eprintln!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
     eprintln!("  database   {}", without_password(&settings.database.url));
     eprintln!("  health     http://{}/healthz", settings.server.listen);
     for provider in &providers {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };
-        eprintln!("  provider   {} ({}, {channel}{note})", provider.name, provider.driver);
+        let tenant = tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
+        eprintln!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
     }
     if providers.is_empty() {
         eprintln!("  provider   none yet: `{me} providers create --help`");
     }
-    eprintln!("\nTry, in another terminal:\n  {me} enqueue booking.confirmed --to email:guest@example.com --title 'See you soon' --wait");
+    eprintln!(
+        "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
+        which_database(settings),
+        somebody(&providers)
+    );
     Ok(())
+}
+
+/// The flag that another terminal needs; a URL with a password is not printed.
+fn which_database(settings: &Settings) -> String {
+    let url = &settings.database.url;
+    match url.as_str() {
+        _ if DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok() => String::new(),
+        url => format!(" --database-url {}", without_password(url)),
+    }
+}
+
+/// An address that the providers at hand can serve.
+fn somebody(providers: &[Provider]) -> &'static str {
+    let serves = |channel: &str| providers.iter().any(|p| p.is_default && (p.channel == channel || p.channel == "*"));
+    if serves("webhook") && !serves("email") { "webhook:https://example.com/hook" } else { "email:guest@example.com" }
 }

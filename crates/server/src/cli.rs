@@ -24,16 +24,16 @@ use crate::settings::{Flag, Layers, Settings};
 #[command(name = "postcommit", version, max_term_width = 110)]
 pub struct Cli {
     /// How data is printed
-    #[arg(short, long, global = true, value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
+    #[arg(short, long, global = true, help_heading = "Global options", value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
     output: Format,
     /// Settings file [default: postcommit.toml, when it is there]
-    #[arg(long, global = true, value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
     config: Option<PathBuf>,
     /// sqlite:path or postgres://… [setting database.url]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "URL")]
     database_url: Option<String>,
     /// Any setting, e.g. --setting dispatch.lease_s=30; repeatable
-    #[arg(long = "setting", global = true, value_name = "NAME=VALUE")]
+    #[arg(long = "setting", global = true, help_heading = "Global options", value_name = "NAME=VALUE")]
     setting: Vec<String>,
     #[command(subcommand)]
     command: Command,
@@ -118,6 +118,10 @@ impl Cli {
         Layers::load(self.config.as_deref(), &environment, &flags).map_err(usage)
     }
 }
+
+/// What a delivery can be.
+const STATES: [&str; 10] =
+    ["pending", "sending", "retrying", "sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
 
 /// The store, for commands that need nothing else.
 async fn store(settings: &Settings) -> Result<postcommit_engine::store::Store, Failure> {

@@ -127,3 +127,9 @@ pub fn print(text: &str) {
 pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
+
+/// A time to the second: enough for a list.
+pub fn seconds(at: postcommit::Timestamp) -> String {
+    let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;
+    postcommit::Timestamp::from_micros(whole).to_string()
+}

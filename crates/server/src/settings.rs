@@ -16,6 +16,9 @@ pub const DEFAULTS: &str = include_str!("default.toml");
 /// Read when it is there and no other file is named.
 const FILE: &str = "postcommit.toml";
 
+/// Variables of ours that are no settings.
+const NOT_SETTINGS: [&str; 4] = ["POSTCOMMIT_OUTPUT", "POSTCOMMIT_CONFIG", "POSTCOMMIT_CRASH", "POSTCOMMIT_SWEEP"];
+
 /// All settings, checked.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Settings {
@@ -111,6 +114,12 @@ impl Layers {
 
     fn read_environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), String> {
         let names: Vec<String> = self.0.keys().cloned().collect();
+        for stray in environment
+            .keys()
+            .filter(|given| !NOT_SETTINGS.contains(&given.as_str()) && !names.iter().any(|name| variable(name) == **given))
+        {
+            eprintln!("postcommit: {stray} is not a setting and is ignored; `postcommit config show` lists them all");
+        }
         for name in names {
             let variable = variable(&name);
             if let Some(text) = environment.get(&variable) {
@@ -121,7 +130,9 @@ impl Layers {
     }
 
     fn set_text(&mut self, name: &str, text: &str, origin: String) -> Result<(), String> {
-        let Some((known, _)) = self.0.get(name) else { return Err(format!("{name} is not a setting")) };
+        let Some((known, _)) = self.0.get(name) else {
+            return Err(format!("{name} is not a setting; `postcommit config show` lists them all"));
+        };
         let parsed = match known {
             Value::Integer(_) => text.parse().ok().map(Value::Integer),
             Value::Boolean(_) => text.parse().ok().map(Value::Boolean),

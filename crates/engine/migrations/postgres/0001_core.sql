@@ -75,7 +75,8 @@ CREATE TABLE postcommit.delivery_queue (
   lease_token     uuid,                  -- random; fences intent, renewal and settle
   lease_until     timestamptz,
   intent          uuid,                  -- the token under which an at_most_once send was announced
-  took_over       boolean NOT NULL DEFAULT false,  -- the present claim found a lease that had run out
+  leased_at       timestamptz,           -- when the present lease began
+  lost_since      timestamptz,           -- when the lease began that the present claim found run out
   losses          smallint NOT NULL DEFAULT 0,     -- leases that ran out, in this round
   attempts        smallint NOT NULL DEFAULT 0,     -- in this round; an operator's retry begins a new one
   seq             smallint NOT NULL DEFAULT 0,     -- attempts ever made; numbers the rows of attempt
@@ -430,7 +431,7 @@ SELECT postcommit.make_partitions();
 CREATE VIEW postcommit.delivery AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity, note.idempotency_key,
     d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, d.next_attempt_at, d.code AS error_code, d.detail AS last_error, d.provider_ref,
-    note.created_at, d.sent_at, coalesce(d.finished_at, last.at, note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear
+    note.created_at, d.sent_at, coalesce(d.finished_at, last.at, note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear, d.tenant AS tenant_id
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END AS state, NULL AS reason,
@@ -449,7 +450,7 @@ CREATE VIEW postcommit.delivery AS
 CREATE VIEW postcommit.notification_status AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
     coalesce(d.status, 'skipped') AS status, coalesce(d.attempts, 0) AS attempts, d.next_attempt_at, d.last_error, note.created_at, d.sent_at,
-    coalesce(d.updated_at, note.created_at) AS updated_at, coalesce(d.deliveries, 0) AS deliveries, note.correlation_id, note.source
+    coalesce(d.updated_at, note.created_at) AS updated_at, coalesce(d.deliveries, 0) AS deliveries, note.correlation_id, note.source, note.tenant AS tenant_id
   FROM postcommit.notification note
   JOIN postcommit.tenant t ON t.id = note.tenant
   LEFT JOIN LATERAL (

@@ -76,7 +76,8 @@ CREATE TABLE postcommit_delivery_queue (
   lease_token     TEXT,              -- random; fences intent, renewal and settle
   lease_until     INTEGER,
   intent          TEXT,              -- the token under which an at_most_once send was announced
-  took_over       INTEGER NOT NULL DEFAULT 0,  -- the present claim found a lease that had run out
+  leased_at       INTEGER,           -- when the present lease began
+  lost_since      INTEGER,           -- when the lease began that the present claim found run out
   losses          INTEGER NOT NULL DEFAULT 0,  -- leases that ran out, in this round
   attempts        INTEGER NOT NULL DEFAULT 0,  -- in this round; an operator's retry begins a new one
   seq             INTEGER NOT NULL DEFAULT 0,  -- attempts ever made; numbers the rows of attempt
@@ -283,7 +284,7 @@ CREATE VIEW postcommit_delivery AS
     d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, strftime('%Y-%m-%dT%H:%M:%fZ', d.next_attempt_at / 1000000.0, 'unixepoch') AS next_attempt_at, d.code AS error_code, d.detail AS last_error, d.provider_ref,
     strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at, strftime('%Y-%m-%dT%H:%M:%fZ', d.sent_at / 1000000.0, 'unixepoch') AS sent_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.finished_at, (SELECT a.at FROM postcommit_attempt a WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq), note.created_at) / 1000000.0, 'unixepoch') AS updated_at,
-    note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at, d.unclear
+    note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at, d.unclear, d.tenant AS tenant_id
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END AS state, NULL AS reason,
@@ -300,13 +301,13 @@ CREATE VIEW postcommit_delivery AS
 -- One row per notification: the least finished of its deliveries speaks for it.
 CREATE VIEW postcommit_notification_status AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
-    coalesce((SELECT x.state FROM postcommit_delivery x WHERE x.notification_id = note.id
+    coalesce((SELECT x.state FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id
       ORDER BY instr('sending retrying pending parked sent delivered expired cancelled discarded skipped', x.state) LIMIT 1), 'skipped') AS status,
-    coalesce((SELECT sum(x.attempts) FROM postcommit_delivery x WHERE x.notification_id = note.id), 0) AS attempts,
-    (SELECT min(x.next_attempt_at) FROM postcommit_delivery x WHERE x.notification_id = note.id) AS next_attempt_at,
-    (SELECT x.error_code || coalesce(': ' || x.last_error, '') FROM postcommit_delivery x WHERE x.notification_id = note.id AND x.error_code IS NOT NULL ORDER BY x.updated_at DESC LIMIT 1) AS last_error,
+    coalesce((SELECT sum(x.attempts) FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id), 0) AS attempts,
+    (SELECT min(x.next_attempt_at) FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id) AS next_attempt_at,
+    (SELECT x.error_code || coalesce(': ' || x.last_error, '') FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id AND x.error_code IS NOT NULL ORDER BY x.updated_at DESC LIMIT 1) AS last_error,
     strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at,
-    (SELECT max(x.sent_at) FROM postcommit_delivery x WHERE x.notification_id = note.id) AS sent_at,
-    coalesce((SELECT max(x.updated_at) FROM postcommit_delivery x WHERE x.notification_id = note.id), strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch')) AS updated_at,
-    (SELECT count(*) FROM postcommit_delivery x WHERE x.notification_id = note.id AND x.n > 0) AS deliveries, note.correlation_id, note.source
+    (SELECT max(x.sent_at) FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id) AS sent_at,
+    coalesce((SELECT max(x.updated_at) FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id), strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch')) AS updated_at,
+    (SELECT count(*) FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id AND x.n > 0) AS deliveries, note.correlation_id, note.source, note.tenant AS tenant_id
   FROM postcommit_notification note JOIN postcommit_tenant t ON t.id = note.tenant;

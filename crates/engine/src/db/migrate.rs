@@ -81,6 +81,13 @@ impl Db {
     /// As the database says; the steps before the failing one remain.
     pub async fn migrate(&self) -> Result<Vec<Migration>, DbError> {
         let mut applied = Vec::new();
+        // Looking first: with nothing to do, no lock is taken and no file is changed.
+        if self.migration_plan().await?.missing.is_empty() {
+            return Ok(applied);
+        }
+        if let Self::Sqlite(db) = self {
+            db.use_wal()?;
+        }
         while let Some(step) = self.migrate_one().await? {
             applied.push(step);
         }

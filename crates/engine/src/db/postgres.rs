@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -52,7 +52,17 @@ impl Postgres {
     /// # Errors
     /// When none can be had.
     pub async fn client(&self) -> Result<Object, DbError> {
-        self.pool.get().await.map_err(|e| DbError::Unreachable(with_sources(&e)))
+        self.pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))
+    }
+
+    /// Where it is, for people.
+    fn place(&self) -> String {
+        let host = match self.config.get_hosts().first() {
+            Some(Host::Tcp(name)) => name.clone(),
+            Some(Host::Unix(path)) => path.display().to_string(),
+            None => "localhost".into(),
+        };
+        format!("{host} port {}", self.config.get_ports().first().copied().unwrap_or(5432))
     }
 
     /// How to open a connection outside the pool, e.g. to listen.
@@ -115,20 +125,20 @@ pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
         }
         Some(db) => {
             let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
-            DbError::Refused { code: db.code().code().to_owned(), message: format!("{}{constraint}", db.message()) }
+            let hint = if db.code().code() == "42501" { "; the login needs the role postcommit_worker, or to own the schema" } else { "" };
+            DbError::Refused { code: db.code().code().to_owned(), message: format!("{}{constraint}{hint}", db.message()) }
         }
-        None => DbError::Unreachable(with_sources(&error)),
+        None => DbError::Unreachable(root_cause(&error)),
     }
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
+/// The end of a chain of errors: what happened, without who passed it on.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
     }
-    text
+    cause.to_string()
 }
 
 /// A moment or none, as an element of a `timestamptz[]` parameter.

@@ -99,6 +99,16 @@ impl Sqlite {
         ran.await.map_err(|e| DbError::Unreachable(e.to_string()))?
     }
 
+    /// Turns the file to write-ahead logging, for good. Done when the schema is made, not by looking: the file may be somebody else's.
+    ///
+    /// # Errors
+    /// When somebody holds the file, or it cannot be opened.
+    pub fn use_wal(&self) -> Result<(), DbError> {
+        let connection = Connection::open(&self.path).map_err(|e| at(&self.path, e))?;
+        connection.busy_timeout(BUSY).map_err(refused)?;
+        connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|e| at(&self.path, e))
+    }
+
     /// A connection of its own, for watching.
     ///
     /// # Errors
@@ -112,8 +122,9 @@ fn open_writer(path: &Path) -> Result<Connection, DbError> {
     let connection = Connection::open(path).map_err(|e| at(path, e))?;
     connection.busy_timeout(BUSY).map_err(refused)?;
     // FULL: an acknowledged commit survives a power cut. With commits shared, it costs little.
-    let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY;";
-    connection.execute_batch(pragmas).map_err(|e| at(path, e))?;
+    connection
+        .execute_batch("PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY")
+        .map_err(|e| at(path, e))?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
 }

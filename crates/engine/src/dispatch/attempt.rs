@@ -67,8 +67,8 @@ pub async fn attempt_batch(
 /// Whether it should be begun at all.
 fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Option<Settlement> {
     let provider = &lane.provider;
-    if delivery.took_over {
-        return Some(take_over(delivery, note, lane, now));
+    if let Some(since) = delivery.lost_since {
+        return Some(take_over(delivery, note, lane, since, now));
     }
     let forgotten = || {
         let first = delivery.first_try_at.unwrap_or(now);
@@ -88,13 +88,13 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
 }
 
 /// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
-fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Settlement {
+fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
     let provider = &lane.provider;
     let certainly_unsent = provider.guarantee == Guarantee::AtMostOnce && !delivery.intent_stands;
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
-    settlement(delivery, lane, report, finish(verdict, None), now, Duration::ZERO)
+    settlement(delivery, lane, report, finish(verdict, None), since, Duration::ZERO)
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.

@@ -57,7 +57,9 @@ async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[
     }
     if !expanded.is_empty() {
         let done: Vec<Lease> = expanded.iter().map(|e| e.lease).collect();
+        let ended: Vec<FinishedState> = expanded.iter().flat_map(|e| &e.targets).filter_map(|target| target.fate.ended()).collect();
         tools.store.expand(expanded).await?;
+        ended.into_iter().for_each(|state| settler.count_ended(state));
         done.iter().for_each(|lease| leases.release(lease));
     }
     for (lease, lane) in entering {

@@ -77,8 +77,9 @@ impl Lanes {
             }
         };
         want(EXPANSION, self.expansion.available_permits(), self.lease);
-        // A pause that the database knows of is asked for again in the claim; this one spares the asking.
-        for (id, lane) in self.known.iter().filter(|(_, lane)| lane.provider.paused.is_none()) {
+        // A lane that this process cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
+        let open = |lane: &Lane| lane.provider.paused.is_none() && lane.driver.is_ok();
+        for (id, lane) in self.known.iter().filter(|(_, lane)| open(lane)) {
             want(*id, lane.slots.available_permits(), self.lease_of(&lane.provider));
         }
         wants
@@ -103,7 +104,7 @@ fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>) -
     let driver =
         open_secrets(tools, &provider).and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on));
     if let Err(problem) = &driver {
-        tracing::error!(provider = provider.name, problem, "a provider cannot be used");
+        tracing::error!(provider = provider.name, problem, "this process cannot use a provider; what waits for it is left alone");
     }
     let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
     Lane { slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))), provider, driver }
@@ -112,6 +113,9 @@ fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>) -
 fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {
     match &provider.secrets {
         None => Ok(Secrets::new()),
-        Some(sealed) => tools.keyring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string()),
+        Some(sealed) => {
+            let ring = tools.keys.existing().map_err(|e| e.to_string())?;
+            ring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string())
+        }
     }
 }

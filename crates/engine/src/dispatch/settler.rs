@@ -56,6 +56,12 @@ impl Settler {
         self.tally.clone()
     }
 
+    /// Counts what expansion has put into the ledger without an attempt.
+    pub fn count_ended(&self, state: FinishedState) {
+        let counter = if matches!(state, FinishedState::Parked(_)) { &self.tally.parked } else { &self.tally.dropped };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Hands in a result. It is bounded by the slots: nobody without one has a result.
     pub fn settle(&self, settlement: Settlement, slot: Option<OwnedSemaphorePermit>) {
         // The other end lives as long as the process; after that there is nobody to tell.
@@ -138,9 +144,15 @@ fn count(tally: &Tally, batch: &[Settlement], stale: &[crate::model::DeliveryKey
                 &tally.stale
             }
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => &tally.sent,
-            Finish::Ended(FinishedState::Parked(_)) => &tally.parked,
+            Finish::Ended(FinishedState::Parked(reason)) => {
+                tracing::warn!(delivery = %settlement.lease.key.id(), reason = reason.name(), code = settlement.code.as_deref(), "parked: somebody must look");
+                &tally.parked
+            }
             Finish::Ended(_) => &tally.dropped,
-            Finish::Again { .. } => &tally.again,
+            Finish::Again { at, .. } => {
+                tracing::info!(delivery = %settlement.lease.key.id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
+                &tally.again
+            }
             Finish::Returned => continue,
         };
         counter.fetch_add(1, Ordering::Relaxed);

@@ -67,8 +67,8 @@ pub struct Delivery {
     pub losses: u16,
     /// Attempts ever recorded.
     pub seq: u16,
-    /// This claim found a lease that had run out.
-    pub took_over: bool,
+    /// When the lease began that this claim found run out; none when it was free.
+    pub lost_since: Option<Timestamp>,
     /// An at_most_once send had been announced under an earlier lease.
     pub intent_stands: bool,
     /// Some attempt of this round may have arrived without our knowing.

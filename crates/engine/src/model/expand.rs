@@ -47,6 +47,17 @@ pub enum Fate {
     },
 }
 
+impl Fate {
+    /// The state it ends in, if it ends here.
+    #[must_use]
+    pub fn ended(&self) -> Option<FinishedState> {
+        match self {
+            Self::Lane(_) => None,
+            Self::Ended { state, .. } => Some(*state),
+        }
+    }
+}
+
 /// The providers of one tenant, as routing needs them.
 #[derive(Debug, Clone, Copy)]
 pub struct Routes<'a>(pub &'a [Provider]);
@@ -168,7 +179,7 @@ fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) 
 }
 
 fn no_provider(channel: &str) -> Fate {
-    parked("no_provider", format!("no default provider serves channel {channel:?}; create one, then retry"))
+    parked("no_provider", format!("no default provider of this tenant serves channel {channel:?}; create one, then retry"))
 }
 
 fn parked(code: &'static str, detail: String) -> Fate {

@@ -46,27 +46,27 @@ const CLAIM_POSTGRES: &str = "
       ) c
     )
     UPDATE postcommit.delivery_queue q
-    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', took_over = q.lease_token IS NOT NULL,
-      losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
+    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
+      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.took_over, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
 
 /// The same for one lane and priority; the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out.
 const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?3) ORDER BY due_at LIMIT ?4";
 const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
-const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, took_over = lease_token IS NOT NULL,
-    losses = losses + (lease_token IS NOT NULL), first_try_at = coalesce(first_try_at, ?6) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
-    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, took_over, intent IS NOT NULL, unclear, first_try_at, channel, target";
+const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, leased_at = ?6,
+    lost_since = CASE WHEN lease_token IS NOT NULL THEN leased_at END, losses = losses + (lease_token IS NOT NULL), first_try_at = coalesce(first_try_at, ?6) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
+    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, first_try_at, channel, target";
 
 const CLAIM_NOTIFICATION_POSTGRES: &str = "
     UPDATE postcommit.delivery_queue q
-    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', took_over = q.lease_token IS NOT NULL,
-      losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
+    SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
+      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
     WHERE q.ctid = ANY (ARRAY(
       SELECT r.ctid FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 AND r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
         AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now())) FOR UPDATE SKIP LOCKED))
-    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.took_over, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
 const FREE_OF_NOTIFICATION_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue q WHERE tenant = ?1 AND notification_id = ?2 AND due_at <= ?4
     AND (lease_until IS NULL OR lease_until < ?3) AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > ?3))";
 
@@ -309,7 +309,7 @@ fn delivery(row: &Row, token: Uuid) -> Result<Delivery, DbError> {
         attempts: row.get(4)?,
         losses: row.get(5)?,
         seq: row.get(6)?,
-        took_over: row.get(7)?,
+        lost_since: row.get(7)?,
         intent_stands: row.get(8)?,
         unclear: row.get(9)?,
         first_try_at: row.get(10)?,

@@ -117,6 +117,11 @@ impl Store {
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryRow>, DbError> {
         let mut sql = format!("SELECT {COLUMNS} FROM postcommit.delivery WHERE notification_id < $1");
         let mut parameters: Vec<Value> = vec![filter.before.unwrap_or(Uuid::max()).into()];
+        // The tenant leads every key: without it the history would be searched.
+        let of_notification = match filter.notification {
+            Some(id) => self.tenant_of(id).await?,
+            None => None,
+        };
         let mut narrow = |column: &str, wanted: Option<Value>| {
             if let Some(wanted) = wanted {
                 parameters.push(wanted);
@@ -135,7 +140,11 @@ impl Store {
         for (column, wanted) in texts {
             narrow(column, wanted.as_deref().map(Value::from));
         }
-        narrow("notification_id", filter.notification.map(Value::from));
+        if let Some(id) = filter.notification {
+            let Some(tenant) = of_notification else { return Ok(vec![]) };
+            narrow("tenant_id", Some(tenant.into()));
+            narrow("notification_id", Some(id.into()));
+        }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY notification_id DESC, n LIMIT ${}", parameters.len()));
         self.db.query(&sql, parameters).await?.iter().map(listed).collect()
@@ -146,8 +155,9 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn delivery_row(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.delivery WHERE notification_id = $1 AND n = $2");
-        self.db.query(&sql, vec![id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
+        let Some(tenant) = self.tenant_of(id.notification).await? else { return Ok(None) };
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3");
+        self.db.query(&sql, vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
     }
 
     /// The store's key of a delivery, live or finished.
@@ -182,13 +192,13 @@ impl Store {
         self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt).collect()
     }
 
-    /// Sets a parked, discarded, cancelled or expired delivery back to pending with its counters reset; what was scheduled for later still is. What was sent is never sent again
-    /// by this. False when it was in no such state.
+    /// Sets a parked delivery back to pending with its counters reset; what was scheduled for later still is. What was sent is never sent again
+    /// by this. False when it was not parked.
     ///
     /// # Errors
     /// As the database says.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        let retryable = "state IN ('parked', 'discarded', 'cancelled', 'expired')";
+        let retryable = "state = 'parked'";
         let back = format!(
             "INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
              SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, CASE WHEN note.due_at > {{now}} THEN note.due_at ELSE {{now}} END, l.seq, l.channel, l.target
@@ -233,7 +243,8 @@ impl Store {
 }
 
 /// Enough of an address to recognise it, not enough to use it.
-fn masked(target: &str) -> String {
+#[must_use]
+pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {
         return format!("{scheme}://{}/…", rest.split(['/', '?', '#', '@']).next().unwrap_or(""));
     }

@@ -77,10 +77,10 @@ impl Store {
     /// As the database says.
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
         let sql =
-            "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL, took_over = $6, first_try_at = NULL
+            "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL, lost_since = NULL, first_try_at = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
         let key = lease.key;
-        let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into(), false.into()];
+        let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];
         Ok(self.db.execute_one(sql, parameters).await? > 0)
     }
 }

@@ -1,5 +1,7 @@
 //! Notifications as they were enqueued, and their status.
 
+use std::collections::BTreeMap;
+
 use postcommit::Timestamp;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -62,6 +64,8 @@ pub struct NotificationFilter {
     pub event_type: Option<String>,
     /// Only about this entity.
     pub entity: Option<String>,
+    /// Only the one that holds this key, in each tenant.
+    pub idempotency_key: Option<String>,
     /// Only older than this id: the page after the one that ended there.
     pub before: Option<Uuid>,
     /// At most so many.
@@ -130,9 +134,13 @@ impl Store {
             FROM postcommit.notification_status WHERE id < $1"
             .to_owned();
         let mut parameters: Vec<Value> = vec![before.into()];
-        for (column, wanted) in
-            [("tenant", &filter.tenant), ("status", &filter.status), ("event_type", &filter.event_type), ("entity", &filter.entity)]
-        {
+        for (column, wanted) in [
+            ("tenant", &filter.tenant),
+            ("status", &filter.status),
+            ("event_type", &filter.event_type),
+            ("entity", &filter.entity),
+            ("idempotency_key", &filter.idempotency_key),
+        ] {
             if let Some(wanted) = wanted {
                 parameters.push(wanted.as_str().into());
                 sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
@@ -149,8 +157,9 @@ impl Store {
     /// As the database says.
     pub async fn notification_row(&self, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
         let sql = "SELECT id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title
-            FROM postcommit.notification_status WHERE id = $1 AND tenant IN (SELECT name FROM postcommit.tenant)";
-        self.db.query(sql, vec![id.into()]).await?.first().map(listed).transpose()
+            FROM postcommit.notification_status WHERE tenant_id = $1 AND id = $2";
+        let Some(tenant) = self.tenant_of(id).await? else { return Ok(None) };
+        self.db.query(sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
     /// What was refused because this notification holds the key.
@@ -161,6 +170,34 @@ impl Store {
         let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
         rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })).collect()
+    }
+
+    /// The names behind the tenants' numbers.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
+        let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// The number behind a tenant's name; one not known yet is made, as its first notification would.
+    ///
+    /// # Errors
+    /// When the name is refused, or as the database says.
+    pub async fn tenant_or_new(&self, name: &str) -> Result<i32, DbError> {
+        if let Some(known) = self.tenant(name).await? {
+            return Ok(known);
+        }
+        let sql = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
+        self.db.execute_one(sql, vec![name.into()]).await?;
+        self.tenant(name).await?.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))
+    }
+
+    /// Who owns a notification.
+    pub(super) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
+        let sql = "SELECT tenant FROM postcommit.notification WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
+        self.db.query(sql, vec![id.into()]).await?.first().map(|row| row.get(0)).transpose()
     }
 
     /// The number behind a tenant's name.

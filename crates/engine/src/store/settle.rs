@@ -64,7 +64,7 @@ const SETTLE_POSTGRES: &str = "
         q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
     ), again AS (
       UPDATE postcommit.delivery_queue q
-      SET lease_token = NULL, lease_until = NULL, intent = NULL, took_over = false, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
+      SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
         first_try_at = CASE WHEN q.seq = 0 AND g.outcome IS NULL THEN NULL ELSE q.first_try_at END
       FROM given g
@@ -107,6 +107,7 @@ impl Store {
         crash_point!("settle.after_commit");
         let stale: Vec<&Settlement> =
             if applied.len() == batch.len() { vec![] } else { batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect() };
+        let stale = self.not_our_own(stale).await?;
         self.note_stale(&stale).await?;
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
@@ -118,6 +119,20 @@ impl Store {
         let columns = Columns::of(batch);
         let rows = client.query(&statement, &columns.borrow()).await.map_err(postgres::refused)?;
         Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+    }
+
+    /// A batch whose commit was not heard of is written again, and finds its own rows gone. That is no late result: the log holds its token.
+    async fn not_our_own<'a>(&self, stale: Vec<&'a Settlement>) -> Result<Vec<&'a Settlement>, DbError> {
+        let mut strangers = Vec::new();
+        for settlement in stale {
+            let Lease { key, token } = settlement.lease;
+            let sql = "SELECT 1 FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND token = $4";
+            let ours = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into(), token.into()]).await?;
+            if ours.is_empty() || settlement.attempt.is_none() {
+                strangers.push(settlement);
+            }
+        }
+        Ok(strangers)
     }
 
     async fn note_stale(&self, stale: &[&Settlement]) -> Result<(), DbError> {
@@ -283,7 +298,7 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
 fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, DbError> {
     let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
     let again = format!(
-        "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, took_over = 0, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
+        "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
            first_try_at = CASE WHEN seq = 0 AND ?7 = 0 THEN NULL ELSE first_try_at END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail) {KEPT} RETURNING seq"
     );
     let began = i64::from(s.attempt.is_some());

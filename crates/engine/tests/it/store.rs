@@ -58,7 +58,7 @@ on_both! {
         seen.sort_unstable();
         assert_eq!(seen, { let mut ids = ids; ids.sort_unstable(); ids });
         assert!(claim(&world.store, lane, 10).await.is_empty());
-        assert!(first.iter().all(|d| !d.took_over && d.first_try_at.is_some()));
+        assert!(first.iter().all(|d| d.lost_since.is_none() && d.first_try_at.is_some()));
     }
 
     async fn a_claim_takes_no_more_than_each_lane_has_room_for(world) {
@@ -115,7 +115,7 @@ on_both! {
         let first = claim(&world.store, lane, 1).await.remove(0);
         world.expire_leases().await;
         let second = claim(&world.store, lane, 1).await.remove(0);
-        assert!(second.took_over && second.losses == 1 && second.token != first.token);
+        assert!(second.lost_since.is_some() && second.losses == 1 && second.token != first.token);
         assert_eq!(second.first_try_at, first.first_try_at, "the provider may have seen the key then");
     }
 
@@ -172,6 +172,16 @@ on_both! {
         assert_eq!((world.store.stale_settles().await.unwrap(), world.count("attempt").await, world.count("delivery_queue").await), (2, 1, 0));
     }
 
+    async fn a_result_written_twice_because_its_commit_was_not_heard_of_is_not_late(world) {
+        let lane = world.capture(json!({})).await;
+        in_lane(&world, lane, 1).await;
+        let held = claim(&world.store, lane, 1).await.remove(0);
+        for _ in 0..2 {
+            assert!(world.store.settle(vec![settlement(&held, SENT, "sent")]).await.unwrap().stale.is_empty());
+        }
+        assert_eq!((world.store.stale_settles().await.unwrap(), world.count("attempt").await), (0, 1));
+    }
+
     async fn a7_attempts_and_next_time_are_durable_before_the_wait(world) {
         let lane = world.capture(json!({})).await;
         let id = in_lane(&world, lane, 1).await[0];
@@ -184,7 +194,7 @@ on_both! {
         assert_eq!((row.state.as_str(), row.attempts, row.next_attempt_at, row.error_code.as_deref()), ("retrying", 1, Some(at), Some("timeout")));
         world.make_due().await;
         let retried = claim(&world.store, lane, 1).await.remove(0);
-        assert_eq!((retried.attempts, retried.seq, retried.unclear, retried.took_over), (1, 1, true, false));
+        assert_eq!((retried.attempts, retried.seq, retried.unclear, retried.lost_since), (1, 1, true, None));
     }
 
     async fn a_batch_settles_whole_in_any_order_and_mixture(world) {
@@ -204,7 +214,7 @@ on_both! {
         assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await, world.count("attempt").await), (26, 24, 38));
         let returned = claim(&world.store, lane, 50).await;
         assert_eq!(returned.len(), 12, "what was given back can be claimed at once");
-        assert!(returned.iter().all(|d| !d.took_over && d.attempts == 0 && d.seq == 0));
+        assert!(returned.iter().all(|d| d.lost_since.is_none() && d.attempts == 0 && d.seq == 0));
     }
 
     async fn expansion_is_fenced_and_repeatable(world) {

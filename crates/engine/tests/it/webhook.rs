@@ -69,7 +69,7 @@ on_both! {
     async fn requests_are_signed_with_every_secret(world) {
         let mut draft = world.draft("hooks", "webhook", json!({}));
         let secrets: Secrets = [("secret".to_owned(), Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"))].into();
-        draft.secrets = Some(world.tools(world.store.clone()).keyring.seal(&secrets, world.tenant, "hooks"));
+        draft.secrets = Some(world.keys.or_new().unwrap().seal(&secrets, world.tenant, "hooks"));
         world.provider(draft).await;
         let server = HttpServer::start(|_| Reply::ok());
         to(&world, &server, "k").await;

@@ -8,7 +8,7 @@ use postcommit_engine::db::{Row, Value};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderDraft};
-use postcommit_engine::secret::Keyring;
+use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, Store};
 use serde_json::json;
 use tokio::sync::watch;
@@ -46,7 +46,7 @@ pub struct World {
     pub settings: DispatchSettings,
     _database: Option<postcommit_testkit::TestDatabase>,
     _folder: tempfile::TempDir,
-    keyring: Keyring,
+    pub keys: KeySource,
 }
 
 impl World {
@@ -64,9 +64,9 @@ impl World {
         let store = Store::open(&url).await.unwrap();
         store.db().migrate().await.unwrap();
         let tenant = store.tenant("default").await.unwrap().unwrap();
-        let keyring = Keyring::from_file(&folder.path().join("secret.key")).unwrap();
+        let keys = KeySource::File(folder.path().join("secret.key"));
         let settings = DispatchSettings { interval_ms: 50, ..DispatchSettings::default() };
-        Self { url, store, tenant, fail_on: FailOn::default(), settings, _database: database, _folder: folder, keyring }
+        Self { url, store, tenant, fail_on: FailOn::default(), settings, _database: database, _folder: folder, keys }
     }
 
     pub fn is_postgres(&self) -> bool {
@@ -126,7 +126,7 @@ impl World {
 
     pub fn tools(&self, store: Store) -> Tools {
         let egress = Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() }).unwrap();
-        Tools { store, egress, keyring: self.keyring.clone(), capture_fail_on: self.fail_on.clone(), settings: self.settings.clone() }
+        Tools { store, egress, keys: self.keys.clone(), capture_fail_on: self.fail_on.clone(), settings: self.settings.clone() }
     }
 
     /// One bounded pass over what is due.

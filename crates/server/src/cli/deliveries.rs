@@ -19,10 +19,10 @@ pub enum Deliveries {
     List(List),
     /// One with its attempts
     Show {
-        /// {notification}.{n}
+        /// The delivery's id: NOTIFICATION.N
         id: DeliveryId,
     },
-    /// Back to pending with counters reset; what was sent stays sent
+    /// Set parked ones back to pending with counters reset; what was sent stays sent
     Retry(Ids),
     /// End parked deliveries for good; the rows stay
     Discard(Ids),
@@ -41,7 +41,7 @@ pub enum Deliveries {
 
 #[derive(Debug, Args)]
 pub struct Ids {
-    /// {notification}.{n}, one or more
+    /// Ids of deliveries, NOTIFICATION.N; one or more
     #[arg(required = true)]
     ids: Vec<DeliveryId>,
 }
@@ -50,11 +50,11 @@ pub struct Ids {
 pub struct List {
     #[arg(long)]
     tenant: Option<String>,
-    /// pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired or skipped
-    #[arg(long)]
+    /// Where it stands
+    #[arg(long, value_parser = super::STATES)]
     state: Option<String>,
-    /// Of parked ones: rejected, exhausted, outcome_unknown or config
-    #[arg(long)]
+    /// Of parked ones
+    #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]
     reason: Option<String>,
     #[arg(long)]
     channel: Option<String>,
@@ -81,10 +81,18 @@ impl Deliveries {
             Self::List(list) => list.run(format, &store).await,
             Self::Show { id } => show(format, &store, *id).await,
             Self::Retry(Ids { ids }) => {
-                each(format, &store, ids, "retry", "pending", "it is not parked, discarded, cancelled or expired").await
+                each(
+                    format,
+                    &store,
+                    ids,
+                    "retry",
+                    "pending",
+                    "only what is parked is retried; `postcommit dispatch --once --id NOTIFICATION` tries what waits at once",
+                )
+                .await
             }
-            Self::Discard(Ids { ids }) => each(format, &store, ids, "discard", "discarded", "it is not parked").await,
-            Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "it is under way or over").await,
+            Self::Discard(Ids { ids }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
+            Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "only what waits is cancelled").await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
         }
     }
@@ -110,7 +118,7 @@ impl List {
             &rows,
             &[
                 ("id", |r: &DeliveryRow| r.id.clone()),
-                ("updated", |r| r.updated_at.to_string()),
+                ("updated", |r| output::seconds(r.updated_at)),
                 ("state", |r| r.reason.as_ref().map_or_else(|| r.state.clone(), |reason| format!("{} ({reason})", r.state))),
                 ("channel", |r| or_dash(&r.channel)),
                 ("to", |r| or_dash(&r.target)),
@@ -161,7 +169,10 @@ async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, don
         };
         if !worked {
             worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
-            eprintln!("postcommit: {id}: {}", if key.is_none() { "there is no such delivery" } else { why_not });
+            match store.delivery_row(*id).await? {
+                Some(row) => eprintln!("postcommit: {id} is {}: {why_not}", row.state),
+                None => eprintln!("postcommit: {id}: there is no such delivery"),
+            }
         }
         results.push(json!({"id": id.to_string(), "result": if worked { done } else if key.is_none() { "not found" } else { "refused" }}));
     }
@@ -184,6 +195,8 @@ async fn act(store: &Store, key: DeliveryKey, verb: &str) -> Result<bool, Failur
 /// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.
 async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Done {
     const REACH: i64 = 120_000_000;
+    // A stream has no end at which one document could close.
+    let format = if format == Format::Json { Format::Jsonl } else { format };
     let from = store.now().await?.as_micros() - i64::try_from(since).unwrap_or(0).saturating_mul(1_000_000);
     let mut printed: HashSet<(String, i32)> = HashSet::new();
     let mut look = tokio::time::interval(Duration::from_millis(250));

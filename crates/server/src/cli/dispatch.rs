@@ -35,6 +35,7 @@ impl Dispatch {
                 Some((note.tenant, id))
             }
         };
+        let looked = store.clone();
         let mut dispatcher = Dispatcher::new(app::tools(settings, store)?).await?;
         dispatcher.pass(only).await?;
         let tally = dispatcher.tally();
@@ -43,6 +44,12 @@ impl Dispatch {
         output::one(format, &done, |d| {
             format!("sent {}, to be tried again {}, parked {}, expired or cancelled {}", d["sent"], d["again"], d["parked"], d["dropped"])
         });
+        if let (Some(id), true) = (self.id, done.as_object().is_some_and(|counts| counts.values().all(|count| count == 0))) {
+            let status = looked.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.status);
+            eprintln!(
+                "postcommit: nothing was done: it is {status}; a paused or held provider keeps what waits for it (`postcommit providers list`)"
+            );
+        }
         Ok(Exit::Ok)
     }
 }

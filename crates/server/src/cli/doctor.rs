@@ -47,7 +47,8 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     if providers.is_empty() {
         findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));
     }
-    findings.extend(providers.iter().map(|p| provider(settings, p)));
+    let tenants = store.tenants().await?;
+    findings.extend(providers.iter().map(|p| provider(settings, p, tenants.get(&p.tenant).map_or("default", String::as_str))));
     Ok(findings)
 }
 
@@ -85,6 +86,7 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
     let health = store.queue_health().await?;
     let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
     let mut findings = vec![match health.oldest_due_s {
+        0..=600 if health.parked > 0 => finding("queue", "warning", format!("{waiting}: `postcommit deliveries list --state parked`")),
         0..=600 => finding("queue", "ok", waiting),
         late => finding(
             "queue",
@@ -109,13 +111,15 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-fn provider(settings: &Settings, provider: &Provider) -> Finding {
-    let detail = |text: String| format!("{}: {text}", provider.name);
+fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> Finding {
+    let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
+    let detail =
+        |text: String| if flag.is_empty() { format!("{}: {text}", provider.name) } else { format!("{tenant}/{}: {text}", provider.name) };
     if let Some(why) = &provider.paused {
         return finding(
             "provider",
             "problem",
-            detail(format!("paused: {why}; mend it, then `postcommit providers resume {}`", provider.name)),
+            detail(format!("paused: {why}; mend it, then `postcommit providers resume {}{flag}`", provider.name)),
         );
     }
     match usable(settings, provider) {
@@ -128,7 +132,7 @@ fn usable(settings: &Settings, provider: &Provider) -> Result<(), String> {
     let secrets = match &provider.secrets {
         None => Secrets::new(),
         Some(sealed) => {
-            let ring = app::keyring(settings).map_err(|e| e.to_string())?;
+            let ring = app::keys(settings).existing().map_err(|e| e.to_string())?;
             ring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string())?
         }
     };

@@ -4,9 +4,9 @@ use std::io::Read;
 use std::time::Duration;
 
 use clap::Args;
-use postcommit::{Error, Notification, Recipient};
+use postcommit::{Error, Notification, Recipient, Timestamp};
 use postcommit_engine::clock;
-use postcommit_engine::store::{EnqueueError, Store};
+use postcommit_engine::store::{DeliveryFilter, EnqueueError, Store};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -80,11 +80,18 @@ impl Enqueue {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
         let note = self.notification()?;
         let store = super::store(settings).await?;
-        let id = store.enqueue(&note).await.map_err(refused)?;
-        if self.wait {
-            return self.wait(format, &store, id).await;
+        if note.recipients.is_empty() {
+            eprintln!("postcommit: no recipient is named: the notification will be parked");
         }
-        output::one(format, &json!({"id": id}), |_| id.to_string());
+        let asked = store.now().await?;
+        let id = store.enqueue(&note).await.map_err(refused)?;
+        let seen = Seen::of(&store, id, asked).await?;
+        seen.say(&note.idempotency_key);
+        if self.wait {
+            let done = self.wait(format, &store, id).await?;
+            return Ok(if seen.conflict { Exit::Refused } else { done });
+        }
+        output::one(format, &json!({"id": id, "duplicate": seen.duplicate, "conflict": seen.conflict}), |_| id.to_string());
         Ok(Exit::Ok)
     }
 
@@ -144,9 +151,47 @@ impl Enqueue {
         match status.as_str() {
             "sent" | "delivered" => Ok(Exit::Ok),
             "pending" | "sending" | "retrying" => {
-                Err(Failure::new(Exit::Failed, format!("not finished within {} s; is `postcommit serve` running?", self.timeout)))
+                Err(Failure::new(Exit::Failed, format!("not finished within {} s: {}", self.timeout, why_not_yet(store, id).await?)))
             }
             _ => Ok(Exit::Failed),
+        }
+    }
+}
+
+/// What an unfinished notification waits for.
+async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
+    let now = store.now().await?;
+    let filter = DeliveryFilter { notification: Some(id), limit: 1000, ..DeliveryFilter::default() };
+    let waiting = store.delivery_rows(&filter).await?.into_iter().find(|d| d.next_attempt_at.is_some());
+    let Some(waiting) = waiting else { return Ok("it is being settled".into()) };
+    let lane = store.providers().await?.into_iter().find(|p| Some(&p.name) == waiting.provider.as_ref());
+    Ok(match (lane.and_then(|lane| lane.paused), waiting.next_attempt_at) {
+        (Some(why), _) => format!("its provider is paused: {why}"),
+        (None, Some(at)) if at > now => format!("it is {}, next at {at}", waiting.state),
+        _ => format!("it is {}; is `postcommit serve` running?", waiting.state),
+    })
+}
+
+/// Whether the key had been used before.
+struct Seen {
+    duplicate: bool,
+    conflict: bool,
+}
+
+impl Seen {
+    async fn of(store: &Store, id: Uuid, asked: Timestamp) -> Result<Self, Failure> {
+        let Some(note) = store.notification(None, id).await? else { return Ok(Self { duplicate: false, conflict: false }) };
+        let conflict = store.conflicts(note.tenant, id).await?.iter().any(|conflict| conflict.noted_at >= asked);
+        Ok(Self { duplicate: note.created_at < asked, conflict })
+    }
+
+    fn say(&self, key: &str) {
+        if self.conflict {
+            eprintln!(
+                "postcommit: key {key:?} was used before with other content; this one is not sent, the id is the first one's (--strict makes it an error)"
+            );
+        } else if self.duplicate {
+            eprintln!("postcommit: key {key:?} was used before; the id is the first one's");
         }
     }
 }

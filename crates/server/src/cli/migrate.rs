@@ -30,9 +30,10 @@ impl Migrate {
         }
         let names: Vec<String> = applied.iter().map(|step| format!("{:04}_{}", step.version, step.name)).collect();
         let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": self.roles});
+        let roles = if self.roles { "; roles and grants are set" } else { "" };
         output::one(format, &done, |_| match names.len() {
-            0 => format!("schema version {LATEST}: nothing to do"),
-            _ => format!("schema version {before} → {LATEST}: applied {}", names.join(", ")),
+            0 => format!("schema version {LATEST}: nothing to do{roles}"),
+            _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
         });
         Ok(Exit::Ok)
     }

@@ -1,7 +1,7 @@
 //! `postcommit notifications`.
 
 use clap::{Args, Subcommand};
-use postcommit_engine::store::{AttemptRow, Conflict, DeliveryFilter, DeliveryRow, NotificationFilter, NotificationRow, Store};
+use postcommit_engine::store::{AttemptRow, Conflict, DeliveryFilter, DeliveryRow, NotificationFilter, NotificationRow, Store, masked};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -23,13 +23,17 @@ pub enum Notifications {
 pub struct List {
     #[arg(long)]
     tenant: Option<String>,
-    /// pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired or skipped
-    #[arg(long)]
+    /// The least finished of its deliveries speaks for it
+    #[arg(long, value_parser = super::STATES)]
     status: Option<String>,
     #[arg(long)]
     event_type: Option<String>,
+    /// About this thing
     #[arg(long)]
     entity: Option<String>,
+    /// The one that holds this idempotency key
+    #[arg(long)]
+    key: Option<String>,
     /// The page after this id
     #[arg(long, value_name = "ID")]
     before: Option<Uuid>,
@@ -55,6 +59,7 @@ impl List {
             status: self.status.clone(),
             event_type: self.event_type.clone(),
             entity: self.entity.clone(),
+            idempotency_key: self.key.clone(),
             before: self.before,
             limit: self.limit,
         };
@@ -64,12 +69,12 @@ impl List {
             &rows,
             &[
                 ("id", |r: &NotificationRow| r.id.to_string()),
-                ("created", |r| r.created_at.to_string()),
+                ("created", |r| output::seconds(r.created_at)),
                 ("status", |r| r.status.clone()),
                 ("event type", |r| r.event_type.clone()),
                 ("entity", |r| or_dash(&r.entity)),
                 ("attempts", |r| r.attempts.to_string()),
-                ("last error", |r| or_dash(&r.last_error)),
+                ("last error", |r| r.last_error.as_deref().map_or("-", |e| e.split(':').next().unwrap_or(e)).to_owned()),
             ],
         );
         if let (Format::Text, Some(last), true) = (format, rows.last(), i64::try_from(rows.len()) == Ok(self.limit)) {
@@ -93,13 +98,25 @@ struct Story {
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
     let missing = || Failure::new(Exit::NotFound, format!("there is no notification {id}"));
-    let notification = store.notification(None, id).await?.ok_or_else(missing)?;
+    let mut notification = store.notification(None, id).await?.ok_or_else(missing)?;
+    mask(&mut notification.recipients);
     let row = store.notification_row(id).await?.ok_or_else(missing)?;
     let deliveries = store.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 1000, ..DeliveryFilter::default() }).await?;
     let attempts = store.attempts(notification.tenant, id).await?;
     let conflicts = store.conflicts(notification.tenant, id).await?;
     output::one(format, &Story { notification, status: row.status, deliveries, attempts, conflicts }, text);
     Ok(Exit::Ok)
+}
+
+/// Addresses are recognisable in what is shown, not usable.
+fn mask(recipients: &mut serde_json::Value) {
+    for entry in recipients.as_array_mut().into_iter().flatten() {
+        for (kind, value) in entry.as_object_mut().into_iter().flatten() {
+            if let (false, Some(address)) = (["user", "list", "provider"].contains(&kind.as_str()), value.as_str()) {
+                *value = masked(address).into();
+            }
+        }
+    }
 }
 
 fn text(story: &Story) -> String {
@@ -130,6 +147,9 @@ fn text(story: &Story) -> String {
 }
 
 fn line(d: &DeliveryRow) -> String {
+    if d.n == 0 && d.state == "pending" {
+        return "  .0 pending  not expanded yet".to_owned();
+    }
     let reason = d.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default();
     let error = d
         .error_code
@@ -137,7 +157,15 @@ fn line(d: &DeliveryRow) -> String {
         .map(|code| format!("  {code}{}", d.last_error.as_ref().map(|e| format!(": {e}")).unwrap_or_default()))
         .unwrap_or_default();
     let next = d.next_attempt_at.filter(|_| d.state == "retrying").map(|at| format!("  next {at}")).unwrap_or_default();
-    format!("  .{} {}{reason}  {} to {} by {}{next}{error}", d.n, d.state, or_dash(&d.channel), or_dash(&d.target), or_dash(&d.provider))
+    let maybe = if d.unclear && d.state == "parked" { "  it may have arrived" } else { "" };
+    format!(
+        "  .{} {}{reason}  {} to {} by {}{next}{error}{maybe}",
+        d.n,
+        d.state,
+        or_dash(&d.channel),
+        or_dash(&d.target),
+        or_dash(&d.provider)
+    )
 }
 
 pub(super) fn attempt_line(a: &AttemptRow) -> String {
@@ -147,5 +175,7 @@ pub(super) fn attempt_line(a: &AttemptRow) -> String {
         .map(|code| format!("  {code}{}", a.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default()))
         .unwrap_or_default();
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
-    format!("     {} {}  {}  {} ms{reference}{error}", a.seq, a.at, a.outcome, a.latency_ms)
+    // What the other side said is what one looks for when it failed.
+    let said = a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
+    format!("     {} {}  {}  {} ms{reference}{error}{said}", a.seq, a.at, a.outcome, a.latency_ms)
 }

@@ -1,16 +1,18 @@
 //! `postcommit providers`.
 
+use std::collections::BTreeMap;
+
 use clap::{Args, Subcommand};
 use postcommit_engine::channel::{self, FailOn, Parts};
 use postcommit_engine::egress::Egress;
 use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft};
-use postcommit_engine::secret::{Keyring, Secret, Secrets, random};
+use postcommit_engine::secret::{Secret, SecretError, Secrets, random};
 use postcommit_engine::store::Store;
 use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -93,7 +95,9 @@ impl Providers {
             Self::List => list(format, &store).await,
             Self::Show { name, tenant } => {
                 let provider = find(&store, tenant, name).await?.1;
-                output::one(format, &shown(&provider), |value| serde_json::to_string_pretty(value).unwrap_or_default());
+                output::one(format, &shown(&provider, &store.tenants().await?), |value| {
+                    serde_json::to_string_pretty(value).unwrap_or_default()
+                });
                 Ok(Exit::Ok)
             }
             Self::Pause { name, tenant, reason } => {
@@ -122,12 +126,9 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
-        let tenant = store
-            .tenant(&self.tenant)
-            .await?
-            .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {:?}", self.tenant)))?;
         let driver = self.driver.clone().ok_or_else(|| usage("--driver is needed: capture or webhook"))?;
         let kind = channel::kind(&driver).map_err(usage)?;
+        let tenant = store.tenant_or_new(&self.tenant).await?;
         if store.provider(tenant, &self.name).await?.is_some() {
             return Err(Failure::new(Exit::Refused, format!("provider {:?} exists; `providers update` changes it", self.name)));
         }
@@ -152,10 +153,15 @@ impl Description {
         };
         let draft = self.change(base, &secrets, settings, tenant)?;
         store.create_provider(tenant, &draft).await?;
-        if let Some(secret) = made {
+        if let (Some(secret), Format::Text) = (&made, format) {
             eprintln!("receivers verify with this secret; it is not shown again:\n  {secret}");
         }
-        say(format, &self.name, "created")
+        let mut result = json!({"provider": self.name, "result": "created"});
+        if let Some(secret) = made {
+            result["secret"] = secret.into();
+        }
+        output::one(format, &result, |_| format!("provider {} created", self.name));
+        Ok(Exit::Ok)
     }
 
     async fn update(&self, format: Format, settings: &Settings, store: &Store) -> Done {
@@ -163,9 +169,9 @@ impl Description {
         if self.driver.as_ref().is_some_and(|driver| *driver != old.driver) {
             return Err(usage("--driver: cannot be changed; create another provider"));
         }
-        let ring = app::keyring(settings)?;
+        let refused = |e: SecretError| Failure::new(Exit::Refused, e.to_string());
         let mut secrets = match &old.secrets {
-            Some(sealed) => ring.open(sealed, tenant, &old.name).map_err(|e| Failure::new(Exit::Refused, e.to_string()))?,
+            Some(sealed) => app::keys(settings).existing().and_then(|ring| ring.open(sealed, tenant, &old.name)).map_err(refused)?,
             None => Secrets::new(),
         };
         secrets.extend(self.secrets()?);
@@ -233,7 +239,7 @@ fn seal(secrets: &Secrets, settings: &Settings, tenant: i32, name: &str) -> Resu
     if secrets.is_empty() {
         return Ok(None);
     }
-    let ring: Keyring = app::keyring(settings)?;
+    let ring = app::keys(settings).or_new().map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
     Ok(Some(ring.seal(secrets, tenant, name)))
 }
 
@@ -262,31 +268,38 @@ fn say(format: Format, name: &str, result: &str) -> Done {
     Ok(Exit::Ok)
 }
 
-/// A provider as it may be shown: whether there are secrets, never which.
-fn shown(provider: &Provider) -> Value {
+/// A provider as it may be shown: its tenant by name; whether there are secrets, never which.
+fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Value {
     let mut value = json!(provider);
+    value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
     value
 }
 
 async fn list(format: Format, store: &Store) -> Done {
-    let rows: Vec<Provider> = store.providers().await?;
-    output::list(
-        format,
-        &rows,
-        &[
-            ("name", |p: &Provider| p.name.clone()),
-            ("channel", |p| p.channel.clone()),
-            ("driver", |p| p.driver.clone()),
-            ("guarantee", |p| p.guarantee.name().to_owned()),
-            ("default", |p| if p.is_default { "yes" } else { "no" }.to_owned()),
-            ("lane", |p| match (&p.paused, p.enabled) {
-                (Some(why), _) => format!("paused: {why}"),
-                (None, false) => "disabled".to_owned(),
-                (None, true) => "open".to_owned(),
-            }),
-            ("held until", |p| or_dash(&p.not_before)),
-        ],
-    );
+    let (tenants, now) = (store.tenants().await?, store.now().await?);
+    let mut providers = store.providers().await?;
+    // A hold that is over holds nothing.
+    providers.iter_mut().filter(|p| p.not_before.is_some_and(|at| at <= now)).for_each(|p| p.not_before = None);
+    let rows: Vec<Value> = providers.iter().map(|p| shown(p, &tenants)).collect();
+    let columns: [output::Column<Value>; 8] = [
+        ("tenant", |p| plain(&p["tenant"])),
+        ("name", |p| plain(&p["name"])),
+        ("channel", |p| plain(&p["channel"])),
+        ("driver", |p| plain(&p["driver"])),
+        ("guarantee", |p| plain(&p["guarantee"])),
+        ("default", |p| if p["is_default"] == true { "yes" } else { "no" }.to_owned()),
+        ("lane", |p| match (p["paused"].as_str(), p["enabled"] == true) {
+            (Some(why), _) => format!("paused: {why}"),
+            (None, false) => "disabled".to_owned(),
+            (None, true) => "open".to_owned(),
+        }),
+        ("held until", |p| plain(&p["not_before"])),
+    ];
+    output::list(format, &rows, &columns);
     Ok(Exit::Ok)
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().unwrap_or("-").to_owned()
 }

@@ -8,12 +8,17 @@ use crate::records::{Records, Told, ledger, stale_settles};
 
 #[test]
 fn a_frozen_worker_is_overtaken_and_its_late_result_refused_on_postgresql() {
-    Guarantee::ALL.into_iter().for_each(|guarantee| overtake(Kind::Postgres, guarantee));
+    at_once(Guarantee::ALL.map(|guarantee| (Kind::Postgres, guarantee)), overtake);
 }
 
 #[test]
 fn a_frozen_worker_is_overtaken_and_its_late_result_refused_on_sqlite() {
-    Guarantee::ALL.into_iter().for_each(|guarantee| overtake(Kind::Sqlite, guarantee));
+    at_once(Guarantee::ALL.map(|guarantee| (Kind::Sqlite, guarantee)), overtake);
+}
+
+/// They mostly wait for leases to run out.
+fn at_once<const N: usize>(cases: [(Kind, Guarantee); N], run: fn(Kind, Guarantee)) {
+    std::thread::scope(|scope| cases.map(|(kind, guarantee)| scope.spawn(move || run(kind, guarantee))).map(|case| case.join().unwrap()));
 }
 
 fn overtake(kind: Kind, guarantee: Guarantee) {
@@ -53,11 +58,9 @@ fn overtake(kind: Kind, guarantee: Guarantee) {
 
 #[test]
 fn a_late_result_is_refused_while_the_next_attempt_is_under_way() {
-    for kind in [Kind::Postgres, Kind::Sqlite] {
-        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
-            meet_the_next_attempt(kind, guarantee);
-        }
-    }
+    let repeated = [Guarantee::Idempotent, Guarantee::AtLeastOnce];
+    at_once(repeated.map(|guarantee| (Kind::Postgres, guarantee)), meet_the_next_attempt);
+    at_once(repeated.map(|guarantee| (Kind::Sqlite, guarantee)), meet_the_next_attempt);
 }
 
 fn meet_the_next_attempt(kind: Kind, guarantee: Guarantee) {

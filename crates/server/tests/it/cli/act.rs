@@ -78,12 +78,15 @@ fn deliveries_are_retried_discarded_and_cancelled_one_or_many() {
     assert_eq!(list.as_array().unwrap().len(), 2);
     let ran = shell.run(&["deliveries", "retry", &parked[0], &sent, "-o", "jsonl"]).ends(7);
     assert!(
-        ran.stdout.contains("\"pending\"") && ran.stdout.contains("\"refused\"") && ran.stderr.contains("it is not parked"),
+        ran.stdout.contains("\"pending\"")
+            && ran.stdout.contains("\"refused\"")
+            && ran.stderr.contains("is sent: only what is parked is retried"),
         "{}",
         ran.stdout
     );
     shell.run(&["deliveries", "discard", &parked[1]]).ends(0);
     shell.run(&["deliveries", "discard", &sent]).ends(4);
+    shell.run(&["deliveries", "retry", &parked[1]]).ends(4);
     shell.run(&["deliveries", "cancel", &parked[0]]).ends(0);
     shell.run(&["deliveries", "show", "0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1"]).ends(3);
     shell.run(&["deliveries", "retry", "nonsense"]).ends(2);
@@ -169,4 +172,34 @@ fn data_goes_to_stdout_and_words_to_stderr() {
     let ran = shell.run(&["notifications", "list", "--limit", "1"]).ends(0);
     assert!(ran.stdout.starts_with("ID ") && ran.stderr.starts_with("more: --before "), "{}{}", ran.stdout, ran.stderr);
     shell.run(&["notifications", "list", "--limit", "0"]).ends(2);
+}
+
+#[test]
+fn a_process_without_the_key_leaves_the_lane_alone_and_makes_no_new_key() {
+    let shell = Shell::ready();
+    shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
+    let id = shell.run(&["enqueue", "a", "--to", "webhook:https://example.com/"]).ends(0).stdout.trim().to_owned();
+    let file = shell.path().join("postcommit-data/secret.key");
+    std::fs::remove_file(&file).unwrap();
+    let done = shell.dispatch();
+    assert_eq!((&done["sent"], &done["parked"]), (&0.into(), &0.into()));
+    let ran = shell.run(&["doctor"]).ends(1);
+    assert!(ran.stdout.contains(&format!("{}: No such file", file.display())), "{}", ran.stdout);
+    assert!(!file.exists(), "a new key would open nothing");
+    assert_eq!(shell.run(&["notifications", "show", &id, "-o", "json"]).ends(0).json()["status"], "pending");
+    assert!(shell.run(&["providers", "show", "hooks", "-o", "json"]).json()["paused"].is_null());
+}
+
+#[test]
+fn a_tenant_is_prepared_by_its_first_provider() {
+    let shell = Shell::ready();
+    shell.run(&["providers", "create", "capture", "--driver", "capture", "--tenant", "acme"]).ends(0);
+    let id = shell.enqueue("a", &["--tenant", "acme"]);
+    shell.dispatch();
+    let shown = shell.run(&["notifications", "show", &id, "-o", "json"]).ends(0).json();
+    assert_eq!(
+        (&shown["status"], &shown["tenant"], &shown["recipients"][0]["email"]),
+        (&"sent".into(), &"acme".into(), &"g…@example.com".into())
+    );
+    assert_eq!(shell.run(&["providers", "list", "-o", "json"]).json()[1]["tenant"], "acme");
 }

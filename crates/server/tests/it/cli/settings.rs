@@ -59,7 +59,7 @@ fn a_missing_or_unmigrated_database_says_what_to_do() {
 #[test]
 fn an_unreachable_database_ends_with_five() {
     let ran = Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@127.0.0.1:1/d").run(&["doctor"]).ends(1);
-    assert!(ran.stdout.contains("cannot reach the database") && !ran.stdout.contains("hush"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("cannot reach the database: 127.0.0.1 port 1: ") && !ran.stdout.contains("hush"), "{}", ran.stdout);
     Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://127.0.0.1:1/d").run(&["notifications", "list"]).ends(5);
     Shell::empty().with("POSTCOMMIT_DATABASE_URL", "mysql://h/d").run(&["notifications", "list"]).ends(2);
 }
