@@ -17,7 +17,8 @@ pub const DEFAULTS: &str = include_str!("default.toml");
 const FILE: &str = "postcommit.toml";
 
 /// Variables of ours that are no settings.
-const NOT_SETTINGS: [&str; 4] = ["POSTCOMMIT_OUTPUT", "POSTCOMMIT_CONFIG", "POSTCOMMIT_CRASH", "POSTCOMMIT_SWEEP"];
+const NOT_SETTINGS: [&str; 6] =
+    ["POSTCOMMIT_OUTPUT", "POSTCOMMIT_CONFIG", "POSTCOMMIT_CRASH", "POSTCOMMIT_SWEEP", "POSTCOMMIT_SWEEP_ONLY", "POSTCOMMIT_SEED"];
 
 /// All settings, checked.
 #[derive(Debug, Clone, Deserialize)]
