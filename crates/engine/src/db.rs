@@ -9,7 +9,7 @@ mod watch;
 
 use std::path::PathBuf;
 
-pub use migrate::{LATEST, Migration, MigrationPlan};
+pub use migrate::{LATEST, MIGRATIONS, Migration, MigrationPlan};
 pub use value::{Row, Value};
 
 use postgres::Postgres;

@@ -105,15 +105,24 @@ pub enum Stop {
     Now,
 }
 
-/// Claims and delivers until told to stop.
-pub struct Dispatcher {
+/// A claimed row and the notification behind it.
+type Claimed = (Delivery, Arc<StoredNotification>);
+
+/// What the tasks of one dispatcher share.
+#[derive(Clone)]
+struct Crew {
     tools: Tools,
-    worker: Uuid,
-    lanes: Lanes,
     settler: Settler,
     leases: Arc<Leases>,
     /// Rung when slots have come free or rows have moved between lanes.
     stir: Arc<Notify>,
+}
+
+/// Claims and delivers until told to stop.
+pub struct Dispatcher {
+    crew: Crew,
+    worker: Uuid,
+    lanes: Lanes,
     idle_until: Option<Instant>,
     refreshed_at: Option<Instant>,
 }
@@ -129,27 +138,29 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        Ok(Self { tools, worker: Uuid::new_v4(), lanes, settler, leases, stir, idle_until: None, refreshed_at: None })
+        let crew = Crew { tools, settler, leases, stir };
+        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, refreshed_at: None })
     }
 
     /// What was done so far.
     #[must_use]
     pub fn tally(&self) -> Arc<Tally> {
-        self.settler.tally()
+        self.crew.settler.tally()
     }
 
     /// Delivers until told to stop, then finishes what is under way, within the grace.
     pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
-        let bell = Bell::hang(&self.tools.store);
-        let renewing = leases::renew_forever(self.tools.clone(), self.leases.clone());
+        let bell = Bell::hang(&self.crew.tools.store);
+        let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
-        tokio::spawn(duties::run_forever(self.tools.store.clone(), quiet.clone()));
+        tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), quiet.clone()));
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             let claimed = self.round(None).await;
             let found = *claimed.as_ref().unwrap_or(&0) > 0;
             if let Err(problem) = claimed {
                 tracing::warn!(%problem, "could not claim; trying again");
+                tokio::time::sleep(jittered(self.interval())).await;
             }
             if !found {
                 let certain = self.fall_idle().await;
@@ -158,11 +169,13 @@ impl Dispatcher {
                 }
                 tokio::select! {
                     () = bell.rung() => {}
-                    () = self.stir.notified() => {}
+                    () = self.crew.stir.notified() => {}
                     () = tokio::time::sleep(jittered(self.interval())) => {}
                     _ = stop.changed() => {}
                 }
             }
+            // Without its settler this process would hold leases for ever and write nothing: better none.
+            assert!(!self.crew.settler.is_gone(), "the settler has ended");
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
@@ -174,99 +187,108 @@ impl Dispatcher {
     /// # Errors
     /// As the database says.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
-        let renewing = leases::renew_forever(self.tools.clone(), self.leases.clone());
+        let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
+        let passed = self.pass_until_quiet(only).await;
+        // Whatever happened: what was begun is finished, and what was not goes back.
+        while passed.is_err() && !self.crew.leases.is_empty() {
+            let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
+        }
+        renewing.abort();
+        passed
+    }
+
+    async fn pass_until_quiet(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         if let Some((tenant, id)) = only {
-            self.tools.store.bring_forward(tenant, id).await?;
+            self.crew.tools.store.bring_forward(tenant, id).await?;
         }
         // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
-        let started = self.tools.store.now().await?;
+        let started = self.crew.tools.store.now().await?;
         loop {
             // Asked before looking: what is under way may be just about to put something into a lane.
-            let quiet = self.leases.is_empty();
+            let quiet = self.crew.leases.is_empty();
             let claimed = match only {
                 None => self.round(Some(started)).await?,
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
             };
             if claimed == 0 && quiet {
-                break;
+                return Ok(());
             }
             if claimed == 0 {
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
-                let _ = tokio::time::timeout(self.interval(), self.stir.notified()).await;
+                let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
             }
         }
-        renewing.abort();
-        Ok(())
     }
 
-    /// Claims what the lanes have room for, and starts it. Returns how much.
+    /// Claims what the lanes have room for, and starts it. Returns how much was begun.
     async fn round(&mut self, due_before: Option<Timestamp>) -> Result<usize, DbError> {
-        let mut claimed = 0;
-        for (lease, wants) in self.lanes.wants(self.tools.settings.batch) {
+        let mut begun = 0;
+        for (lease, wants) in self.lanes.wants(self.crew.tools.settings.batch) {
             let before = clock::monotonic();
-            let deliveries = self.tools.store.claim(&wants, lease, due_before).await?;
-            claimed += deliveries.len();
-            self.start(deliveries, before, lease).await?;
+            let deliveries = self.crew.tools.store.claim(&wants, lease, due_before).await?;
+            begun += self.start(deliveries, before, lease).await?;
         }
-        if claimed > 0 {
+        if begun > 0 {
             self.awake().await;
         }
-        Ok(claimed)
+        Ok(begun)
     }
 
     /// The same for one notification.
     async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<usize, DbError> {
         let before = clock::monotonic();
         let lease = self.lanes.longest_lease();
-        let deliveries = self.tools.store.claim_notification(tenant, id, lease, due_before).await?;
-        let claimed = deliveries.len();
-        self.start(deliveries, before, lease).await?;
-        Ok(claimed)
+        let deliveries = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
+        self.start(deliveries, before, lease).await
     }
 
-    /// Loads what was claimed and sets each on its way.
-    async fn start(&mut self, deliveries: Vec<Delivery>, claimed_at: Instant, lease: Duration) -> Result<(), DbError> {
+    /// Loads what was claimed and sets each on its way. What this process cannot serve goes back.
+    async fn start(&mut self, deliveries: Vec<Delivery>, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
         if deliveries.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        self.leases.hold(&deliveries, claimed_at, lease);
+        self.crew.leases.hold(&deliveries, claimed_at, lease);
         let notes = self.load(&deliveries).await?;
-        let mut by_lane: HashMap<i32, Vec<(Delivery, Arc<StoredNotification>)>> = HashMap::new();
+        let mut begun = deliveries.len();
+        let mut by_lane: HashMap<i32, Vec<Claimed>> = HashMap::new();
         for delivery in deliveries {
             match notes.get(&delivery.key.notification) {
                 Some(note) => by_lane.entry(delivery.lane).or_default().push((delivery, note.clone())),
                 // Purged under our hands or unreadable: there is nothing to send.
-                None => self.settler.orphan(&delivery).await,
+                None => self.crew.settler.orphan(&delivery),
             }
-        }
-        if let Some(batch) = by_lane.remove(&EXPANSION) {
-            let (tools, settler, stir) = (self.tools.clone(), self.settler.clone(), self.stir.clone());
-            let (slots, leases) = (lanes::take(&self.lanes.expansion(), batch.len()), self.leases.clone());
-            tokio::spawn(async move { expander::expand_batch(&tools, &settler, &leases, slots, batch, &stir).await });
         }
         for (id, batch) in by_lane {
             match self.lanes.lane(id) {
-                Some(lane) => self.start_lane(&lane, batch),
-                None => self.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await,
+                _ if id == EXPANSION => self.start_expansion(batch),
+                Some(lane) if lane.driver.is_ok() => self.start_lane(lane, batch),
+                _ => {
+                    begun -= batch.len();
+                    self.crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
+                }
             }
         }
-        Ok(())
+        Ok(begun)
     }
 
-    fn start_lane(&self, lane: &Arc<Lane>, batch: Vec<(Delivery, Arc<StoredNotification>)>) {
-        let (tools, settler, leases, lane) = (self.tools.clone(), self.settler.clone(), self.leases.clone(), lane.clone());
-        let slots = lanes::take(&lane.slots, batch.len());
-        tokio::spawn(async move { attempt::attempt_batch(&tools, &settler, &leases, &lane, batch, slots).await });
+    fn start_expansion(&self, batch: Vec<Claimed>) {
+        let (crew, slots) = (self.crew.clone(), lanes::take(&self.lanes.expansion(), batch.len()));
+        tokio::spawn(async move { expander::expand_batch(&crew, batch, slots).await });
+    }
+
+    fn start_lane(&self, lane: Arc<Lane>, batch: Vec<Claimed>) {
+        let (crew, slots) = (self.crew.clone(), lanes::take(&lane.slots, batch.len()));
+        tokio::spawn(async move { attempt::attempt_batch(&crew, &lane, batch, slots).await });
     }
 
     async fn load(&self, deliveries: &[Delivery]) -> Result<HashMap<Uuid, Arc<StoredNotification>>, DbError> {
         let mut keys: Vec<(i32, Uuid)> = deliveries.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
         keys.sort_unstable();
         keys.dedup();
-        let notes = self.tools.store.notifications(&keys).await;
+        let notes = self.crew.tools.store.notifications(&keys).await;
         if notes.is_err() {
             // They go back at once rather than when the lease runs out.
-            self.settler.return_unbegun(deliveries.to_vec()).await;
+            self.crew.settler.return_unbegun(deliveries.iter().cloned());
         }
         Ok(notes?.into_iter().map(|note| (note.id, Arc::new(note))).collect())
     }
@@ -279,7 +301,7 @@ impl Dispatcher {
         if self.idle_until.is_some_and(|until| until > now + NAP / 2) {
             return false;
         }
-        match self.tools.store.fall_idle(self.worker, NAP).await {
+        match self.crew.tools.store.fall_idle(self.worker, NAP).await {
             Ok(()) => self.idle_until = Some(now + NAP),
             Err(problem) => tracing::debug!(%problem, "could not say that we are idle; the poll goes on"),
         }
@@ -288,7 +310,7 @@ impl Dispatcher {
 
     async fn awake(&mut self) {
         if self.idle_until.take().is_some()
-            && let Err(problem) = self.tools.store.wake_up(self.worker).await
+            && let Err(problem) = self.crew.tools.store.wake_up(self.worker).await
         {
             tracing::debug!(%problem, "could not say that we are awake");
         }
@@ -301,28 +323,28 @@ impl Dispatcher {
             return;
         }
         self.refreshed_at = Some(now);
-        if let Err(problem) = self.lanes.refresh(&self.tools).await {
+        if let Err(problem) = self.lanes.refresh(&self.crew.tools).await {
             tracing::warn!(%problem, "could not read the providers; keeping those known");
         }
     }
 
     fn interval(&self) -> Duration {
-        Duration::from_millis(self.tools.settings.interval_ms)
+        Duration::from_millis(self.crew.tools.settings.interval_ms)
     }
 
     async fn drain(&mut self, mut stop: watch::Receiver<Stop>) {
         self.awake().await;
-        let grace = tokio::time::sleep(Duration::from_secs(self.tools.settings.stop_grace_s));
+        let grace = tokio::time::sleep(Duration::from_secs(self.crew.tools.settings.stop_grace_s));
         tokio::pin!(grace);
-        while !self.leases.is_empty() && *stop.borrow() != Stop::Now {
+        while !self.crew.leases.is_empty() && *stop.borrow() != Stop::Now {
             tokio::select! {
-                () = self.stir.notified() => {}
+                () = self.crew.stir.notified() => {}
                 () = tokio::time::sleep(Duration::from_millis(100)) => {}
                 () = &mut grace => break,
                 _ = stop.changed() => {}
             }
         }
-        let left = self.leases.len();
+        let left = self.crew.leases.len();
         if left > 0 {
             tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
         }

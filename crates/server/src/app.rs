@@ -1,6 +1,6 @@
 //! What the commands stand on: the store opened, the tools made; and `serve` itself.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
@@ -15,18 +15,25 @@ use tokio::sync::watch;
 
 use crate::output::{Done, Exit, Failure};
 use crate::settings::{DEFAULTS, Settings, without_password};
+use crate::telemetry::say;
 use crate::{health, telemetry};
 
 /// Opens the store and insists on the schema this program knows.
 pub async fn store(settings: &Settings) -> Result<Store, Failure> {
-    if let Ok(Address::Sqlite(path)) = Address::parse(&settings.database.url)
-        && !path.exists()
-    {
+    if let Some(path) = missing_file(settings) {
         return Err(no_database(&path));
     }
     let store = Store::open(&settings.database.url).await?;
     store.db().check_schema().await?;
     Ok(store)
+}
+
+/// The SQLite file, if it does not exist yet.
+pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
+    match Address::parse(&settings.database.url) {
+        Ok(Address::Sqlite(path)) if !path.exists() => Some(path),
+        _ => None,
+    }
 }
 
 /// Where the key is that opens providers' secrets.
@@ -45,13 +52,17 @@ pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
 /// Runs dispatcher and health endpoints until told to stop.
 pub async fn serve(settings: &Settings, migrate: bool) -> Done {
     telemetry::start(&settings.log);
-    let made = made_by_us(settings, migrate)?;
+    // An application's own file is never taken for ours: only a database that this start makes gets a provider.
+    let missing = missing_file(settings);
+    if let (Some(path), false) = (&missing, migrate) {
+        return Err(no_database(path));
+    }
     let store = Store::open(&settings.database.url).await?;
     if migrate {
         store.db().migrate().await?;
     }
     store.db().check_schema().await?;
-    if made {
+    if missing.is_some() {
         make_capture(&store).await?;
     }
     let listener = TcpListener::bind(&settings.server.listen).await.map_err(|e| {
@@ -68,15 +79,6 @@ pub async fn serve(settings: &Settings, migrate: bool) -> Done {
     dispatcher.run(stop).await;
     tracing::info!("stopped");
     Ok(Exit::Ok)
-}
-
-/// Whether this start makes the database: a file that does not exist yet. An application's own file is never taken for ours.
-fn made_by_us(settings: &Settings, migrate: bool) -> Result<bool, Failure> {
-    match Address::parse(&settings.database.url)? {
-        Address::Sqlite(path) if !path.exists() && !migrate => Err(no_database(&path)),
-        Address::Sqlite(path) => Ok(!path.exists()),
-        Address::Postgres(_) => Ok(false),
-    }
 }
 
 fn no_database(path: &Path) -> Failure {
@@ -130,19 +132,19 @@ async fn greet(settings: &Settings, store: &Store) -> Result<(), Failure> {
     let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
     let providers = store.providers().await?;
     let tenants = store.tenants().await?;
-    eprintln!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
-    eprintln!("  database   {}", without_password(&settings.database.url));
-    eprintln!("  health     http://{}/healthz", settings.server.listen);
+    say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
+    say!("  database   {}", without_password(&settings.database.url));
+    say!("  health     http://{}/healthz", settings.server.listen);
     for provider in &providers {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };
         let tenant = tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
-        eprintln!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
+        say!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
     }
     if providers.is_empty() {
-        eprintln!("  provider   none yet: `{me} providers create --help`");
+        say!("  provider   none yet: `{me} providers create --help`");
     }
-    eprintln!(
+    say!(
         "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
         which_database(settings),
         somebody(&providers)

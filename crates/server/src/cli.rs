@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::app;
-use crate::output::{Done, Exit, Failure, Format};
+use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::{Flag, Layers, Settings};
 
 /// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
@@ -83,7 +83,9 @@ impl Cli {
         let layers = self.layers()?;
         let format = self.output;
         if let Command::Completions { shell } = self.command {
-            clap_complete::generate(shell, &mut Self::command(), "postcommit", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Self::command(), "postcommit", &mut script);
+            output::print(String::from_utf8_lossy(&script).trim_end());
             return Ok(Exit::Ok);
         }
         if let Command::Config(command) = &self.command {
@@ -114,7 +116,10 @@ impl Cli {
             let (name, value) = pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
             flags.push(Flag { setting: name, value: value.to_owned(), flag: "--setting" });
         }
-        let environment = std::env::vars().filter(|(name, _)| name.starts_with("POSTCOMMIT_")).collect();
+        let environment = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .filter(|(name, _)| name.starts_with("POSTCOMMIT_"))
+            .collect();
         Layers::load(self.config.as_deref(), &environment, &flags).map_err(usage)
     }
 }

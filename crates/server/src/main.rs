@@ -10,13 +10,14 @@ mod telemetry;
 use std::process::ExitCode;
 
 use clap::Parser;
+use telemetry::say;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
-            eprintln!("postcommit: cannot start: {problem}");
+            say!("postcommit: cannot start: {problem}");
             return ExitCode::FAILURE;
         }
     };
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code.into(),
         Err(failure) => {
-            eprintln!("postcommit: {failure}");
+            say!("postcommit: {failure}");
             failure.exit().into()
         }
     }

@@ -6,6 +6,8 @@ use std::io::{ErrorKind, Write};
 use postcommit_engine::db::DbError;
 use serde::Serialize;
 
+use crate::telemetry::say;
+
 /// How data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -87,7 +89,7 @@ pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
 /// Prints one thing; `text` says how for people.
 pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) {
     match format {
-        Format::Text => print(&text(value)),
+        Format::Text => print(&harmless(&text(value))),
         Format::Json => print(&json(value)),
         Format::Jsonl => print(&line(value)),
     }
@@ -103,7 +105,7 @@ fn line<T: Serialize>(value: &T) -> String {
 
 /// Columns as wide as their widest cell; control characters cannot move the terminal's cursor.
 fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
-    let plain = |text: String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
+    let plain = |text: String| harmless(&text).replace('\n', " ");
     let mut cells: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| name.to_uppercase()).collect()];
     cells.extend(rows.iter().map(|row| columns.iter().map(|(_, cell)| plain(cell(row))).collect()));
     let width = |place: usize| cells.iter().map(|row: &Vec<String>| row[place].chars().count()).max().unwrap_or(0);
@@ -114,12 +116,26 @@ fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     cells.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A reader that went away (`| head`) is no error.
+/// What somebody else wrote cannot move the terminal's cursor or turn its writing around.
+fn harmless(text: &str) -> String {
+    let tame = |c: char| {
+        if (c.is_control() && c != '\n') || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            ' '
+        } else {
+            c
+        }
+    };
+    text.chars().map(tame).collect()
+}
+
+/// A reader that went away (`| head`) is no error; a full disk is.
 pub fn print(text: &str) {
-    if let Err(e) = writeln!(std::io::stdout(), "{text}")
-        && e.kind() == ErrorKind::BrokenPipe
-    {
-        std::process::exit(0);
+    if let Err(problem) = writeln!(std::io::stdout(), "{text}") {
+        if problem.kind() == ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        say!("postcommit: cannot print: {problem}");
+        std::process::exit(1);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
+use crate::telemetry::say;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -119,7 +120,7 @@ impl Layers {
             .keys()
             .filter(|given| !NOT_SETTINGS.contains(&given.as_str()) && !names.iter().any(|name| variable(name) == **given))
         {
-            eprintln!("postcommit: {stray} is not a setting and is ignored; `postcommit config show` lists them all");
+            say!("postcommit: {stray} is not a setting and is ignored; `postcommit config show` lists them all");
         }
         for name in names {
             let variable = variable(&name);
@@ -227,13 +228,19 @@ fn same_kind(known: &Value, given: &Value) -> bool {
     known.same_type(given)
 }
 
-/// The URL as it may be shown.
+/// The URL as it may be shown: without the password, wherever it stands.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    match rest.split_once('@') {
-        Some((user, host)) => format!("{scheme}://{}@{host}", user.split(':').next().unwrap_or("")),
-        None => url.to_owned(),
-    }
+    let (base, query) = rest.split_once('?').map_or((rest, None), |(base, query)| (base, Some(query)));
+    let shown = match base.rsplit_once('@') {
+        Some((user, host)) => format!("{}@{host}", user.split(':').next().unwrap_or("")),
+        None => base.to_owned(),
+    };
+    let query = query.map(|query| {
+        let kept: Vec<&str> = query.split('&').filter(|pair| !pair.to_ascii_lowercase().contains("password")).collect();
+        format!("?{}", kept.join("&"))
+    });
+    format!("{scheme}://{shown}{}", query.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -296,5 +303,8 @@ mod tests {
         let (layers, _) =
             load("", &[("POSTCOMMIT_SECRETS_KEY", "hush"), ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d")], &[]).unwrap();
         assert!(!format!("{:?}", layers.origins()).contains("hush"));
+        for url in ["postgres://u:hush@h/d", "postgres://u:hu@hush@h/d", "postgres://h/d?user=u&password=hush&sslmode=require"] {
+            assert!(!without_password(url).contains("hush"), "{}", without_password(url));
+        }
     }
 }

@@ -33,9 +33,12 @@ CREATE TABLE postcommit.notification (
     CONSTRAINT payload_at_most_32_levels_deep CHECK (
       length(payload::text) - length(translate(payload::text, '[{', '')) <= 32 OR NOT jsonb_path_exists(payload, '$.**{33}')),
   recipients      jsonb NOT NULL
-    CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (jsonb_typeof(recipients) = 'array' AND jsonb_array_length(recipients) <= 1000),
+    CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (jsonb_typeof(recipients) = 'array' AND jsonb_array_length(recipients) <= 1000)
+    CONSTRAINT recipients_at_most_2097152_bytes CHECK (octet_length(recipients::text) <= 2097152)
+    CONSTRAINT recipients_at_most_32_levels_deep CHECK (NOT jsonb_path_exists(recipients, '$.**{33}')),
   channels        text[] NOT NULL
     CONSTRAINT channels_at_most_32 CHECK (cardinality(channels) <= 32)
+    CONSTRAINT channels_is_a_plain_list CHECK (coalesce(array_ndims(channels), 1) = 1)
     CONSTRAINT channels_of_letters_digits_or_marks CHECK (array_to_string(channels, ',', ' ') ~ '^[A-Za-z0-9_.,-]*$'),
   title           text
     CONSTRAINT title_at_most_998_bytes CHECK (octet_length(title) <= 998)
@@ -53,7 +56,8 @@ CREATE TABLE postcommit.notification (
   expires_at      timestamptz NOT NULL,
   source          jsonb
     CONSTRAINT source_is_an_object CHECK (jsonb_typeof(source) = 'object')
-    CONSTRAINT source_at_most_4096_bytes CHECK (octet_length(source::text) <= 4096),
+    CONSTRAINT source_at_most_4096_bytes CHECK (octet_length(source::text) <= 4096)
+    CONSTRAINT source_at_most_32_levels_deep CHECK (NOT jsonb_path_exists(source, '$.**{33}')),
   correlation_id  text
     CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255)
     CONSTRAINT correlation_id_without_line_breaks CHECK (correlation_id !~ '[\r\n]'),
@@ -291,7 +295,7 @@ BEGIN
   INSERT INTO postcommit.notification AS fresh (tenant, id, event_type, entity, topic, schema_version, idempotency_key, payload, recipients, channels,
       title, body, action_url, data, priority, due_at, expires_at, source, correlation_id)
     VALUES (of_tenant, new_id, event_type, entity, topic, schema_version, idempotency_key, payload_, recipients_, channels_,
-      title, body, action_url, data, coalesce(priority, 5), due, coalesce(expires_at, due + interval '30 days'), source, correlation_id);
+      title, body, action_url, data, least(greatest(coalesce(priority, 5), -1), 10), due, coalesce(expires_at, due + interval '30 days'), source, correlation_id);
   INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at) VALUES (of_tenant, new_id, 0, 0, coalesce(priority, 5), due);
   PERFORM postcommit.ring(due);
   RETURN new_id;
@@ -317,6 +321,11 @@ BEGIN
   IF jsonb_typeof(batch) IS DISTINCT FROM 'array' OR jsonb_array_length(batch) > 1000 THEN
     RAISE EXCEPTION 'postcommit: batch must be a JSON array of at most 1000 notifications' USING ERRCODE = '22023';
   END IF;
+  IF EXISTS (SELECT 1 FROM jsonb_array_elements(batch) item WHERE jsonb_typeof(item) <> 'object') THEN
+    RAISE EXCEPTION 'postcommit: every entry of the batch must be an object' USING ERRCODE = '22023';
+  END IF;
+  -- In one order for everybody: two batches that bring the same new tenants must not deadlock.
+  PERFORM postcommit.tenant_id(t.name) FROM (SELECT DISTINCT coalesce(item ->> 'tenant', 'default') AS name FROM jsonb_array_elements(batch) item ORDER BY 1) t;
   SELECT key INTO unknown FROM jsonb_array_elements(batch) item, jsonb_object_keys(item) key WHERE key <> ALL (ARRAY['event_type', 'payload',
     'idempotency_key', 'tenant', 'entity', 'recipients', 'channels', 'title', 'body', 'action_url', 'data', 'priority', 'due_at', 'expires_at', 'source',
     'correlation_id', 'topic', 'schema_version', 'strict']) LIMIT 1;
@@ -331,7 +340,7 @@ BEGIN
     SELECT i.place::int, postcommit.new_id() AS id, postcommit.tenant_id(coalesce(i.tenant, 'default')) AS of_tenant, postcommit.hash(i.idempotency_key) AS key_hash,
       postcommit.content_hash(i.event_type, coalesce(i.payload, '{}'), i.entity, coalesce(i.recipients, '[]'), coalesce(i.channels, '{}'), i.title, i.body,
         i.action_url, i.data, i.topic, i.schema_version) AS content, coalesce(i.due_at, now()) AS due, i.event_type, i.payload, i.idempotency_key, i.entity,
-      i.recipients, i.channels, i.title, i.body, i.action_url, i.data, coalesce(i.priority, 5)::smallint AS priority, i.expires_at, i.source, i.correlation_id, i.topic, i.schema_version
+      i.recipients, i.channels, i.title, i.body, i.action_url, i.data, least(greatest(coalesce(i.priority, 5), -1), 10)::smallint AS priority, i.expires_at, i.source, i.correlation_id, i.topic, i.schema_version
     FROM ROWS FROM (jsonb_to_recordset(batch) AS (event_type text, payload jsonb, idempotency_key text, tenant text, entity text, recipients jsonb,
       channels text[], title text, body text, action_url text, data jsonb, priority int, due_at timestamptz, expires_at timestamptz, source jsonb,
       correlation_id text, topic text, schema_version int, strict boolean)) WITH ORDINALITY
@@ -388,8 +397,8 @@ BEGIN
     DELETE FROM postcommit.delivery_queue q USING live
       WHERE q.tenant = of_tenant AND q.notification_id = live.notification_id AND q.n = live.n AND q.lease_token IS NULL RETURNING q.*
   ), entered AS (
-    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, finished_at)
-      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, 'cancelled', 'cancelled', t.attempts, t.seq, clock_timestamp() FROM taken_back t
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, 'cancelled', 'cancelled', t.attempts, t.seq, t.unclear, clock_timestamp() FROM taken_back t
       ORDER BY t.notification_id, t.n
   ), word_left AS (
     INSERT INTO postcommit.cancel_request (tenant, notification_id) SELECT DISTINCT of_tenant, live.notification_id FROM live ON CONFLICT DO NOTHING

@@ -16,31 +16,34 @@ CREATE TABLE postcommit_notification (
   tenant          INTEGER NOT NULL,
   id              TEXT NOT NULL,
   event_type      TEXT NOT NULL
-    CONSTRAINT event_type_1_to_255_characters CHECK (length(event_type) BETWEEN 1 AND 255)
+    CONSTRAINT event_type_1_to_255_characters CHECK (length(event_type) BETWEEN 1 AND 255 AND typeof(event_type) IN ('text', 'null'))
     CONSTRAINT event_type_without_line_breaks CHECK (instr(event_type, char(10)) = 0 AND instr(event_type, char(13)) = 0 AND instr(event_type, char(0)) = 0),
   entity          TEXT
-    CONSTRAINT entity_1_to_255_characters CHECK (length(entity) BETWEEN 1 AND 255)
+    CONSTRAINT entity_1_to_255_characters CHECK (length(entity) BETWEEN 1 AND 255 AND typeof(entity) IN ('text', 'null'))
     CONSTRAINT entity_without_line_breaks CHECK (instr(entity, char(10)) = 0 AND instr(entity, char(13)) = 0 AND instr(entity, char(0)) = 0),
   topic           TEXT
-    CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255)
+    CONSTRAINT topic_1_to_255_characters CHECK (length(topic) BETWEEN 1 AND 255 AND typeof(topic) IN ('text', 'null'))
     CONSTRAINT topic_without_line_breaks CHECK (instr(topic, char(10)) = 0 AND instr(topic, char(13)) = 0 AND instr(topic, char(0)) = 0),
-  schema_version  INTEGER,
+  schema_version  INTEGER CONSTRAINT schema_version_is_a_32_bit_integer CHECK (schema_version BETWEEN -2147483648 AND 2147483647),
   idempotency_key TEXT NOT NULL
-    CONSTRAINT idempotency_key_1_to_255_characters CHECK (length(idempotency_key) BETWEEN 1 AND 255)
+    CONSTRAINT idempotency_key_1_to_255_characters CHECK (length(idempotency_key) BETWEEN 1 AND 255 AND typeof(idempotency_key) IN ('text', 'null'))
     CONSTRAINT idempotency_key_without_line_breaks CHECK (instr(idempotency_key, char(10)) = 0 AND instr(idempotency_key, char(13)) = 0 AND instr(idempotency_key, char(0)) = 0),
   payload         TEXT NOT NULL
     CONSTRAINT payload_is_json CHECK (json_valid(payload))
     CONSTRAINT payload_without_nul CHECK (instr(replace(payload, '\\', ''), '\u0000') = 0)
     CONSTRAINT payload_at_most_262144_bytes CHECK (length(CAST(payload AS BLOB)) <= 262144),
   recipients      TEXT NOT NULL
-    CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (json_valid(recipients) AND json_type(recipients) = 'array' AND json_array_length(recipients) <= 1000),
+    CONSTRAINT recipients_is_an_array_of_at_most_1000 CHECK (json_valid(recipients) AND json_type(recipients) = 'array' AND json_array_length(recipients) <= 1000)
+    CONSTRAINT recipients_at_most_2097152_bytes CHECK (length(CAST(recipients AS BLOB)) <= 2097152),
   channels        TEXT NOT NULL
     CONSTRAINT channels_is_an_array_of_at_most_32 CHECK (json_valid(channels) AND json_type(channels) = 'array' AND json_array_length(channels) <= 32)
     CONSTRAINT channels_of_letters_digits_or_marks CHECK (channels NOT GLOB '*[^]A-Za-z0-9_.,"[-]*'),
   title           TEXT
     CONSTRAINT title_at_most_998_bytes CHECK (length(CAST(title AS BLOB)) <= 998)
     CONSTRAINT title_without_line_breaks CHECK (instr(title, char(10)) = 0 AND instr(title, char(13)) = 0 AND instr(title, char(0)) = 0),
-  body            TEXT CONSTRAINT body_at_most_262144_bytes CHECK (length(CAST(body AS BLOB)) <= 262144),
+  body            TEXT
+    CONSTRAINT body_at_most_262144_bytes CHECK (length(CAST(body AS BLOB)) <= 262144)
+    CONSTRAINT body_is_text_without_nul CHECK (typeof(body) IN ('text', 'null') AND instr(body, char(0)) = 0),
   action_url      TEXT
     CONSTRAINT action_url_at_most_2048_bytes CHECK (length(CAST(action_url AS BLOB)) <= 2048)
     CONSTRAINT action_url_is_http_https_mailto_or_tel CHECK ((lower(action_url) GLOB 'http://?*' OR lower(action_url) GLOB 'https://?*' OR lower(action_url) GLOB 'mailto:?*'
@@ -57,7 +60,7 @@ CREATE TABLE postcommit_notification (
     CONSTRAINT source_is_an_object CHECK (source IS NULL OR (json_valid(source) AND json_type(source) = 'object'))
     CONSTRAINT source_at_most_4096_bytes CHECK (length(CAST(source AS BLOB)) <= 4096),
   correlation_id  TEXT
-    CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255)
+    CONSTRAINT correlation_id_1_to_255_characters CHECK (length(correlation_id) BETWEEN 1 AND 255 AND typeof(correlation_id) IN ('text', 'null'))
     CONSTRAINT correlation_id_without_line_breaks CHECK (instr(correlation_id, char(10)) = 0 AND instr(correlation_id, char(13)) = 0 AND instr(correlation_id, char(0)) = 0),
   created_at      INTEGER NOT NULL,
   UNIQUE (tenant, id),
@@ -215,8 +218,8 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'));
   SELECT RAISE(ABORT, 'postcommit: idempotency_key is missing; 1 to 255 characters are needed') WHERE NEW.idempotency_key IS NULL;
   SELECT RAISE(ABORT, 'postcommit: tenant must be 1 to 63 letters, digits, ''_'', ''-'' or ''.''') WHERE (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) IS NULL;
-  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE typeof(NEW.due_at) = 'text' AND julianday(NEW.due_at) IS NULL;
-  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE typeof(NEW.expires_at) = 'text' AND julianday(NEW.expires_at) IS NULL;
+  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.due_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.due_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.due_at) IS NULL WHEN 'blob' THEN 1 ELSE NEW.due_at NOT BETWEEN 0 AND 253402300799 END;
+  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.expires_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.expires_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.expires_at) IS NULL WHEN 'blob' THEN 1 ELSE NEW.expires_at NOT BETWEEN 0 AND 253402300799 END;
   -- A key that stands already: the first notification remains the only one.
   SELECT RAISE(ABORT, 'postcommit: idempotency_key was used with other content; nothing was enqueued (strict)') WHERE lower(CAST(NEW.strict AS TEXT)) IN ('1', 'true', 't', 'yes', 'on') AND EXISTS (SELECT 1 FROM postcommit_idempotency i JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
       WHERE i.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND i.key = NEW.idempotency_key AND (n.event_type IS NOT NEW.event_type OR n.entity IS NOT NEW.entity OR n.title IS NOT NEW.title
@@ -240,7 +243,8 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
       NEW.event_type, NEW.entity, NEW.topic, CAST(NEW.schema_version AS INTEGER), NEW.idempotency_key, CASE WHEN json_valid(coalesce(NEW.payload, '{}')) THEN json(coalesce(NEW.payload, '{}')) ELSE coalesce(NEW.payload, '{}') END,
       CASE WHEN json_valid(coalesce(NEW.recipients, '[]')) THEN json(coalesce(NEW.recipients, '[]')) ELSE coalesce(NEW.recipients, '[]') END, CASE WHEN json_valid(coalesce(NEW.channels, '[]')) THEN json(coalesce(NEW.channels, '[]')) ELSE coalesce(NEW.channels, '[]') END,
       NEW.title, NEW.body, NEW.action_url, CASE WHEN json_valid(NEW.data) THEN json(NEW.data) ELSE NEW.data END,
-      coalesce(NEW.priority, 5) + 0,
+      -- What is no digit becomes -1, and the constraint names the field.
+      CASE WHEN NEW.priority IS NULL THEN 5 WHEN typeof(NEW.priority) = 'integer' THEN NEW.priority WHEN NEW.priority GLOB '[0-9]' THEN CAST(NEW.priority AS INTEGER) ELSE -1 END,
       coalesce(CASE typeof(NEW.due_at) WHEN 'null' THEN NULL WHEN 'text' THEN CAST(round((julianday(NEW.due_at) - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE CAST(NEW.due_at * 1000000 AS INTEGER) END, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000),
       coalesce(CASE typeof(NEW.expires_at) WHEN 'null' THEN NULL WHEN 'text' THEN CAST(round((julianday(NEW.expires_at) - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE CAST(NEW.expires_at * 1000000 AS INTEGER) END, coalesce(CASE typeof(NEW.due_at) WHEN 'null' THEN NULL WHEN 'text' THEN CAST(round((julianday(NEW.due_at) - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE CAST(NEW.due_at * 1000000 AS INTEGER) END, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000) + 2592000000000),
       CASE WHEN json_valid(NEW.source) THEN json(NEW.source) ELSE NEW.source END, NEW.correlation_id, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
@@ -270,8 +274,8 @@ CREATE TRIGGER postcommit_cancel_insert INSTEAD OF INSERT ON postcommit_cancel B
   INSERT OR IGNORE INTO postcommit_cancel_request (tenant, notification_id, asked_at)
     SELECT q.tenant, q.notification_id, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 FROM postcommit_notification note JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
     WHERE note.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND note.entity = NEW.entity AND (NEW.event_type IS NULL OR note.event_type = NEW.event_type);
-  INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, finished_at)
-    SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, 'cancelled', 'cancelled', q.attempts, q.seq, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
+  INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+    SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, 'cancelled', 'cancelled', q.attempts, q.seq, q.unclear, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
     FROM postcommit_notification note JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
     WHERE note.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND note.entity = NEW.entity AND (NEW.event_type IS NULL OR note.event_type = NEW.event_type) AND q.lease_token IS NULL;
   DELETE FROM postcommit_delivery_queue WHERE tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND lease_token IS NULL AND notification_id IN (SELECT id FROM postcommit_notification note

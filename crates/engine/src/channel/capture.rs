@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::{Driver, Message, Parts, Sending};
 use crate::model::{Evidence, Outcome, Report};
@@ -136,22 +136,42 @@ impl Driver for Capture {
     }
 }
 
+/// What would have gone out.
+#[derive(Serialize)]
+struct Sent<'a> {
+    key: String,
+    channel: &'a str,
+    to: &'a str,
+    event_type: &'a str,
+    entity: Option<&'a str>,
+    title: Option<&'a str>,
+    body: Option<&'a str>,
+    action_url: Option<&'a str>,
+    payload: &'a RawValue,
+    data: Option<Box<RawValue>>,
+}
+
 impl Capture {
     fn record(&self, message: &Message<'_>) -> Report {
         let note = message.note;
-        let sent = json!({
-            "key": message.key.provider_key(), "channel": message.channel, "to": message.target, "event_type": note.event_type, "entity": note.entity,
-            "title": note.title, "body": note.body, "action_url": note.action_url, "payload": note.payload,
-            "data": note.data.as_ref().and_then(|data| data.get(message.channel)),
-        });
-        if let Some(problem) = self.append(&sent.to_string()) {
+        let sent = Sent {
+            key: message.key.provider_key(),
+            channel: message.channel,
+            to: message.target,
+            event_type: &note.event_type,
+            entity: note.entity.as_deref(),
+            title: note.title.as_deref(),
+            body: note.body.as_deref(),
+            action_url: note.action_url.as_deref(),
+            payload: &note.payload,
+            data: note.data_for(message.channel),
+        };
+        let sent = serde_json::to_string(&sent).unwrap_or_default();
+        if let Some(problem) = self.append(&sent) {
             return Report::from(Outcome::config("capture_journal")).because(problem);
         }
-        let evidence = Evidence {
-            detail: None,
-            provider_ref: Some(format!("capture-{}", message.key.provider_key())),
-            excerpt: Some(sent.to_string()),
-        };
+        let evidence =
+            Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent) };
         Report { outcome: Outcome::Sent, evidence }
     }
 

@@ -8,11 +8,11 @@ use crate::model::{Evidence, Guarantee, Outcome, Report};
 
 /// No provider is believed when it asks for more.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
-/// Bytes of an answer kept for the audit.
-const EXCERPT_BYTES: usize = 512;
+/// Characters of an answer kept for the audit.
+const EXCERPT_CHARS: usize = 512;
 
 /// What a failed or answered call means. `secrets` are blotted out of what is kept.
-pub(super) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[&str]) -> Report {
+pub(super) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[String]) -> Report {
     match result {
         Err(failure) => failed(&failure),
         Ok(answer) => answered(&answer, guarantee, secrets),
@@ -29,7 +29,7 @@ fn failed(failure: &Failure) -> Report {
     Report::from(outcome).because(failure.detail.clone())
 }
 
-fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[&str]) -> Report {
+fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[String]) -> Report {
     let code = format!("http_{}", answer.status);
     let after = retry_after(answer);
     let outcome = match answer.status {
@@ -74,12 +74,14 @@ fn retry_after(answer: &Answer) -> Option<Duration> {
 }
 
 /// The beginning of the answer as one line of text, with our own secrets blotted out.
-fn excerpt(body: &[u8], secrets: &[&str]) -> String {
-    let mut text = String::from_utf8_lossy(&body[..body.len().min(EXCERPT_BYTES)]).into_owned();
-    for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
-        text = text.replace(secret, "[redacted]");
+fn excerpt(body: &[u8], secrets: &[String]) -> String {
+    // Blotted before it is cut: half a secret is one too.
+    let mut text = String::from_utf8_lossy(body).into_owned();
+    for secret in secrets.iter().filter(|secret| secret.len() > 1) {
+        text = text.replace(secret.as_str(), "[redacted]");
     }
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+    let line: String = text.chars().take(EXCERPT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    line.trim().to_owned()
 }
 
 #[cfg(test)]
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn an_excerpt_is_one_line_without_secrets() {
-        assert_eq!(excerpt(b"token hush\r\n\0 refused", &["hush"]), "token [redacted]    refused");
-        assert_eq!(excerpt(&vec![b'x'; 10_000], &[]).len(), EXCERPT_BYTES);
+        assert_eq!(excerpt(b"token hush\r\n\0 refused", &["hush".to_owned()]), "token [redacted]    refused");
+        assert_eq!(excerpt(&vec![b'x'; 10_000], &[]).len(), EXCERPT_CHARS);
     }
 }

@@ -9,16 +9,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
-use serde::Deserialize;
-use serde_json::json;
+use postcommit::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
-use url::Url;
+use url::{Position, Url};
+use uuid::Uuid;
 
 use super::{Driver, Message, Parts, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress};
-use crate::model::{Because, Guarantee, Outcome, Report};
+use crate::model::{Because, Guarantee, Outcome, Report, StoredNotification};
 use crate::secret::Secret;
 
 const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
@@ -65,7 +67,11 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     if !(60..=2_592_000).contains(&settings.key_window_s) {
         return Err(format!("settings.key_window_s: is {}; 60 to 2592000 are allowed", settings.key_window_s));
     }
-    let url = settings.url.as_deref().map(|url| parse_url(url).map_err(|problem| format!("settings.url: {problem}"))).transpose()?;
+    let url = settings
+        .url
+        .as_deref()
+        .map(|url| parse_url(url, parts.egress).map_err(|problem| format!("settings.url: {problem}")))
+        .transpose()?;
     let secret = parts.secrets.get("secret").cloned();
     // Revealed to be decoded into signing keys.
     let keys = secret.as_ref().map_or(Ok(vec![]), |secret| parse_secrets(secret.reveal()))?;
@@ -74,9 +80,13 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     Ok(Box::new(Webhook { url, headers, on_auth_error: settings.on_auth_error, keys, secret, guarantee, egress }))
 }
 
-fn parse_url(text: &str) -> Result<Url, String> {
+fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|e| e.to_string())?;
-    if matches!(url.scheme(), "http" | "https") { Ok(url) } else { Err("must be http or https".into()) }
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("must be http or https".into());
+    }
+    egress.check_url(&url).map_err(|failure| failure.detail)?;
+    Ok(url)
 }
 
 /// `whsec_` and 24 to 64 bytes in base64, one or several separated by spaces: the newest first while rotating.
@@ -118,16 +128,20 @@ impl Driver for Webhook {
                 Ok(url) => url,
                 Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
             };
-            let body = body(&message);
+            let body = body(message.note);
             let headers = match self.headers(&message, &body) {
                 Some(headers) => headers,
                 None => return Outcome::refused("bad_header").into(),
             };
             // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
             let fresh = self.guarantee == Guarantee::AtMostOnce;
-            let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
-            let secret = self.secret.as_ref().map_or("", |secret| secret.reveal());
-            self.own_rules(http::report(self.egress.send(call).await, self.guarantee, &[secret, message.target]))
+            let call = Call { method: Method::POST, url: url.clone(), headers, body, timeout: message.timeout, fresh };
+            // A receiver may echo what it was sent: neither the secrets nor the address's path and query may come back into the audit.
+            let mut blots: Vec<String> =
+                self.secret.iter().flat_map(|secret| secret.reveal().split_whitespace()).map(str::to_owned).collect();
+            blots.extend([message.target.to_owned(), url[Position::BeforePath..].to_owned()]);
+            blots.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() > 3));
+            self.own_rules(http::report(self.egress.send(call).await, self.guarantee, &blots))
         })
     }
 }
@@ -167,29 +181,52 @@ impl Webhook {
     }
 }
 
+/// What a receiver reads. The payload goes out digit for digit as it was stored.
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'a str,
+    timestamp: Timestamp,
+    data: &'a RawValue,
+    id: Uuid,
+    tenant: &'a str,
+    idempotency_key: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entity: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action_url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topic: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correlation_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schema_version: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    webhook: Option<Box<RawValue>>,
+}
+
 /// The same bytes on every attempt: nothing in it depends on when or how often it is sent.
-fn body(message: &Message<'_>) -> Bytes {
-    let note = message.note;
-    let mut body = json!({
-        "type": note.event_type, "timestamp": note.created_at, "data": note.payload,
-        "id": note.id, "tenant": note.tenant_name, "idempotency_key": note.idempotency_key,
-    });
-    let optional = [
-        ("entity", note.entity.as_deref().map(Into::into)),
-        ("title", note.title.as_deref().map(Into::into)),
-        ("body", note.body.as_deref().map(Into::into)),
-        ("action_url", note.action_url.as_deref().map(Into::into)),
-        ("topic", note.topic.as_deref().map(Into::into)),
-        ("correlation_id", note.correlation_id.as_deref().map(Into::into)),
-        ("schema_version", note.schema_version.map(Into::into)),
-        ("webhook", note.data.as_ref().and_then(|data| data.get("webhook")).cloned()),
-    ];
-    for (name, value) in optional {
-        if let Some(value) = value {
-            body[name] = value;
-        }
-    }
-    body.to_string().into()
+fn body(note: &StoredNotification) -> Bytes {
+    let body = Body {
+        r#type: &note.event_type,
+        timestamp: note.created_at,
+        data: &note.payload,
+        id: note.id,
+        tenant: &note.tenant_name,
+        idempotency_key: &note.idempotency_key,
+        entity: note.entity.as_deref(),
+        title: note.title.as_deref(),
+        body: note.body.as_deref(),
+        action_url: note.action_url.as_deref(),
+        topic: note.topic.as_deref(),
+        correlation_id: note.correlation_id.as_deref(),
+        schema_version: note.schema_version,
+        webhook: note.data_for("webhook"),
+    };
+    serde_json::to_vec(&body).unwrap_or_default().into()
 }
 
 #[cfg(test)]

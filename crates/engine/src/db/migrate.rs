@@ -16,7 +16,7 @@ pub struct Migration {
 }
 
 /// All of them, oldest first.
-const MIGRATIONS: &[Migration] = &[Migration {
+pub const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
     name: "core",
     postgres: include_str!("../../migrations/postgres/0001_core.sql"),

@@ -116,20 +116,22 @@ fn borrow(parameters: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
     parameters.iter().map(|p| p as _).collect()
 }
 
-/// Tells a broken connection from a refused statement.
+/// SQLSTATEs that say nothing about the statement: the same one may succeed later. The connection (08), resources such as a full disk (53), an
+/// operator or the server going away (57), the system (58), a lock or a conflict with somebody else (55P03, 40), a server that is read-only now (25006).
+fn is_passing(code: &str) -> bool {
+    ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) || ["55P03", "25006"].contains(&code)
+}
+
+/// Tells what will pass from a refused statement.
 pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
-    match error.as_db_error() {
-        // 57P01 and its kin: the server is going away; class 08: the connection did; 53300: no room for one more.
-        Some(db) if db.code().code().starts_with("57P0") || db.code().code().starts_with("08") || db.code().code() == "53300" => {
-            DbError::Unreachable(db.message().to_owned())
-        }
-        Some(db) => {
-            let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
-            let hint = if db.code().code() == "42501" { "; the login needs the role postcommit_worker, or to own the schema" } else { "" };
-            DbError::Refused { code: db.code().code().to_owned(), message: format!("{}{constraint}{hint}", db.message()) }
-        }
-        None => DbError::Unreachable(root_cause(&error)),
+    let Some(db) = error.as_db_error() else { return DbError::Unreachable(root_cause(&error)) };
+    let code = db.code().code();
+    if is_passing(code) {
+        return DbError::Unreachable(format!("{} ({code})", db.message()));
     }
+    let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
+    let hint = if code == "42501" { "; the login needs the role postcommit_worker, or to own the schema" } else { "" };
+    DbError::Refused { code: code.to_owned(), message: format!("{}{constraint}{hint}", db.message()) }
 }
 
 /// The end of a chain of errors: what happened, without who passed it on.

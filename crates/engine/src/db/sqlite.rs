@@ -1,7 +1,9 @@
 //! SQLite: one writer thread that commits for everybody waiting at once, and readers beside it.
 
+use std::os::unix::fs::MetadataExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +30,9 @@ pub struct Sqlite {
     path: PathBuf,
     writer: mpsc::UnboundedSender<Box<dyn Command>>,
     readers: Arc<Mutex<Vec<Connection>>>,
+    /// Which file was opened, and whether another one stands in its place.
+    identity: Option<(u64, u64)>,
+    replaced: Arc<AtomicBool>,
 }
 
 /// Writes a shared statement for SQLite.
@@ -51,13 +56,27 @@ impl Sqlite {
             .name("sqlite-writer".into())
             .spawn(move || write_all(connection, commands))
             .map_err(|e| DbError::Unreachable(e.to_string()))?;
-        Ok(Self { path: path.to_owned(), writer, readers: Arc::default() })
+        Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), identity: identity(path), replaced: Arc::default() })
     }
 
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Notices when the file was moved, deleted or replaced: what is written to the one we hold would be seen by nobody.
+    pub(super) fn check_identity(&self) {
+        if identity(&self.path) != self.identity && !self.replaced.swap(true, Ordering::SeqCst) {
+            tracing::error!(path = %self.path.display(), "the database file was moved, deleted or replaced; restart to use what is there now");
+        }
+    }
+
+    fn still_ours(&self) -> Result<(), DbError> {
+        if self.replaced.load(Ordering::SeqCst) {
+            return Err(DbError::Unreachable(format!("{} was moved, deleted or replaced under us; restart", self.path.display())));
+        }
+        Ok(())
     }
 
     /// Runs `work` in a write transaction that it may share with others. Answers after the commit.
@@ -69,6 +88,7 @@ impl Sqlite {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
+        self.still_ours()?;
         let (reply, answer) = oneshot::channel();
         let command = Work { work: Some(work), result: None, reply };
         self.writer.send(Box::new(command)).map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?;
@@ -84,6 +104,7 @@ impl Sqlite {
         T: Send + 'static,
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
+        self.still_ours()?;
         let this = self.clone();
         let ran = tokio::task::spawn_blocking(move || {
             let idle = this.readers.lock().ok().and_then(|mut readers| readers.pop());
@@ -116,6 +137,11 @@ impl Sqlite {
     pub fn reader(&self) -> Result<Connection, DbError> {
         open_reader(&self.path)
     }
+}
+
+/// Device and number of a file: they stay while it does.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 fn open_writer(path: &Path) -> Result<Connection, DbError> {
@@ -242,8 +268,7 @@ impl ToSql for Value {
             Self::Int(x) => (*x).into(),
             Self::Real(x) => (*x).into(),
             Self::Bool(x) => i64::from(*x).into(),
-            Self::Text(x) => x.as_str().into(),
-            Self::Json(x) => x.to_string().into(),
+            Self::Text(x) | Self::Json(x) => x.as_str().into(),
             Self::Bytes(x) => x.as_slice().into(),
             Self::Uuid(x) => x.to_string().into(),
             Self::Time(x) => x.as_micros().into(),
@@ -254,12 +279,14 @@ impl ToSql for Value {
 
 /// Tells a file that cannot be used now from a refused statement.
 pub(crate) fn refused(error: rusqlite::Error) -> DbError {
-    use rusqlite::ErrorCode::{CannotOpen, DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
+    use rusqlite::ErrorCode::{CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, ReadOnly, SystemIoFailure};
     match &error {
         rusqlite::Error::SqliteFailure(failure, message) => {
             let text = message.clone().unwrap_or_else(|| error.to_string());
             match failure.code {
-                DatabaseBusy | DatabaseLocked | CannotOpen | SystemIoFailure | DiskFull => DbError::Unreachable(text),
+                DatabaseBusy | DatabaseLocked | CannotOpen | SystemIoFailure | DiskFull | ReadOnly | DatabaseCorrupt => {
+                    DbError::Unreachable(text)
+                }
                 _ => DbError::Refused { code: failure.extended_code.to_string(), message: text },
             }
         }

@@ -2,6 +2,7 @@
 
 use bytes::BytesMut;
 use postcommit::Timestamp;
+use serde_json::value::RawValue;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
@@ -29,8 +30,8 @@ pub enum Value {
     Uuid(Uuid),
     /// A moment.
     Time(Timestamp),
-    /// JSON.
-    Json(serde_json::Value),
+    /// JSON, as text: what a number's digits were is kept.
+    Json(String),
     /// Texts: an array on PostgreSQL, JSON on SQLite.
     Texts(Vec<String>),
 }
@@ -45,7 +46,7 @@ macro_rules! from {
 from! {
     i64 => |x| Self::Int(x), i32 => |x| Self::Int(x.into()), i16 => |x| Self::Int(x.into()), u16 => |x| Self::Int(x.into()),
     bool => |x| Self::Bool(x), String => |x| Self::Text(x), &str => |x| Self::Text(x.to_owned()), Uuid => |x| Self::Uuid(x),
-    Timestamp => |x| Self::Time(x), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x),
+    Timestamp => |x| Self::Time(x), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x.to_string()),
 }
 
 impl<T: Into<Value>> From<Option<T>> for Value {
@@ -71,11 +72,10 @@ impl ToSql for Value {
             (Self::Json(x), &Type::JSONB) => {
                 // jsonb's wire form is its text behind a version byte.
                 out.extend_from_slice(&[1]);
-                out.extend_from_slice(x.to_string().as_bytes());
+                out.extend_from_slice(x.as_bytes());
                 Ok(IsNull::No)
             }
-            (Self::Json(x), _) => x.to_string().to_sql(ty, out),
-            (Self::Text(x), _) => x.as_str().to_sql(ty, out),
+            (Self::Text(x) | Self::Json(x), _) => x.as_str().to_sql(ty, out),
         }
     }
 
@@ -134,12 +134,13 @@ reads! {
     u16 => { Value::Int(x) => u16::try_from(*x).ok() }
     f64 => { Value::Real(x) => Some(*x), Value::Int(x) => Some(*x as f64) }
     bool => { Value::Bool(x) => Some(*x), Value::Int(x) => Some(*x != 0) }
-    String => { Value::Text(x) => Some(x.clone()), Value::Json(x) => Some(x.to_string()) }
+    String => { Value::Text(x) | Value::Json(x) => Some(x.clone()) }
     Vec<u8> => { Value::Bytes(x) => Some(x.clone()) }
     Uuid => { Value::Uuid(x) => Some(*x), Value::Text(x) => x.parse().ok() }
     Timestamp => { Value::Time(x) => Some(*x), Value::Int(x) => Some(Self::from_micros(*x)), Value::Text(x) => x.parse().ok() }
-    // What an application's SQLite let through and we cannot parse (nested too deep) is still shown, as text.
-    serde_json::Value => { Value::Json(x) => Some(x.clone()), Value::Text(x) => Some(serde_json::from_str(x).unwrap_or_else(|_| x.as_str().into())) }
+    // What we cannot parse (nested too deep, a number beyond any float) is still shown, as text.
+    serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(x).unwrap_or_else(|_| x.as_str().into())) }
+    Box<RawValue> => { Value::Json(x) | Value::Text(x) => RawValue::from_string(x.clone()).or_else(|_| serde_json::value::to_raw_value(x)).ok() }
     Vec<String> => { Value::Texts(x) => Some(x.clone()), Value::Text(x) => Some(texts(x)) }
 }
 
@@ -167,11 +168,26 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
         Type::BYTEA => cell!(Vec<u8>, Value::from),
         // An array may hold NULLs whatever its type says.
         Type::TEXT_ARRAY => cell!(Vec<Option<String>>, |x| Value::Texts(x.into_iter().flatten().collect())),
-        Type::JSONB | Type::JSON => cell!(serde_json::Value, Value::Json),
+        Type::JSONB | Type::JSON => cell!(JsonText<'_>, |x| Value::Json(x.0.to_owned())),
         Type::TIMESTAMPTZ => cell!(Moment, |x| Value::Time(x.0)),
         _ => cell!(String, Value::from),
     };
     value.map_err(|e| DbError::Unreadable(e.to_string()))
+}
+
+/// JSON as the server wrote it.
+struct JsonText<'a>(&'a str);
+
+impl<'a> tokio_postgres::types::FromSql<'a> for JsonText<'a> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
+        // jsonb's wire form is its text behind a version byte.
+        let text = if *ty == Type::JSONB { raw.strip_prefix(&[1]).ok_or("jsonb of an unknown version")? } else { raw };
+        Ok(Self(std::str::from_utf8(text)?))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        matches!(*ty, Type::JSONB | Type::JSON)
+    }
 }
 
 /// A `timestamptz` as we count it.

@@ -97,6 +97,7 @@ async fn look_forever(db: Sqlite, rung: Arc<Notify>) {
             let version = connection.query_row("PRAGMA data_version", [], |row| row.get::<_, i64>(0)).ok()?;
             Some((connection, version))
         });
+        db.check_identity();
         if let Ok(Some((kept, version))) = looked.await {
             connection = Some(kept);
             if version != seen {

@@ -8,10 +8,9 @@ use futures_util::FutureExt;
 use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Tools;
 use super::lanes::Lane;
-use super::leases::Leases;
-use super::settler::{Settler, unbegun};
+use super::settler::unbegun;
+use super::{Claimed, Crew, Tools};
 use crate::channel::Message;
 use crate::clock;
 use crate::crash_point;
@@ -25,43 +24,39 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
-type Claimed = (Delivery, Arc<StoredNotification>);
-
 /// Sets a claimed batch of one lane on its way, each delivery in a task of its own.
-pub async fn attempt_batch(
-    tools: &Tools,
-    settler: &Settler,
-    leases: &Arc<Leases>,
-    lane: &Arc<Lane>,
-    batch: Vec<Claimed>,
-    mut slots: Option<OwnedSemaphorePermit>,
-) {
-    let unbegun_yet = leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
-    let now = match tools.store.now().await {
-        Ok(now) => now,
+pub async fn attempt_batch(crew: &Crew, lane: &Arc<Lane>, batch: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
+    let not_begun = crew.leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
+    match crew.tools.store.now().await {
+        Ok(now) => {
+            for (delivery, note) in announce(crew, lane, check_all(crew, lane, batch, now)).await {
+                let slot = slots.as_mut().and_then(|slots| slots.split(1));
+                let (crew, lane) = (crew.clone(), lane.clone());
+                tokio::spawn(async move {
+                    let unsettled = crew.leases.guard([lease(&delivery)]);
+                    attempt(&crew, &lane, &delivery, &note, now, slot).await;
+                    unsettled.disarm();
+                });
+            }
+        }
         Err(problem) => {
             tracing::warn!(%problem, "could not begin; they go back");
-            unbegun_yet.disarm();
-            return settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
+            crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
         }
-    };
+    }
+    not_begun.disarm();
+}
+
+/// Settles what should not be begun, and returns the rest.
+fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
     let mut begin = Vec::with_capacity(batch.len());
     for (delivery, note) in batch {
         match check(&delivery, &note, lane, now) {
-            Some(settlement) => settler.settle(settlement, None),
+            Some(settlement) => crew.settler.settle(settlement, None),
             None => begin.push((delivery, note)),
         }
     }
-    for (delivery, note) in announce(tools, settler, leases, lane, begin).await {
-        let slot = slots.as_mut().and_then(|slots| slots.split(1));
-        let (tools, settler, leases, lane) = (tools.clone(), settler.clone(), leases.clone(), lane.clone());
-        tokio::spawn(async move {
-            let unsettled = leases.guard([lease(&delivery)]);
-            attempt(&tools, &settler, &leases, &lane, &delivery, &note, now, slot).await;
-            unsettled.disarm();
-        });
-    }
-    unbegun_yet.disarm();
+    begin
 }
 
 /// Whether it should be begun at all.
@@ -98,71 +93,78 @@ fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since:
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
-async fn announce(tools: &Tools, settler: &Settler, leases: &Leases, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
+async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
     }
     let asked: Vec<Lease> = batch.iter().map(|(d, _)| lease(d)).collect();
-    match tools.store.announce(&asked).await {
+    match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
             let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&d.key));
-            gone.iter().for_each(|(d, _)| leases.release(&lease(d)));
+            gone.iter().for_each(|(d, _)| crew.leases.release(&lease(d)));
             go
         }
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
             tracing::warn!(%problem, "could not announce; not sent");
-            settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
+            crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
             vec![]
         }
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the pipeline's state, spelled out once, where its steps are joined")]
+/// One attempt, from permit to settle.
 async fn attempt(
-    tools: &Tools,
-    settler: &Settler,
-    leases: &Leases,
-    lane: &Arc<Lane>,
+    crew: &Crew,
+    lane: &Lane,
     delivery: &Delivery,
     note: &StoredNotification,
     now: Timestamp,
     slot: Option<OwnedSemaphorePermit>,
 ) {
-    // permit: a slot is held; the lease must outlast the send.
-    let Some(timeout) = leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
-    else {
+    let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
-        return settler.settle(unbegun(delivery, Finish::Returned, None, None), slot);
+        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), slot);
     };
     let began = clock::monotonic();
-    let report = send(lane, delivery, note, timeout).await;
+    let report = send(lane, render(delivery, note, timeout)).await;
     let took = began.elapsed();
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
-    let verdict = tell_lane(tools, lane, &report, verdict, now.plus(took)).await;
-    settler.settle(settlement(delivery, lane, report.clone(), finish(verdict, Some(&report.outcome)), now, took), slot);
+    let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
+    let finish = finish(verdict, Some(&report.outcome));
+    crew.settler.settle(settlement(delivery, lane, report, finish, now, took), slot);
 }
 
-/// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
-async fn send(lane: &Lane, delivery: &Delivery, note: &StoredNotification, timeout: Duration) -> Report {
-    let driver = match &lane.driver {
-        Ok(driver) => driver,
-        Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.clone()),
-    };
-    let message = Message {
+/// A slot is held already; the lease must outlast the send. Returns how long that may take.
+fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
+    crew.leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
+}
+
+/// What is said, as it stands: title, body and payload go out as they were enqueued.
+fn render<'a>(delivery: &'a Delivery, note: &'a StoredNotification, timeout: Duration) -> Message<'a> {
+    Message {
         note,
         key: delivery.key,
         channel: delivery.channel.as_deref().unwrap_or_default(),
         target: delivery.target.as_deref().unwrap_or_default(),
         attempt: delivery.attempts + 1,
         timeout,
+    }
+}
+
+/// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
+async fn send(lane: &Lane, message: Message<'_>) -> Report {
+    let driver = match &lane.driver {
+        Ok(driver) => driver,
+        Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.clone()),
     };
+    let (id, timeout) = (message.key.id(), message.timeout);
     crash_point!("send.before");
     let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
     let report = match tokio::time::timeout(timeout + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {
-            tracing::error!(delivery = %delivery.key.id(), provider = lane.provider.name, "a driver panicked; this delivery alone is parked");
+            tracing::error!(delivery = %id, provider = lane.provider.name, "a driver panicked; this delivery alone is parked");
             Report::from(Outcome::refused("panic")).because("the driver panicked; it may have been sent")
         }
         Err(_elapsed) => Report::from(Outcome::unclear("timeout")).because(format!("no outcome within {timeout:?}")),

@@ -20,6 +20,10 @@ pub async fn run_once(store: &Store) -> Result<Vec<String>, DbError> {
         let made = store.make_partitions_once().await?;
         done.push(format!("made {made} partitions"));
     }
+    if store.take_duty("strays", LOOK).await? {
+        let moved = store.reroute_strays_once().await?;
+        done.push(format!("rerouted {moved} deliveries whose provider is gone"));
+    }
     Ok(done)
 }
 

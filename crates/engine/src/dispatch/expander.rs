@@ -1,18 +1,17 @@
 //! What a claimed notification becomes: its deliveries, in one transaction; or it is parked, with the reason.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::Tools;
-use super::leases::Leases;
-use super::settler::{Settler, unbegun};
+use super::settler::unbegun;
+use super::{Claimed, Crew};
 use crate::db::DbError;
 use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Provider, Reason, Routes, StoredNotification};
 use crate::store::{Expanded, Lease, Settlement};
 
-type Claimed = (Delivery, Arc<StoredNotification>);
+/// Rows that one statement of an expansion writes, more or less.
+const CHUNK_ROWS: usize = 1000;
 
 /// What is to be written for one claimed row.
 enum Step {
@@ -22,25 +21,20 @@ enum Step {
 }
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
-pub async fn expand_batch(
-    tools: &Tools,
-    settler: &Settler,
-    leases: &Arc<Leases>,
-    slots: Option<OwnedSemaphorePermit>,
-    batch: Vec<Claimed>,
-    stir: &Notify,
-) {
-    let unsettled = leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
-    if let Err(problem) = expand_all(tools, settler, leases, &batch).await {
+pub async fn expand_batch(crew: &Crew, batch: Vec<Claimed>, slots: Option<OwnedSemaphorePermit>) {
+    let unsettled = crew.leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
+    if let Err(problem) = expand_all(crew, &batch).await {
         tracing::warn!(%problem, notifications = batch.len(), "could not expand; they go back");
-        settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery).collect()).await;
+        // What an earlier chunk has expanded is no longer held, and not given back.
+        let held = batch.into_iter().map(|(delivery, _)| delivery).filter(|delivery| crew.leases.holds(&lease(delivery)));
+        crew.settler.return_unbegun(held.collect::<Vec<_>>());
     }
     unsettled.disarm();
     drop(slots);
-    stir.notify_one();
+    crew.stir.notify_one();
 }
 
-async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[Claimed]) -> Result<(), DbError> {
+async fn expand_all(Crew { tools, settler, leases, .. }: &Crew, batch: &[Claimed]) -> Result<(), DbError> {
     let mut routes: HashMap<i32, Vec<Provider>> = HashMap::new();
     for provider in tools.store.providers().await? {
         routes.entry(provider.tenant).or_default().push(provider);
@@ -55,11 +49,14 @@ async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[
             Step::Settle(settlement) => settling.push(settlement),
         }
     }
-    if !expanded.is_empty() {
-        let done: Vec<Lease> = expanded.iter().map(|e| e.lease).collect();
-        let ended: Vec<FinishedState> = expanded.iter().flat_map(|e| &e.targets).filter_map(|target| target.fate.ended()).collect();
-        tools.store.expand(expanded).await?;
-        ended.into_iter().for_each(|state| settler.count_ended(state));
+    for chunk in chunks(expanded) {
+        let done: Vec<Lease> = chunk.iter().map(|e| e.lease).collect();
+        let ended: Vec<_> = chunk
+            .iter()
+            .flat_map(|e| e.targets.iter().filter_map(|target| Some((e.lease.key.notification, target.fate.ended()?))))
+            .collect();
+        tools.store.expand(chunk).await?;
+        ended.into_iter().for_each(|(notification, state)| settler.count_ended(notification, state));
         done.iter().for_each(|lease| leases.release(lease));
     }
     for (lease, lane) in entering {
@@ -70,6 +67,23 @@ async fn expand_all(tools: &Tools, settler: &Settler, leases: &Leases, batch: &[
     Ok(())
 }
 
+/// As many notifications at once as make up so many rows: on SQLite the application waits for each chunk, and nothing waits for all.
+fn chunks(expanded: Vec<Expanded>) -> Vec<Vec<Expanded>> {
+    let mut chunks: Vec<Vec<Expanded>> = Vec::new();
+    let mut rows = CHUNK_ROWS;
+    for one in expanded {
+        if rows >= CHUNK_ROWS {
+            chunks.push(Vec::new());
+            rows = 0;
+        }
+        rows += one.targets.len();
+        if let Some(chunk) = chunks.last_mut() {
+            chunk.push(one);
+        }
+    }
+    chunks
+}
+
 fn step(delivery: &Delivery, note: &StoredNotification, routes: Routes<'_>, now: postcommit::Timestamp) -> Step {
     let ended = |state, code| Step::Settle(unbegun(delivery, Finish::Ended(state), Some(code), None));
     match () {
@@ -77,10 +91,12 @@ fn step(delivery: &Delivery, note: &StoredNotification, routes: Routes<'_>, now:
         () if note.expires_at <= now => ended(FinishedState::Expired, "expired"),
         () if delivery.losses > MAX_LOSSES => parked(delivery, "lease_expired", "every worker that tried to expand it was lost".into()),
         // Its provider was missing when it was expanded: it looks for one again.
-        () if delivery.key.n > 0 => match model::route(delivery.channel.as_deref().unwrap_or(""), routes) {
-            Fate::Lane(lane) => Step::Enter(lease(delivery), lane),
-            Fate::Ended { code, detail, .. } => parked(delivery, code, detail),
-        },
+        () if delivery.key.n > 0 => {
+            match model::route(note, delivery.channel.as_deref().unwrap_or(""), delivery.target.as_deref().unwrap_or(""), routes) {
+                Fate::Lane(lane) => Step::Enter(lease(delivery), lane),
+                Fate::Ended { code, detail, .. } => parked(delivery, code, detail),
+            }
+        }
         () => match model::expand(note, routes) {
             Expansion::Deliveries(targets) => Step::Expand(Expanded { lease: lease(delivery), targets }),
             Expansion::Parked { code, detail } => parked(delivery, code, detail),

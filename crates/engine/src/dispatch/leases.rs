@@ -38,6 +38,10 @@ impl Leases {
         }
     }
 
+    pub fn holds(&self, lease: &Lease) -> bool {
+        self.lock().get(&lease.key).is_some_and(|held| held.token == lease.token)
+    }
+
     /// How long a send may still take. None when the lease is gone or too near its end.
     pub fn time_left(&self, lease: &Lease) -> Option<Duration> {
         let held = self.lock().get(&lease.key).copied().filter(|h| h.token == lease.token)?;

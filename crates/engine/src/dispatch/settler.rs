@@ -8,6 +8,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
+use uuid::Uuid;
+
 use super::leases::Leases;
 use crate::db::DbError;
 use crate::model::{Delivery, Finish, FinishedState, Reason};
@@ -56,9 +58,20 @@ impl Settler {
         self.tally.clone()
     }
 
+    /// Whether nobody writes results any more: a bug, and the end of this process.
+    pub fn is_gone(&self) -> bool {
+        self.results.is_closed()
+    }
+
     /// Counts what expansion has put into the ledger without an attempt.
-    pub fn count_ended(&self, state: FinishedState) {
-        let counter = if matches!(state, FinishedState::Parked(_)) { &self.tally.parked } else { &self.tally.dropped };
+    pub fn count_ended(&self, notification: Uuid, state: FinishedState) {
+        let counter = match state {
+            FinishedState::Parked(reason) => {
+                tracing::warn!(%notification, reason = reason.name(), "a target is parked: somebody must look");
+                &self.tally.parked
+            }
+            _ => &self.tally.dropped,
+        };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -69,14 +82,14 @@ impl Settler {
     }
 
     /// Gives back what was claimed and not begun.
-    pub async fn return_unbegun(&self, deliveries: Vec<Delivery>) {
+    pub fn return_unbegun(&self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
             self.settle(unbegun(&delivery, Finish::Returned, None, None), None);
         }
     }
 
     /// Ends a delivery whose notification is gone or unreadable.
-    pub async fn orphan(&self, delivery: &Delivery) {
+    pub fn orphan(&self, delivery: &Delivery) {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
         let detail = "the notification was purged or cannot be read; the log of the server says more";
         self.settle(unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into())), None);

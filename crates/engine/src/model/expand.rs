@@ -77,7 +77,7 @@ impl Routes<'_> {
 /// Resolves recipients and channels into deliveries.
 #[must_use]
 pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
-    let entries = note.recipients.as_array().map_or(&[][..], Vec::as_slice);
+    let Some(entries) = note.recipients.as_array() else { return park("bad_recipient", "recipients cannot be read") };
     if entries.is_empty() {
         return park("no_recipient", "the notification names no recipient");
     }
@@ -120,10 +120,31 @@ fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -
     Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
-/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded.
+/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. One that was addressed to a provider by
+/// name still is.
 #[must_use]
-pub fn route(channel: &str, routes: Routes<'_>) -> Fate {
+pub fn route(note: &StoredNotification, channel: &str, target: &str, routes: Routes<'_>) -> Fate {
+    let recipients = note.recipients.as_array().map_or(&[][..], Vec::as_slice).iter().filter_map(|entry| Recipient::from_json(entry).ok());
+    let named = recipients.filter_map(|recipient| match recipient {
+        Recipient::Provider { provider, address } if address == target => Some(provider),
+        _ => None,
+    });
+    match named.into_iter().next() {
+        Some(provider) => named_fate(&provider, routes),
+        None => by_channel(channel, routes),
+    }
+}
+
+fn by_channel(channel: &str, routes: Routes<'_>) -> Fate {
     routes.default_of(channel).map_or_else(|| no_provider(channel), |provider| Fate::Lane(provider.id))
+}
+
+fn named_fate(provider: &str, routes: Routes<'_>) -> Fate {
+    match routes.named(provider) {
+        Some(found) if found.enabled => Fate::Lane(found.id),
+        Some(_) => parked("provider_disabled", format!("provider {provider:?} is disabled; enable it, then retry")),
+        None => parked("unknown_provider", format!("provider {provider:?} is not configured; create it, then retry")),
+    }
 }
 
 fn park(code: &'static str, detail: impl Into<String>) -> Expansion {
@@ -170,11 +191,9 @@ fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) 
         let detail = format!("recipients[{place}].{} {problem}", recipient.kind());
         return Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail };
     }
-    let Recipient::Provider { provider, .. } = recipient else { return route(channel, routes) };
-    match routes.named(provider) {
-        Some(found) if found.enabled => Fate::Lane(found.id),
-        Some(_) => parked("provider_disabled", format!("provider {provider:?} is disabled; enable it, then retry")),
-        None => parked("unknown_provider", format!("provider {provider:?} is not configured; create it, then retry")),
+    match recipient {
+        Recipient::Provider { provider, .. } => named_fate(provider, routes),
+        _ => by_channel(channel, routes),
     }
 }
 

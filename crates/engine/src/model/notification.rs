@@ -1,10 +1,13 @@
+use std::collections::BTreeMap;
+
 use postcommit::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 /// A notification as it is stored: immutable.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct StoredNotification {
     /// Its owner.
     #[serde(skip)]
@@ -24,8 +27,8 @@ pub struct StoredNotification {
     pub schema_version: Option<i32>,
     /// Unique in the tenant.
     pub idempotency_key: String,
-    /// The event's data.
-    pub payload: Value,
+    /// The event's data, digit for digit as it is stored.
+    pub payload: Box<RawValue>,
     /// To whom, as given.
     pub recipients: Value,
     /// By which channels, as given.
@@ -37,7 +40,7 @@ pub struct StoredNotification {
     /// Where the reader should go.
     pub action_url: Option<String>,
     /// What one channel alone needs, by channel.
-    pub data: Option<Value>,
+    pub data: Option<Box<RawValue>>,
     /// 0 to 9, 9 first.
     pub priority: i16,
     /// Not before this.
@@ -53,4 +56,13 @@ pub struct StoredNotification {
     /// Somebody asked to take it back while it was under way.
     #[serde(skip)]
     pub cancelled: bool,
+}
+
+impl StoredNotification {
+    /// What this channel alone needs.
+    #[must_use]
+    pub fn data_for(&self, channel: &str) -> Option<Box<RawValue>> {
+        let by_channel: BTreeMap<String, Box<RawValue>> = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
+        by_channel.into_iter().find(|(name, _)| name == channel).map(|(_, data)| data)
+    }
 }

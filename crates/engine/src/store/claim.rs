@@ -7,6 +7,7 @@ use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::Store;
+use super::notifications::readable;
 use crate::crash_point;
 use crate::db::{Db, DbError, Row, postgres, sqlite};
 use crate::model::{Delivery, DeliveryKey};
@@ -106,7 +107,7 @@ impl Store {
             }
         };
         crash_point!("claim.after_commit");
-        let mut claimed = rows.iter().map(|row| delivery(row, token)).collect::<Result<Vec<_>, _>>()?;
+        let mut claimed = readable(&rows, |row| delivery(row, token));
         claimed.sort_by_key(|d| d.key);
         Ok(claimed)
     }
@@ -151,7 +152,7 @@ impl Store {
                 .await?
             }
         };
-        rows.iter().map(|row| delivery(row, token)).collect()
+        Ok(readable(&rows, |row| delivery(row, token)))
     }
 
     /// The database's clock, which alone decides what is due.

@@ -5,6 +5,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::Store;
+use super::notifications::readable;
 use crate::db::{DbError, Row, Value};
 use crate::model::{DeliveryId, DeliveryKey};
 
@@ -147,7 +148,7 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY notification_id DESC, n LIMIT ${}", parameters.len()));
-        self.db.query(&sql, parameters).await?.iter().map(listed).collect()
+        Ok(readable(&self.db.query(&sql, parameters).await?, listed))
     }
 
     /// One delivery.
@@ -198,19 +199,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        let retryable = "state = 'parked'";
-        let back = format!(
-            "INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-             SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, CASE WHEN note.due_at > {{now}} THEN note.due_at ELSE {{now}} END, l.seq, l.channel, l.target
-             FROM postcommit.delivery_ledger l JOIN postcommit.notification note ON note.tenant = l.tenant AND note.id = l.notification_id
-             LEFT JOIN postcommit.provider p ON p.tenant = l.tenant AND p.id = l.lane
-             WHERE l.tenant = $1 AND l.notification_id = $2 AND l.n = $3 AND l.{retryable} ON CONFLICT DO NOTHING"
-        );
-        let gone = format!("DELETE FROM postcommit.delivery_ledger WHERE {OF_KEY} AND {retryable}");
-        let heard = "DELETE FROM postcommit.cancel_request WHERE tenant = $1 AND notification_id = $2".to_owned();
-        let of_key = || vec![Value::from(key.tenant), key.notification.into(), key.n.into()];
-        let touched = self.db.execute(vec![(back, of_key()), (gone, of_key()), (heard, of_key()[..2].to_vec())]).await?;
-        Ok(touched[0] > 0)
+        self.move_row(key, RETRY_POSTGRES, &RETRY_SQLITE).await
     }
 
     /// Ends a parked delivery for good; the row stays. False when it was not parked.
@@ -228,25 +217,59 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        let entered = format!(
-            "INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
-             SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear, {{now}}
-             FROM postcommit.delivery_queue WHERE {OF_KEY} AND lease_token IS NULL{}",
-            // Locking the row keeps a claim from taking it between the two statements; SQLite's transaction does that by itself.
-            if self.db.kind() == "postgres" { " FOR UPDATE" } else { "" }
-        );
-        let gone = format!("DELETE FROM postcommit.delivery_queue WHERE {OF_KEY} AND lease_token IS NULL");
+        self.move_row(key, CANCEL_POSTGRES, &CANCEL_SQLITE).await
+    }
+
+    /// Moves a row between queue and ledger. True when it was there to be moved.
+    async fn move_row(&self, key: DeliveryKey, postgres: &str, sqlite: &[&str]) -> Result<bool, DbError> {
         let of_key = || vec![Value::from(key.tenant), key.notification.into(), key.n.into()];
-        let touched = self.db.execute(vec![(entered, of_key()), (gone, of_key())]).await?;
-        Ok(touched[0] > 0)
+        let statements = if self.db.kind() == "postgres" { &[postgres][..] } else { sqlite };
+        let touched = self.db.execute(statements.iter().map(|sql| ((*sql).to_owned(), of_key())).collect()).await?;
+        Ok(touched.first().is_some_and(|rows| *rows > 0))
     }
 }
+
+/// What leaves one table enters the other in the same statement: two statements would see two states of a row that others move as well, and lose it.
+const RETRY_POSTGRES: &str = "
+    WITH gone AS (
+      DELETE FROM postcommit.delivery_ledger WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND state = 'parked' RETURNING *
+    ), heard AS (
+      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id
+    )
+    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
+    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN 0 ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
+    FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
+    LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane";
+/// SQLite's transaction lets nobody in between. Every statement takes the same parameters.
+const RETRY_SQLITE: [&str; 3] = [
+    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
+     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
+     FROM postcommit_delivery_ledger l JOIN postcommit_notification note ON note.tenant = l.tenant AND note.id = l.notification_id
+     LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
+     WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked'",
+    "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
+    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND ?3 IS NOT NULL
+     AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
+];
+const CANCEL_POSTGRES: &str = "
+    WITH gone AS (
+      DELETE FROM postcommit.delivery_queue WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token IS NULL RETURNING *
+    )
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+    SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear, clock_timestamp() FROM gone";
+const CANCEL_SQLITE: [&str; 2] = [
+    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+     SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear, {now}
+     FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
+    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
+];
 
 /// Enough of an address to recognise it, not enough to use it.
 #[must_use]
 pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {
-        return format!("{scheme}://{}/…", rest.split(['/', '?', '#', '@']).next().unwrap_or(""));
+        let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or("");
+        return format!("{scheme}://{}/…", authority.rsplit('@').next().unwrap_or(""));
     }
     let keep = |text: &str, n: usize| text.chars().take(n).collect::<String>();
     match target.rsplit_once('@') {
@@ -309,6 +332,7 @@ mod tests {
             ("guest@example.com", "g…@example.com"),
             ("+919876543210", "+91…10"),
             ("https://hooks.example.com/services/T0/B0/secret?x=1", "https://hooks.example.com/…"),
+            ("https://user:hush@h.example/x", "https://h.example/…"),
             ("short", "…"),
         ] {
             assert_eq!(masked(target), shown);

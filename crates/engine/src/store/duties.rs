@@ -32,6 +32,21 @@ impl Store {
         self.db.make_partitions(PARTITION_MONTHS_AHEAD).await
     }
 
+    /// Sends what waits on a lane that no longer exists back to be routed anew. Returns how many.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
+        let sql = "UPDATE postcommit.delivery_queue SET lane = 0 WHERE lane <> 0 AND lease_token IS NULL
+            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = postcommit.delivery_queue.lane)";
+        let sql = if self.db.kind() == "postgres" {
+            sql.replace("postcommit.delivery_queue.lane", "delivery_queue.lane")
+        } else {
+            sql.to_owned()
+        };
+        self.db.execute_one(&sql, vec![]).await
+    }
+
     /// Settles that came too late, ever.
     ///
     /// # Errors

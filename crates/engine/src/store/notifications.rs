@@ -90,7 +90,7 @@ impl Store {
                 let statement = client.prepare_cached(&sql).await.map_err(postgres::refused)?;
                 let (tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
                 let rows = client.query(&statement, &[&tenants, &ids]).await.map_err(postgres::refused)?;
-                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+                return Ok(readable(&rows, |row| Row::from_postgres(row).and_then(|row| stored(&row))));
             }
             Db::Sqlite(db) => {
                 let sql = sqlite::dialect(&format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"));
@@ -105,11 +105,7 @@ impl Store {
                 .await?
             }
         };
-        // One that cannot be read must not hold the others up: it is missing from the answer, and its deliveries are parked.
-        let readable = rows
-            .iter()
-            .filter_map(|row| stored(row).inspect_err(|problem| tracing::error!(%problem, "a notification cannot be read")).ok());
-        Ok(readable.collect())
+        Ok(readable(&rows, stored))
     }
 
     /// One notification by its id, whoever owns it, or only this tenant's.
@@ -148,7 +144,7 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY id DESC LIMIT ${}", parameters.len()));
-        self.db.query(&sql, parameters).await?.iter().map(listed).collect()
+        Ok(readable(&self.db.query(&sql, parameters).await?, listed))
     }
 
     /// The status of one notification.
@@ -210,6 +206,12 @@ impl Store {
     }
 }
 
+/// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
+pub(super) fn readable<R, T>(rows: &[R], read: impl Fn(&R) -> Result<T, DbError>) -> Vec<T> {
+    let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
+    rows.iter().filter_map(|row| read(row).inspect_err(tell).ok()).collect()
+}
+
 fn listed(row: &Row) -> Result<NotificationRow, DbError> {
     Ok(NotificationRow {
         id: row.get(0)?,
@@ -244,7 +246,7 @@ fn stored(row: &Row) -> Result<StoredNotification, DbError> {
         title: row.get(11)?,
         body: row.get(12)?,
         action_url: row.get(13)?,
-        data: row.get::<Option<Json>>(14)?,
+        data: row.get(14)?,
         priority: row.get(15)?,
         due_at: row.get(16)?,
         expires_at: row.get(17)?,

@@ -61,7 +61,9 @@ impl Store {
         let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
         if waiting == 0 {
             let sql = "DELETE FROM postcommit.provider WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
-            self.db.execute_one(sql, vec![tenant.into(), found.id.into()]).await?;
+            let deleted = self.db.execute_one(sql, vec![tenant.into(), found.id.into()]).await?;
+            // Work arrived in between.
+            return Ok(Some(i64::from(deleted == 0)));
         }
         Ok(Some(waiting))
     }

@@ -58,6 +58,26 @@ on_both! {
         running.finish().await;
     }
 
+    async fn an_idle_dispatcher_is_woken_by_the_commit_not_by_the_poll(world) {
+        let mut world = world;
+        world.settings.interval_ms = 60_000;
+        world.capture(json!({})).await;
+        let running = world.run().await;
+        for i in 0..5 {
+            // Idle is said before it sleeps; SQLite has no such table, there the file itself is watched.
+            if world.is_postgres() {
+                world.until("it sleeps", async || world.count("idle").await == 1).await;
+            }
+            world.enqueue("a", json!({"idempotency_key": format!("k{i}")})).await;
+            world.drained().await;
+        }
+        running.finish().await;
+        assert_eq!(world.count("delivery_ledger").await, 5);
+        if world.is_postgres() {
+            assert_eq!(world.count("idle").await, 0, "who has stopped does not sleep");
+        }
+    }
+
     async fn a5_the_same_key_again_changes_nothing(world) {
         world.capture(json!({})).await;
         let first = world.enqueue("a", json!({"idempotency_key": "booking:1:confirmed:1"})).await;
@@ -383,5 +403,90 @@ on_both! {
         assert_eq!(world.delivery(stuck).await.state, "pending", "its lane is not open");
         let shown = world.store.provider(world.tenant, "broken").await.unwrap().unwrap();
         assert!(shown.paused.unwrap().contains("never"));
+    }
+
+    async fn retry_cancel_and_dispatch_at_once_lose_nothing(world) {
+        let mut draft = world.draft("capture", "capture", json!({"fail_on": "permanent=p,transient=t"}));
+        draft.policy = policy(json!({"name": "fixed", "interval_s": 0.001, "max_attempts": 100}));
+        world.provider(draft).await;
+        let mut ids = Vec::new();
+        for i in 0..20 {
+            ids.push(world.enqueue(if i % 2 == 0 { "p" } else { "t" }, json!({"idempotency_key": format!("k{i}")})).await);
+        }
+        let running = world.run().await;
+        let mut operators = Vec::new();
+        for operator in 0..4 {
+            let (store, keys) = (world.another_store().await, ids.iter().map(|id| world.key(*id, 1)).collect::<Vec<_>>());
+            operators.push(tokio::spawn(async move {
+                for _ in 0..15 {
+                    for key in &keys {
+                        if operator % 2 == 0 { store.retry(*key).await.unwrap() } else { store.cancel_delivery(*key).await.unwrap() };
+                    }
+                }
+            }));
+        }
+        for operator in operators {
+            operator.await.unwrap();
+        }
+        running.finish().await;
+        let everywhere = "SELECT count(*) FROM (SELECT notification_id, n FROM postcommit.delivery_queue UNION ALL SELECT notification_id, n FROM postcommit.delivery_ledger) d";
+        assert_eq!(world.sql(everywhere, vec![]).await[0].get::<i64>(0).unwrap(), 20, "each is in one place, and in one only");
+    }
+
+    async fn digits_are_sent_as_they_were_enqueued(world) {
+        world.capture(json!({})).await;
+        let payload = "{\"n\": 12345678901234567890123, \"d\": 0.12345678901234567890}";
+        let id = world.enqueue_raw("a", payload).await;
+        world.pass().await;
+        let sent = world.attempts(id).await[0].excerpt.clone().unwrap();
+        assert!(sent.contains("12345678901234567890123") && sent.contains("0.12345678901234567890"), "{sent}");
+    }
+
+    async fn a_payload_beyond_our_parser_is_sent_or_parked_and_holds_up_nothing(world) {
+        world.capture(json!({})).await;
+        let (odd, fine) = (world.enqueue_raw("a", "{\"n\": 1e400}").await, world.enqueue("b", json!({})).await);
+        world.pass().await;
+        assert_eq!(world.delivery(fine).await.state, "sent");
+        assert_eq!(world.delivery(odd).await.state, "sent", "nobody needs to understand the number to pass it on");
+    }
+
+    async fn a_retry_goes_to_the_provider_that_was_named(world) {
+        world.capture(json!({})).await;
+        let id = world.enqueue("a", json!({"recipients": [{"provider": "siren", "address": "hall"}]})).await;
+        world.pass().await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("unknown_provider"), "the default is not who was asked for");
+        let mut siren = world.draft("siren", "capture", json!({}));
+        (siren.channel, siren.is_default) = ("alarm".into(), false);
+        world.provider(siren).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("siren")));
+    }
+
+    async fn what_waits_on_a_lane_that_is_gone_is_routed_anew(world) {
+        let lane = world.capture(json!({})).await;
+        world.store.pause_lane(lane, "so that it waits").await.unwrap();
+        let id = world.enqueue("a", json!({})).await;
+        world.pass().await;
+        world.execute("DELETE FROM postcommit.provider", vec![]).await;
+        world.capture(json!({})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "pending");
+        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 1);
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "sent");
+    }
+
+    async fn a_large_expansion_is_written_in_pieces(world) {
+        world.capture(json!({})).await;
+        let crowd: Vec<_> = (0..900).map(|i| json!({"email": format!("u{i}@example.com")})).collect();
+        for i in 0..3 {
+            world.enqueue("a", json!({"idempotency_key": format!("k{i}"), "recipients": crowd})).await;
+        }
+        world.pass().await;
+        assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await), (2700, 0));
     }
 }

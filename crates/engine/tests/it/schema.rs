@@ -266,3 +266,40 @@ async fn insert_or_ignore_loses_nothing_in_silence_and_sends_nothing_again() {
     world.execute("INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{\"path\": \"C:\\\\u0000\"}', 'third')", vec![]).await;
     assert_eq!(world.count("delivery_queue").await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_in_the_way_of_a_result_delays_it_and_loses_nothing() {
+    let world = World::postgres().await;
+    let mut draft = world.draft("capture", "capture", json!({}));
+    draft.guarantee = postcommit_engine::model::Guarantee::AtMostOnce;
+    world.provider(draft).await;
+    let id = world.enqueue("a", json!({})).await;
+    let impatient = Store::open(&format!("{}?options=-c%20lock_timeout%3D50ms", world.url)).await.unwrap();
+    let (mut client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let lock = client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE postcommit.delivery_ledger IN SHARE MODE").await.unwrap();
+    let mut dispatcher = postcommit_engine::dispatch::Dispatcher::new(world.tools(impatient)).await.unwrap();
+    let passing = tokio::spawn(async move { dispatcher.pass(None).await });
+    let waiting = "SELECT count(*) FROM pg_stat_database WHERE datname = current_database() AND xact_rollback > 2";
+    world.until("settling was refused a few times", async || world.sql(waiting, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
+    lock.rollback().await.unwrap();
+    passing.await.unwrap().unwrap();
+    let row = world.delivery(id).await;
+    assert_eq!((row.state.as_str(), row.attempts), ("sent", 1), "{row:?}");
+}
+
+#[tokio::test]
+async fn a_file_that_was_replaced_is_noticed() {
+    let world = World::sqlite().await;
+    world.capture(json!({})).await;
+    let running = world.run().await;
+    let path = world.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let store = world.another_store().await;
+    let watching = tokio::spawn(store.db().clone().watch(std::sync::Arc::default()));
+    std::fs::rename(&path, format!("{path}.old")).unwrap();
+    let said = async || store.db().check_schema().await.err().map(|problem| problem.to_string()).unwrap_or_default();
+    world.until("it is noticed", async || said().await.contains("moved, deleted or replaced")).await;
+    watching.abort();
+    drop(running);
+}

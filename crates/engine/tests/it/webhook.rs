@@ -97,6 +97,18 @@ on_both! {
         }
     }
 
+    async fn an_answer_nobody_has_described_is_tried_once_more(world) {
+        hooks(&world, Guarantee::Idempotent).await;
+        let server = HttpServer::start(|_| Reply::status(666));
+        let id = to(&world, &server, "k").await;
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "retrying");
+        world.make_due().await;
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.state.as_str(), row.reason.as_deref(), server.requests().len()), ("parked", Some("rejected"), 2));
+    }
+
     async fn unclear_and_unsent_are_told_apart_by_bytes_written(world) {
         hooks(&world, Guarantee::AtMostOnce).await;
         let unknown = |code: &str| ("parked".to_owned(), "outcome_unknown".to_owned(), code.to_owned());

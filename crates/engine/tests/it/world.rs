@@ -37,6 +37,9 @@ macro_rules! on_both {
     )*};
 }
 
+/// How long a condition may take to come true; less than the longest poll, so that a test of the bell is one.
+const GUARD: Duration = Duration::from_secs(40);
+
 /// A fresh database, and what is needed to work on it.
 pub struct World {
     pub url: String,
@@ -124,6 +127,20 @@ impl World {
         self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = 'by-sql'", vec![]).await[0].get(0).unwrap()
     }
 
+    /// A payload that our own parser would not pass on unchanged.
+    pub async fn enqueue_raw(&self, event_type: &str, payload: &str) -> Uuid {
+        let key = Uuid::new_v4();
+        let to = "[{\"email\": \"guest@example.com\"}]";
+        let sql = match self.is_postgres() {
+            true => format!("SELECT postcommit.enqueue('{event_type}', '{payload}', '{key}', recipients => '{to}')"),
+            false => format!(
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('{event_type}', '{payload}', '{key}', '{to}')"
+            ),
+        };
+        self.execute(&sql, vec![]).await;
+        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = $1", vec![key.to_string().into()]).await[0].get(0).unwrap()
+    }
+
     pub fn tools(&self, store: Store) -> Tools {
         let egress = Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() }).unwrap();
         Tools { store, egress, keys: self.keys.clone(), capture_fail_on: self.fail_on.clone(), settings: self.settings.clone() }
@@ -199,7 +216,7 @@ impl World {
                 look.tick().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap_or_else(|_| panic!("not within 60 s: {what}"));
+        tokio::time::timeout(GUARD, waiting).await.unwrap_or_else(|_| panic!("not within {GUARD:?}: {what}"));
     }
 }
 

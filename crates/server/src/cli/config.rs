@@ -5,6 +5,7 @@ use serde_json::json;
 
 use crate::output::{self, Done, Exit, Format};
 use crate::settings::{DEFAULTS, Layers};
+use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
@@ -34,7 +35,7 @@ impl Config {
         }
         // Shown even when a value is refused: this is where one looks for it.
         if let Err(problem) = layers.settings() {
-            eprintln!("postcommit: {problem}");
+            say!("postcommit: {problem}");
             return Ok(Exit::Usage);
         }
         Ok(Exit::Ok)

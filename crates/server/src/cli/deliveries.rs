@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Deliveries {
@@ -170,8 +171,8 @@ async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, don
         if !worked {
             worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
             match store.delivery_row(*id).await? {
-                Some(row) => eprintln!("postcommit: {id} is {}: {why_not}", row.state),
-                None => eprintln!("postcommit: {id}: there is no such delivery"),
+                Some(row) => say!("postcommit: {id} is {}: {why_not}", row.state),
+                None => say!("postcommit: {id}: there is no such delivery"),
             }
         }
         results.push(json!({"id": id.to_string(), "result": if worked { done } else if key.is_none() { "not found" } else { "refused" }}));
@@ -197,7 +198,7 @@ async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Don
     const REACH: i64 = 120_000_000;
     // A stream has no end at which one document could close.
     let format = if format == Format::Json { Format::Jsonl } else { format };
-    let from = store.now().await?.as_micros() - i64::try_from(since).unwrap_or(0).saturating_mul(1_000_000);
+    let from = store.now().await?.as_micros() - i64::try_from(since.min(315_360_000)).unwrap_or(0) * 1_000_000;
     let mut printed: HashSet<(String, i32)> = HashSet::new();
     let mut look = tokio::time::interval(Duration::from_millis(250));
     loop {

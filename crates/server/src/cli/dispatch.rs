@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
+use crate::telemetry::say;
 use crate::{app, telemetry};
 
 #[derive(Debug, Args)]
@@ -46,7 +47,7 @@ impl Dispatch {
         });
         if let (Some(id), true) = (self.id, done.as_object().is_some_and(|counts| counts.values().all(|count| count == 0))) {
             let status = looked.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.status);
-            eprintln!(
+            say!(
                 "postcommit: nothing was done: it is {status}; a paused or held provider keeps what waits for it (`postcommit providers list`)"
             );
         }

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Enqueue {
@@ -81,7 +82,7 @@ impl Enqueue {
         let note = self.notification()?;
         let store = super::store(settings).await?;
         if note.recipients.is_empty() {
-            eprintln!("postcommit: no recipient is named: the notification will be parked");
+            say!("postcommit: no recipient is named: the notification will be parked");
         }
         let asked = store.now().await?;
         let id = store.enqueue(&note).await.map_err(refused)?;
@@ -187,11 +188,11 @@ impl Seen {
 
     fn say(&self, key: &str) {
         if self.conflict {
-            eprintln!(
+            say!(
                 "postcommit: key {key:?} was used before with other content; this one is not sent, the id is the first one's (--strict makes it an error)"
             );
         } else if self.duplicate {
-            eprintln!("postcommit: key {key:?} was used before; the id is the first one's");
+            say!("postcommit: key {key:?} was used before; the id is the first one's");
         }
     }
 }

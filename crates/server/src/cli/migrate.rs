@@ -1,11 +1,13 @@
 //! `postcommit migrate`.
 
 use clap::Args;
-use postcommit_engine::db::{Db, LATEST};
+use postcommit_engine::db::{LATEST, MIGRATIONS, Migration};
 use postcommit_engine::store::Store;
 
+use crate::app;
 use crate::output::{self, Done, Exit, Format};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Migrate {
@@ -19,9 +21,13 @@ pub struct Migrate {
 
 impl Migrate {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        if self.dry_run && app::missing_file(settings).is_some() {
+            return Ok(show(&MIGRATIONS.iter().collect::<Vec<_>>(), "sqlite"));
+        }
         let store = Store::open(&settings.database.url).await?;
         if self.dry_run {
-            return self.show(store.db()).await;
+            let plan = store.db().migration_plan().await?;
+            return Ok(show(&plan.missing.iter().collect::<Vec<_>>(), store.db().kind()));
         }
         let before = store.db().migration_plan().await?.found;
         let applied = store.db().migrate().await?;
@@ -37,14 +43,13 @@ impl Migrate {
         });
         Ok(Exit::Ok)
     }
+}
 
-    async fn show(&self, db: &Db) -> Done {
-        let plan = db.migration_plan().await?;
-        for step in &plan.missing {
-            let sql = if db.kind() == "postgres" { step.postgres } else { step.sqlite };
-            output::print(&format!("-- {:04}_{}\n{}", step.version, step.name, sql.trim_end()));
-        }
-        eprintln!("{} of {LATEST} migrations to apply; nothing was run", plan.missing.len());
-        Ok(Exit::Ok)
+fn show(steps: &[&Migration], kind: &str) -> Exit {
+    for step in steps {
+        let sql = if kind == "postgres" { step.postgres } else { step.sqlite };
+        output::print(&format!("-- {:04}_{}\n{}", step.version, step.name, sql.trim_end()));
     }
+    say!("{} of {LATEST} migrations to apply; nothing was run", steps.len());
+    Exit::Ok
 }

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Notifications {
@@ -78,7 +79,7 @@ impl List {
             ],
         );
         if let (Format::Text, Some(last), true) = (format, rows.last(), i64::try_from(rows.len()) == Ok(self.limit)) {
-            eprintln!("more: --before {}", last.id);
+            say!("more: --before {}", last.id);
         }
         Ok(Exit::Ok)
     }

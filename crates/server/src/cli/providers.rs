@@ -14,6 +14,7 @@ use super::enqueue::{parse, read_text};
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
+use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Providers {
@@ -154,7 +155,7 @@ impl Description {
         let draft = self.change(base, &secrets, settings, tenant)?;
         store.create_provider(tenant, &draft).await?;
         if let (Some(secret), Format::Text) = (&made, format) {
-            eprintln!("receivers verify with this secret; it is not shown again:\n  {secret}");
+            say!("receivers verify with this secret; it is not shown again:\n  {secret}");
         }
         let mut result = json!({"provider": self.name, "result": "created"});
         if let Some(secret) = made {
@@ -170,11 +171,16 @@ impl Description {
             return Err(usage("--driver: cannot be changed; create another provider"));
         }
         let refused = |e: SecretError| Failure::new(Exit::Refused, e.to_string());
+        let given = self.secrets()?;
+        // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
+        let all_anew = channel::kind(&old.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name)));
         let mut secrets = match &old.secrets {
-            Some(sealed) => app::keys(settings).existing().and_then(|ring| ring.open(sealed, tenant, &old.name)).map_err(refused)?,
-            None => Secrets::new(),
+            Some(sealed) if !all_anew => {
+                app::keys(settings).existing().and_then(|ring| ring.open(sealed, tenant, &old.name)).map_err(refused)?
+            }
+            _ => Secrets::new(),
         };
-        secrets.extend(self.secrets()?);
+        secrets.extend(given);
         let base = ProviderDraft {
             name: old.name,
             channel: self.channel.clone().unwrap_or(old.channel),

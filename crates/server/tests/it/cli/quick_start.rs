@@ -87,3 +87,44 @@ fn a_port_that_is_taken_is_said_plainly() {
     let ran = Shell::empty().run(&["serve", "--listen", &address]).ends(4);
     assert!(ran.stderr.contains(&format!("server.listen: {address}: ")), "{}", ran.stderr);
 }
+
+#[test]
+fn nobody_reading_the_log_is_no_reason_to_stop_working() {
+    let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=p");
+    let mut server = shell.command(&["serve"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // The reader goes away; what is parked next would be logged.
+    drop(server.stderr.take());
+    for event in ["p", "p", "fine"] {
+        shell.enqueue(event, &[]);
+    }
+    let open = || {
+        shell
+            .run(&["notifications", "list", "-o", "json"])
+            .json()
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|n| n["status"] == "pending" || n["status"] == "sending")
+            .count()
+    };
+    while open() > 0 {
+        assert!(server.try_wait().unwrap().is_none(), "it ended");
+        std::thread::yield_now();
+    }
+    assert!(server.try_wait().unwrap().is_none(), "it lives on");
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn odd_surroundings_are_no_reason_to_panic() {
+    use std::os::unix::ffi::OsStrExt;
+    let shell = Shell::ready();
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    let ran = shell.command(&["config", "show"]).env("FOO", odd).output().unwrap();
+    assert!(ran.status.success());
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert_eq!(shell.command(&["config", "show"]).stdout(full).status().unwrap().code(), Some(1));
+    let id = shell.run(&["enqueue", "a", "--to", "a@example.com", "--title", "\u{1b}[31mred\u{9b}"]).ends(0).stdout.trim().to_owned();
+    assert!(!shell.run(&["notifications", "show", &id]).ends(0).stdout.contains(|c: char| c.is_control() && c != '\n'));
+}
