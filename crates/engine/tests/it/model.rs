@@ -16,7 +16,9 @@
 //! What it is not: it does not run the product's code, it trusts the database to make each
 //! transaction atomic, it knows one delivery, no clock, and nothing of rejections, deferrals,
 //! cancelling or receipts. It assumes that the margin between a key's window and its life outlasts
-//! an attempt. That the code does what the model says is for the store and crash tests to show.
+//! an attempt. Where attempts are used up after an unclear one, the model says unknown; the product
+//! says `exhausted` and sets `unclear` beside it (docs/decisions/0009). That the code does what the
+//! model says is for the store and crash tests to show.
 //!
 //! `cargo test -p postcommit-engine model_ -- --nocapture` prints the table and, for each lost
 //! guard, the shortest way to the damage.

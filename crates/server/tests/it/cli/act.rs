@@ -203,3 +203,13 @@ fn a_tenant_is_prepared_by_its_first_provider() {
     );
     assert_eq!(shell.run(&["providers", "list", "-o", "json"]).json()[1]["tenant"], "acme");
 }
+
+#[test]
+fn a_lost_key_is_mended_by_setting_the_secrets_anew() {
+    let shell = Shell::ready();
+    shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
+    std::fs::remove_file(shell.path().join("postcommit-data/secret.key")).unwrap();
+    assert!(shell.run(&["providers", "update", "hooks", "--concurrency", "2"]).ends(4).stderr.contains("secret.key"));
+    shell.run(&["providers", "update", "hooks", "--secret", "secret=whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]).ends(0);
+    shell.run(&["doctor"]).ends(0);
+}
