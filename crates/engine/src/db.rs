@@ -101,6 +101,13 @@ impl Db {
         }
     }
 
+    /// Leaves nothing beside the file, on SQLite; for the end of a process.
+    pub fn settle_file(&self) {
+        if let Self::Sqlite(db) = self {
+            db.checkpoint();
+        }
+    }
+
     /// Its kind, for people.
     #[must_use]
     pub fn kind(&self) -> &'static str {

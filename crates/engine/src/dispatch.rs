@@ -190,7 +190,7 @@ impl Dispatcher {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let passed = self.pass_until_quiet(only).await;
         // Whatever happened: what was begun is finished, and what was not goes back.
-        while passed.is_err() && !self.crew.leases.is_empty() {
+        while !self.crew.leases.is_empty() {
             let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
         }
         renewing.abort();

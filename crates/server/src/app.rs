@@ -74,9 +74,11 @@ pub async fn serve(settings: &Settings, migrate: bool) -> Done {
     let tools = tools(settings, store.clone())?;
     let stop = stop_on_signals().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let dispatcher = Dispatcher::new(tools).await?;
-    greet(settings, &store).await?;
-    tokio::spawn(health::serve(listener, store));
+    let address = listener.local_addr().map_or_else(|_| settings.server.listen.clone(), |at| at.to_string());
+    greet(settings, &address, &store).await?;
+    tokio::spawn(health::serve(listener, store.clone()));
     dispatcher.run(stop).await;
+    store.db().settle_file();
     tracing::info!("stopped");
     Ok(Exit::Ok)
 }
@@ -128,13 +130,13 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
     Ok(store.create_provider(tenant, &draft).await?)
 }
 
-async fn greet(settings: &Settings, store: &Store) -> Result<(), Failure> {
+async fn greet(settings: &Settings, address: &str, store: &Store) -> Result<(), Failure> {
     let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
     let providers = store.providers().await?;
     let tenants = store.tenants().await?;
     say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
     say!("  database   {}", without_password(&settings.database.url));
-    say!("  health     http://{}/healthz", settings.server.listen);
+    say!("  health     http://{address}/healthz");
     for provider in &providers {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };

@@ -161,8 +161,9 @@ CREATE INDEX key_conflict_notification ON postcommit.key_conflict (tenant, notif
 CREATE TABLE postcommit.cancel_request (
   tenant          int NOT NULL,
   notification_id uuid NOT NULL,
+  n               int NOT NULL,  -- 0: it was not expanded yet, so all of it
   asked_at        timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (tenant, notification_id)
+  PRIMARY KEY (tenant, notification_id, n)
 );
 
 -- A result that came after its lease had gone to someone else. It changed nothing; it is evidence.
@@ -188,6 +189,7 @@ CREATE TABLE postcommit.provider (
   settings     jsonb NOT NULL,            -- validated by the driver
   secrets      bytea,                     -- encrypted; see docs/decisions/0005
   guarantee    text NOT NULL CONSTRAINT known_guarantee CHECK (guarantee IN ('idempotent', 'at_most_once', 'at_least_once')),
+  guarantee_since timestamptz NOT NULL DEFAULT '1970-01-01 00:00:00Z',  -- when it was last changed
   policy       jsonb NOT NULL,
   concurrency  int NOT NULL,
   timeout_ms   int NOT NULL,
@@ -401,7 +403,7 @@ BEGIN
       SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, 'cancelled', 'cancelled', t.attempts, t.seq, t.unclear, clock_timestamp() FROM taken_back t
       ORDER BY t.notification_id, t.n
   ), word_left AS (
-    INSERT INTO postcommit.cancel_request (tenant, notification_id) SELECT DISTINCT of_tenant, live.notification_id FROM live ON CONFLICT DO NOTHING
+    INSERT INTO postcommit.cancel_request (tenant, notification_id, n) SELECT of_tenant, live.notification_id, live.n FROM live ON CONFLICT DO NOTHING
   )
   SELECT count(*) INTO taken FROM taken_back;
   RETURN taken;

@@ -158,8 +158,9 @@ CREATE INDEX postcommit_key_conflict_notification ON postcommit_key_conflict (te
 CREATE TABLE postcommit_cancel_request (
   tenant          INTEGER NOT NULL,
   notification_id TEXT NOT NULL,
+  n               INTEGER NOT NULL,  -- 0: it was not expanded yet, so all of it
   asked_at        INTEGER NOT NULL,
-  PRIMARY KEY (tenant, notification_id)
+  PRIMARY KEY (tenant, notification_id, n)
 ) WITHOUT ROWID;
 
 -- A result that came after its lease had gone to someone else. It changed nothing; it is evidence.
@@ -185,6 +186,7 @@ CREATE TABLE postcommit_provider (
   settings     TEXT NOT NULL,             -- validated by the driver
   secrets      BLOB,                      -- encrypted
   guarantee    TEXT NOT NULL CONSTRAINT known_guarantee CHECK (guarantee IN ('idempotent', 'at_most_once', 'at_least_once')),
+  guarantee_since INTEGER NOT NULL DEFAULT 0,  -- when it was last changed
   policy       TEXT NOT NULL,
   concurrency  INTEGER NOT NULL,
   timeout_ms   INTEGER NOT NULL,
@@ -218,8 +220,8 @@ CREATE TRIGGER postcommit_enqueue_insert INSTEAD OF INSERT ON postcommit_enqueue
     WHERE NOT EXISTS (SELECT 1 FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'));
   SELECT RAISE(ABORT, 'postcommit: idempotency_key is missing; 1 to 255 characters are needed') WHERE NEW.idempotency_key IS NULL;
   SELECT RAISE(ABORT, 'postcommit: tenant must be 1 to 63 letters, digits, ''_'', ''-'' or ''.''') WHERE (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) IS NULL;
-  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.due_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.due_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.due_at) IS NULL WHEN 'blob' THEN 1 ELSE NEW.due_at NOT BETWEEN 0 AND 253402300799 END;
-  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.expires_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.expires_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.expires_at) IS NULL WHEN 'blob' THEN 1 ELSE NEW.expires_at NOT BETWEEN 0 AND 253402300799 END;
+  SELECT RAISE(ABORT, 'postcommit: due_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.due_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.due_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.due_at) IS NULL OR date(substr(NEW.due_at, 1, 10), '+0 days') <> substr(NEW.due_at, 1, 10) WHEN 'blob' THEN 1 ELSE NEW.due_at NOT BETWEEN 0 AND 253402300799 END;
+  SELECT RAISE(ABORT, 'postcommit: expires_at is not a time; write RFC 3339 as text or unix seconds as a number') WHERE CASE typeof(NEW.expires_at) WHEN 'null' THEN 0 WHEN 'text' THEN NEW.expires_at NOT GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9][T ]*' OR julianday(NEW.expires_at) IS NULL OR date(substr(NEW.expires_at, 1, 10), '+0 days') <> substr(NEW.expires_at, 1, 10) WHEN 'blob' THEN 1 ELSE NEW.expires_at NOT BETWEEN 0 AND 253402300799 END;
   -- A key that stands already: the first notification remains the only one.
   SELECT RAISE(ABORT, 'postcommit: idempotency_key was used with other content; nothing was enqueued (strict)') WHERE lower(CAST(NEW.strict AS TEXT)) IN ('1', 'true', 't', 'yes', 'on') AND EXISTS (SELECT 1 FROM postcommit_idempotency i JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
       WHERE i.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND i.key = NEW.idempotency_key AND (n.event_type IS NOT NEW.event_type OR n.entity IS NOT NEW.entity OR n.title IS NOT NEW.title
@@ -271,8 +273,8 @@ CREATE VIEW postcommit_cancellable AS
 CREATE VIEW postcommit_cancel AS SELECT '' AS tenant, entity, event_type FROM postcommit_notification WHERE 0;
 
 CREATE TRIGGER postcommit_cancel_insert INSTEAD OF INSERT ON postcommit_cancel BEGIN
-  INSERT OR IGNORE INTO postcommit_cancel_request (tenant, notification_id, asked_at)
-    SELECT q.tenant, q.notification_id, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 FROM postcommit_notification note JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
+  INSERT OR IGNORE INTO postcommit_cancel_request (tenant, notification_id, n, asked_at)
+    SELECT q.tenant, q.notification_id, q.n, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 FROM postcommit_notification note JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
     WHERE note.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default')) AND note.entity = NEW.entity AND (NEW.event_type IS NULL OR note.event_type = NEW.event_type);
   INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, 'cancelled', 'cancelled', q.attempts, q.seq, q.unclear, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000

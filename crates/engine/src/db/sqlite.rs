@@ -130,6 +130,14 @@ impl Sqlite {
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|e| at(&self.path, e))
     }
 
+    /// Brings everything into the file itself, so that who copies it after a stop copies all. Best effort: somebody else may be reading.
+    pub fn checkpoint(&self) {
+        let checkpointed = Connection::open(&self.path).and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
+        if let Err(problem) = checkpointed {
+            tracing::debug!(%problem, "the write-ahead log stays beside the file");
+        }
+    }
+
     /// A connection of its own, for watching.
     ///
     /// # Errors
@@ -149,7 +157,9 @@ fn open_writer(path: &Path) -> Result<Connection, DbError> {
     connection.busy_timeout(BUSY).map_err(refused)?;
     // FULL: an acknowledged commit survives a power cut. With commits shared, it costs little.
     connection
-        .execute_batch("PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY")
+        .execute_batch(
+            "PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY; PRAGMA journal_size_limit = 67108864",
+        )
         .map_err(|e| at(path, e))?;
     connection.set_prepared_statement_cache_capacity(64);
     Ok(connection)
@@ -222,6 +232,11 @@ fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
         let savepoint = transaction.savepoint()?;
         // A panic of one command is that command's problem: it is undone, and the thread lives on for the others.
         let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(&savepoint)));
+        // A full disk or the like rolls everything back: what comes later must not be committed alone, nor what came before be called done.
+        if savepoint.is_autocommit() {
+            let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
+            return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));
+        }
         if matches!(ran, Ok(Ok(()))) {
             savepoint.commit()?;
         }

@@ -21,6 +21,8 @@ use crate::store::{Attempted, Lease, Settlement};
 
 /// How much longer than the driver's own deadline we wait for a driver that does not keep it.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long other processes may go by a guarantee that was changed: the longest interval, and one send.
+const HEARSAY: Duration = Duration::from_secs(360);
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
@@ -70,8 +72,13 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
         provider.guarantee == Guarantee::Idempotent && delivery.unclear && model::key_window_over(first, provider.key_window(), now)
     };
     let (state, code, detail) = match () {
-        () if note.cancelled => (FinishedState::Cancelled, "cancelled", None),
+        () if note.is_cancelled(delivery.key.n) => (FinishedState::Cancelled, "cancelled", None),
         () if note.expires_at <= now => (FinishedState::Expired, "expired", None),
+        () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
+            FinishedState::Parked(Reason::OutcomeUnknown),
+            "earlier_unclear",
+            Some("an earlier attempt, under another guarantee, was unclear".into()),
+        ),
         () if forgotten() => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "key_window_over",
@@ -85,7 +92,9 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
 /// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
 fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
     let provider = &lane.provider;
-    let certainly_unsent = provider.guarantee == Guarantee::AtMostOnce && !delivery.intent_stands;
+    // Under another guarantee nothing is announced; and others hear of a change a little later.
+    let announcing = provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
+    let certainly_unsent = announcing && !delivery.intent_stands;
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
@@ -178,7 +187,7 @@ async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict
     let name = &lane.provider.name;
     match &report.outcome {
         Outcome::Deferred { after: Some(wait), .. } => {
-            if let Err(problem) = tools.store.hold_lane(lane.provider.id, *wait).await {
+            if let Err(problem) = tools.store.hold_lane(lane.provider.id, Some(lane.provider.revision), *wait).await {
                 tracing::warn!(%problem, provider = name, "could not hold the lane");
             }
             verdict
@@ -187,7 +196,7 @@ async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict
             let why =
                 format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
             // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
-            match tools.store.pause_lane(lane.provider.id, &why).await {
+            match tools.store.pause_lane(lane.provider.id, Some(lane.provider.revision), &why).await {
                 Ok(true) => {
                     tracing::error!(provider = name, why, "lane paused");
                     verdict

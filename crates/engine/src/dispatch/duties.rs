@@ -17,14 +17,22 @@ const LOOK: Duration = Duration::from_secs(600);
 pub async fn run_once(store: &Store) -> Result<Vec<String>, DbError> {
     let mut done = Vec::new();
     if store.take_duty("partitions", DAY).await? {
-        let made = store.make_partitions_once().await?;
+        let made = or_give_back(store, "partitions", store.make_partitions_once().await).await?;
         done.push(format!("made {made} partitions"));
     }
     if store.take_duty("strays", LOOK).await? {
-        let moved = store.reroute_strays_once().await?;
+        let moved = or_give_back(store, "strays", store.reroute_strays_once().await).await?;
         done.push(format!("rerouted {moved} deliveries whose provider is gone"));
     }
     Ok(done)
+}
+
+/// A duty that failed was not done.
+async fn or_give_back<T>(store: &Store, name: &str, done: Result<T, DbError>) -> Result<T, DbError> {
+    if done.is_err() {
+        store.give_back_duty(name).await?;
+    }
+    done
 }
 
 pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {

@@ -1,6 +1,9 @@
 //! What a claimed notification becomes: its deliveries, in one transaction; or it is parked, with the reason.
 
 use std::collections::HashMap;
+use std::time::Duration;
+
+use postcommit::Timestamp;
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -12,6 +15,9 @@ use crate::store::{Expanded, Lease, Settlement};
 
 /// Rows that one statement of an expansion writes, more or less.
 const CHUNK_ROWS: usize = 1000;
+
+/// How long an expansion that could not be written waits.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// What is to be written for one claimed row.
 enum Step {
@@ -34,7 +40,8 @@ pub async fn expand_batch(crew: &Crew, batch: Vec<Claimed>, slots: Option<OwnedS
     crew.stir.notify_one();
 }
 
-async fn expand_all(Crew { tools, settler, leases, .. }: &Crew, batch: &[Claimed]) -> Result<(), DbError> {
+async fn expand_all(crew: &Crew, batch: &[Claimed]) -> Result<(), DbError> {
+    let Crew { tools, settler, leases, .. } = crew;
     let mut routes: HashMap<i32, Vec<Provider>> = HashMap::new();
     for provider in tools.store.providers().await? {
         routes.entry(provider.tenant).or_default().push(provider);
@@ -49,21 +56,44 @@ async fn expand_all(Crew { tools, settler, leases, .. }: &Crew, batch: &[Claimed
             Step::Settle(settlement) => settling.push(settlement),
         }
     }
+    settling.into_iter().for_each(|settlement| settler.settle(settlement, None));
     for chunk in chunks(expanded) {
-        let done: Vec<Lease> = chunk.iter().map(|e| e.lease).collect();
-        let ended: Vec<_> = chunk
-            .iter()
-            .flat_map(|e| e.targets.iter().filter_map(|target| Some((e.lease.key.notification, target.fate.ended()?))))
-            .collect();
-        tools.store.expand(chunk).await?;
-        ended.into_iter().for_each(|(notification, state)| settler.count_ended(notification, state));
-        done.iter().for_each(|lease| leases.release(lease));
+        expand_chunk(crew, chunk, now).await;
     }
     for (lease, lane) in entering {
         tools.store.enter_lane(lease, lane).await?;
         leases.release(&lease);
     }
-    settling.into_iter().for_each(|settlement| settler.settle(settlement, None));
+    Ok(())
+}
+
+/// Writes one chunk. Where it is refused, one notification is at fault: alone it cannot hold the others up. What cannot be written waits a moment.
+async fn expand_chunk(crew: &Crew, chunk: Vec<Expanded>, now: Timestamp) {
+    match (write_chunk(crew, chunk.clone()).await, chunk.len()) {
+        (Ok(()), _) => {}
+        (Err(DbError::Refused { message, .. }), 2..) => {
+            tracing::error!(message, "an expansion was refused; expanding one by one");
+            for one in chunk {
+                Box::pin(expand_chunk(crew, vec![one], now)).await;
+            }
+        }
+        (Err(problem), notifications) => {
+            tracing::warn!(%problem, notifications, "could not expand; trying again in a moment");
+            let finish = Finish::Again { at: now.plus(MOMENT), counted: false };
+            for Expanded { lease, .. } in chunk {
+                crew.settler.settle(Settlement { lease, finish, attempt: None, code: None, detail: None, unclear: false }, None);
+            }
+        }
+    }
+}
+
+async fn write_chunk(crew: &Crew, chunk: Vec<Expanded>) -> Result<(), DbError> {
+    let done: Vec<Lease> = chunk.iter().map(|e| e.lease).collect();
+    let ended: Vec<_> =
+        chunk.iter().flat_map(|e| e.targets.iter().filter_map(|target| Some((e.lease.key.notification, target.fate.ended()?)))).collect();
+    crew.tools.store.expand(chunk).await?;
+    ended.into_iter().for_each(|(notification, state)| crew.settler.count_ended(notification, state));
+    done.iter().for_each(|lease| crew.leases.release(lease));
     Ok(())
 }
 
@@ -84,19 +114,17 @@ fn chunks(expanded: Vec<Expanded>) -> Vec<Vec<Expanded>> {
     chunks
 }
 
-fn step(delivery: &Delivery, note: &StoredNotification, routes: Routes<'_>, now: postcommit::Timestamp) -> Step {
+fn step(delivery: &Delivery, note: &StoredNotification, routes: Routes<'_>, now: Timestamp) -> Step {
     let ended = |state, code| Step::Settle(unbegun(delivery, Finish::Ended(state), Some(code), None));
     match () {
-        () if note.cancelled => ended(FinishedState::Cancelled, "cancelled"),
+        () if note.is_cancelled(delivery.key.n) => ended(FinishedState::Cancelled, "cancelled"),
         () if note.expires_at <= now => ended(FinishedState::Expired, "expired"),
         () if delivery.losses > MAX_LOSSES => parked(delivery, "lease_expired", "every worker that tried to expand it was lost".into()),
         // Its provider was missing when it was expanded: it looks for one again.
-        () if delivery.key.n > 0 => {
-            match model::route(note, delivery.channel.as_deref().unwrap_or(""), delivery.target.as_deref().unwrap_or(""), routes) {
-                Fate::Lane(lane) => Step::Enter(lease(delivery), lane),
-                Fate::Ended { code, detail, .. } => parked(delivery, code, detail),
-            }
-        }
+        () if delivery.key.n > 0 => match model::route(note, delivery.key.n, routes) {
+            Fate::Lane(lane) => Step::Enter(lease(delivery), lane),
+            Fate::Ended { code, detail, .. } => parked(delivery, code, detail),
+        },
         () => match model::expand(note, routes) {
             Expansion::Deliveries(targets) => Step::Expand(Expanded { lease: lease(delivery), targets }),
             Expansion::Parked { code, detail } => parked(delivery, code, detail),

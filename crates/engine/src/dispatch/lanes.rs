@@ -49,11 +49,13 @@ impl Lanes {
         self.known.retain(|id, _| providers.iter().any(|p| p.id == *id));
         for provider in providers {
             let known = self.known.get(&provider.id);
-            if known.is_some_and(|lane| lane.provider.revision == provider.revision) {
+            // One that could not be used is tried again: the key may be back.
+            if known.is_some_and(|lane| lane.provider.revision == provider.revision && lane.driver.is_ok()) {
                 continue;
             }
             let same_slots = known.filter(|lane| lane.provider.concurrency == provider.concurrency).map(|lane| lane.slots.clone());
-            let lane = open_lane(tools, provider, same_slots);
+            let known_problem = known.and_then(|lane| lane.driver.as_ref().err().cloned());
+            let lane = open_lane(tools, provider, same_slots, known_problem.as_deref());
             self.known.insert(lane.provider.id, Arc::new(lane));
         }
         Ok(())
@@ -100,10 +102,12 @@ pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit
     slots.clone().try_acquire_many_owned(u32::try_from(count).ok()?).ok()
 }
 
-fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>) -> Lane {
+fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>, known_problem: Option<&str>) -> Lane {
     let driver =
         open_secrets(tools, &provider).and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on));
-    if let Err(problem) = &driver {
+    if let Err(problem) = &driver
+        && known_problem != Some(problem)
+    {
         tracing::error!(provider = provider.name, problem, "this process cannot use a provider; what waits for it is left alone");
     }
     let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);

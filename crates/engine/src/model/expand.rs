@@ -120,18 +120,17 @@ fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -
     Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
-/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. One that was addressed to a provider by
-/// name still is.
+/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are numbered by the notification
+/// alone, so the same number is the same target, addressed to the same provider if one was named.
 #[must_use]
-pub fn route(note: &StoredNotification, channel: &str, target: &str, routes: Routes<'_>) -> Fate {
-    let recipients = note.recipients.as_array().map_or(&[][..], Vec::as_slice).iter().filter_map(|entry| Recipient::from_json(entry).ok());
-    let named = recipients.filter_map(|recipient| match recipient {
-        Recipient::Provider { provider, address } if address == target => Some(provider),
-        _ => None,
-    });
-    match named.into_iter().next() {
-        Some(provider) => named_fate(&provider, routes),
-        None => by_channel(channel, routes),
+pub fn route(note: &StoredNotification, n: i32, routes: Routes<'_>) -> Fate {
+    let place = usize::try_from(n - 1).unwrap_or(usize::MAX);
+    match expand(note, routes) {
+        Expansion::Parked { code, detail } => parked(code, detail),
+        Expansion::Deliveries(targets) => match targets.into_iter().nth(place) {
+            Some(target) => target.fate,
+            None => parked("bad_recipient", format!("the notification has no target {n}")),
+        },
     }
 }
 

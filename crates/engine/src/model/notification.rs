@@ -53,12 +53,18 @@ pub struct StoredNotification {
     pub correlation_id: Option<String>,
     /// When it was enqueued.
     pub created_at: Timestamp,
-    /// Somebody asked to take it back while it was under way.
+    /// Which of its deliveries somebody asked to take back while they were under way; 0 is all.
     #[serde(skip)]
-    pub cancelled: bool,
+    pub cancelled: Vec<i32>,
 }
 
 impl StoredNotification {
+    /// Whether this delivery of it was to be taken back.
+    #[must_use]
+    pub fn is_cancelled(&self, n: i32) -> bool {
+        self.cancelled.contains(&0) || self.cancelled.contains(&n)
+    }
+
     /// What this channel alone needs.
     #[must_use]
     pub fn data_for(&self, channel: &str) -> Option<Box<RawValue>> {

@@ -64,6 +64,9 @@ pub struct Provider {
     pub secrets: Option<Vec<u8>>,
     /// What happens when an outcome is unclear.
     pub guarantee: Guarantee,
+    /// When that was last changed; long ago if never.
+    #[serde(skip)]
+    pub guarantee_since: Timestamp,
     /// When and how often a failed attempt is repeated.
     pub policy: Policy,
     /// Sends under way at once, per server process.

@@ -234,7 +234,7 @@ const RETRY_POSTGRES: &str = "
     WITH gone AS (
       DELETE FROM postcommit.delivery_ledger WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND state = 'parked' RETURNING *
     ), heard AS (
-      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id
+      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
     )
     INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN 0 ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
@@ -248,7 +248,7 @@ const RETRY_SQLITE: [&str; 3] = [
      LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
      WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked'",
     "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
-    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND ?3 IS NOT NULL
+    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
      AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
 ];
 const CANCEL_POSTGRES: &str = "

@@ -24,6 +24,14 @@ impl Store {
         Ok(self.db.execute_one(&sql, vec![name.into(), Value::Real(interval.as_secs_f64())]).await? > 0)
     }
 
+    /// Gives a duty back that failed, so that the next look tries again.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn give_back_duty(&self, name: &str) -> Result<(), DbError> {
+        self.db.execute_one("DELETE FROM postcommit.duty WHERE name = $1", vec![name.into()]).await.map(drop)
+    }
+
     /// Makes partitions far ahead of need.
     ///
     /// # Errors
@@ -37,7 +45,9 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
-        let sql = "UPDATE postcommit.delivery_queue SET lane = 0 WHERE lane <> 0 AND lease_token IS NULL
+        // A lease that ran out on a lane that is gone: what its attempt did, nobody can say.
+        let sql = "UPDATE postcommit.delivery_queue SET lane = 0, unclear = (CASE WHEN lease_token IS NULL THEN unclear ELSE 1 = 1 END), lease_token = NULL, lease_until = NULL
+            WHERE lane <> 0 AND (lease_token IS NULL OR lease_until < {now})
             AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = postcommit.delivery_queue.lane)";
         let sql = if self.db.kind() == "postgres" {
             sql.replace("postcommit.delivery_queue.lane", "delivery_queue.lane")

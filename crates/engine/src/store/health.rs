@@ -28,6 +28,16 @@ pub struct QueueHealth {
 }
 
 impl Store {
+    /// Whether the database takes writes at all: a standby does not.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn is_read_only(&self) -> Result<bool, DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(false) };
+        let rows = self.db.query("SELECT current_setting('transaction_read_only') = 'on'", vec![]).await?;
+        rows.first().map_or(Ok(false), |row| row.get(0))
+    }
+
     /// None on SQLite, which has no partitions.
     ///
     /// # Errors

@@ -73,9 +73,9 @@ pub struct NotificationFilter {
 }
 
 const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entity, note.topic, note.schema_version, note.idempotency_key, note.payload, note.recipients, note.channels,
-    note.title, note.body, note.action_url, note.data, note.priority, note.due_at, note.expires_at, note.source, note.correlation_id, note.created_at, c.tenant IS NOT NULL";
-const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant
-    LEFT JOIN postcommit.cancel_request c ON c.tenant = note.tenant AND c.notification_id = note.id";
+    note.title, note.body, note.action_url, note.data, note.priority, note.due_at, note.expires_at, note.source, note.correlation_id, note.created_at,
+    (SELECT {gathered} FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id)";
+const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
 impl Store {
     /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
@@ -86,14 +86,14 @@ impl Store {
         let rows = match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
-                let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.tenant = ANY ($1) AND note.id = ANY ($2)");
+                let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = ANY ($1) AND note.id = ANY ($2)", self.columns());
                 let statement = client.prepare_cached(&sql).await.map_err(postgres::refused)?;
                 let (tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
                 let rows = client.query(&statement, &[&tenants, &ids]).await.map_err(postgres::refused)?;
                 return Ok(readable(&rows, |row| Row::from_postgres(row).and_then(|row| stored(&row))));
             }
             Db::Sqlite(db) => {
-                let sql = sqlite::dialect(&format!("SELECT {COLUMNS} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"));
+                let sql = sqlite::dialect(&format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns()));
                 let keys = keys.to_vec();
                 db.read(move |connection| {
                     let mut rows = Vec::with_capacity(keys.len());
@@ -114,7 +114,8 @@ impl Store {
     /// As the database says.
     pub async fn notification(&self, tenant: Option<&str>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
         let sql = format!(
-            "SELECT {COLUMNS} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)"
+            "SELECT {} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)",
+            self.columns()
         );
         let rows = self.db.query(&sql, vec![id.into(), tenant.unwrap_or("").into()]).await?;
         rows.first().map(stored).transpose()
@@ -166,6 +167,12 @@ impl Store {
         let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
         rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })).collect()
+    }
+
+    /// What a notification is read from; the cancel requests as one text, which each database gathers in its own way.
+    fn columns(&self) -> String {
+        let gathered = if self.db.kind() == "postgres" { "string_agg(c.n::text, ',')" } else { "group_concat(c.n, ',')" };
+        COLUMNS.replace("{gathered}", gathered)
     }
 
     /// The names behind the tenants' numbers.
@@ -253,6 +260,6 @@ fn stored(row: &Row) -> Result<StoredNotification, DbError> {
         source: row.get::<Option<Json>>(18)?,
         correlation_id: row.get(19)?,
         created_at: row.get(20)?,
-        cancelled: row.get(21)?,
+        cancelled: row.get::<Option<String>>(21)?.unwrap_or_default().split(',').filter_map(|n| n.parse().ok()).collect(),
     })
 }

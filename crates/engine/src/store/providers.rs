@@ -6,7 +6,8 @@ use super::Store;
 use crate::db::{DbError, Row, Value};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
 
-const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision";
+const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
+    guarantee_since";
 
 impl Store {
     /// All providers of all tenants.
@@ -44,7 +45,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn update_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
-        let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
+        let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
+            guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
             is_default = $11, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
         let mut statements = step_down(tenant, draft);
         statements.push((update.to_owned(), columns(tenant, draft)));
@@ -68,14 +70,15 @@ impl Store {
         Ok(Some(waiting))
     }
 
-    /// Pauses a lane; one paused already keeps its reason. True when this call paused it.
+    /// Pauses a lane; one paused already keeps its reason. With a revision, only if nobody has changed or resumed it since: an answer to old settings
+    /// says nothing about the new ones. True when this call paused it.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn pause_lane(&self, lane: i32, why: &str) -> Result<bool, DbError> {
-        let sql =
-            "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now} WHERE id = $1 AND paused IS NULL";
-        Ok(self.db.execute_one(sql, vec![lane.into(), why.into()]).await? > 0)
+    pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
+            WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
+        Ok(self.db.execute_one(sql, vec![lane.into(), why.into(), revision.into()]).await? > 0)
     }
 
     /// Opens a lane again, whatever held it.
@@ -88,18 +91,19 @@ impl Store {
         Ok(self.db.execute_one(sql, vec![lane.into()]).await? > 0)
     }
 
-    /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays.
+    /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].
     ///
     /// # Errors
     /// As the database says.
-    pub async fn hold_lane(&self, lane: i32, wait: Duration) -> Result<(), DbError> {
+    pub async fn hold_lane(&self, lane: i32, revision: Option<i32>, wait: Duration) -> Result<(), DbError> {
         let until = match self.db.kind() {
             "postgres" => "clock_timestamp() + $2::float8 * interval '1 second'",
             _ => "{now} + CAST($2 * 1000000 AS INTEGER)",
         };
-        let sql =
-            format!("UPDATE postcommit.provider SET not_before = {until} WHERE id = $1 AND (not_before IS NULL OR not_before < {until})");
-        self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64())]).await.map(drop)
+        let sql = format!(
+            "UPDATE postcommit.provider SET not_before = {until} WHERE id = $1 AND (not_before IS NULL OR not_before < {until}) AND revision = coalesce($3, revision)"
+        );
+        self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()]).await.map(drop)
     }
 }
 
@@ -148,5 +152,6 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         paused: row.get::<Option<String>>(13)?.or(unreadable),
         not_before: row.get(14)?,
         revision: row.get(15)?,
+        guarantee_since: row.get(16)?,
     })
 }

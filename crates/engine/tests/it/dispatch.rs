@@ -368,7 +368,7 @@ on_both! {
             let mut draft = world.draft(&format!("p-{guarantee:?}-{announced}"), "capture", json!({}));
             draft.guarantee = guarantee;
             let lane = world.provider(draft).await;
-            world.store.pause_lane(lane, "so that the expansion alone runs").await.unwrap();
+            world.store.pause_lane(lane, None, "so that the expansion alone runs").await.unwrap();
             let id = world.enqueue("a", json!({})).await;
             world.pass().await;
             world.store.resume_lane(lane).await.unwrap();
@@ -468,7 +468,7 @@ on_both! {
 
     async fn what_waits_on_a_lane_that_is_gone_is_routed_anew(world) {
         let lane = world.capture(json!({})).await;
-        world.store.pause_lane(lane, "so that it waits").await.unwrap();
+        world.store.pause_lane(lane, None, "so that it waits").await.unwrap();
         let id = world.enqueue("a", json!({})).await;
         world.pass().await;
         world.execute("DELETE FROM postcommit.provider", vec![]).await;
@@ -488,5 +488,92 @@ on_both! {
         }
         world.pass().await;
         assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await), (2700, 0));
+    }
+
+    async fn a_retry_keeps_recipients_apart_that_share_an_address(world) {
+        let to = json!([{"provider": "a", "address": "x@example.com"}, {"provider": "b", "address": "x@example.com"}, {"email": "x@example.com"}]);
+        let id = world.enqueue("e", json!({"recipients": to})).await;
+        world.pass().await;
+        for (name, channel) in [("a", "one"), ("b", "two"), ("mail", "email")] {
+            let mut draft = world.draft(name, "capture", json!({}));
+            draft.channel = channel.into();
+            world.provider(draft).await;
+        }
+        for n in 1..=3 {
+            assert!(world.store.retry(world.key(id, n)).await.unwrap());
+        }
+        world.pass().await;
+        let providers: Vec<_> = world.deliveries(id).await.into_iter().map(|d| d.provider.unwrap_or(d.state)).collect();
+        assert_eq!(providers, ["a", "b", "mail"]);
+    }
+
+    async fn a_guarantee_made_stricter_holds_for_what_is_unclear_already(world) {
+        let mut draft = world.draft("capture", "capture", json!({"fail_on": "unclear*1=u"}));
+        let lane = world.provider(draft.clone()).await;
+        let (unclear, lost) = (world.enqueue("u", json!({})).await, world.enqueue("l", json!({"due_at": "2099-01-01T00:00:00Z"})).await);
+        world.pass().await;
+        // The other one was under way when its worker died: under this guarantee nothing was announced.
+        world.store.pause_lane(lane, None, "so that the expansion alone runs").await.unwrap();
+        world.make_due().await;
+        world.pass().await;
+        world.store.resume_lane(lane).await.unwrap();
+        let taken = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 10 }], Duration::from_secs(60), None).await.unwrap();
+        assert_eq!(taken.len(), 2);
+        let back: Vec<_> = taken.iter().filter(|d| d.key.notification == unclear).map(|d| postcommit_engine::store::Lease { key: d.key, token: d.token }).collect();
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL WHERE notification_id = $1", vec![back[0].key.notification.into()]).await;
+        world.expire_leases().await;
+        draft.guarantee = Guarantee::AtMostOnce;
+        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.pass().await;
+        for id in [unclear, lost] {
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.reason.as_deref()), ("parked", Some("outcome_unknown")), "{row:?}");
+        }
+    }
+
+    async fn a_retry_of_one_delivery_leaves_the_cancelling_of_another_alone(world) {
+        world.capture(json!({"fail_on": "transient*1=a"})).await;
+        let id = world.enqueue("a", json!({"entity": "e1", "recipients": [{"email": "a@example.com"}, {"provider": "siren", "address": "hall"}]})).await;
+        world.pass().await;
+        // Under way when the word comes.
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now}", vec![uuid::Uuid::new_v4().into()]).await;
+        match world.is_postgres() {
+            true => drop(world.sql("SELECT postcommit.cancel('default', 'e1')", vec![]).await),
+            false => drop(world.execute("INSERT INTO postcommit_cancel (tenant, entity) VALUES ('default', 'e1')", vec![]).await),
+        }
+        assert!(world.store.retry(world.key(id, 2)).await.unwrap());
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL", vec![]).await;
+        world.make_due().await;
+        world.pass().await;
+        let states: Vec<String> = world.deliveries(id).await.into_iter().map(|d| d.state).collect();
+        assert_eq!(states, ["cancelled", "parked"], "the first was taken back, the second was tried again");
+    }
+
+    async fn an_answer_to_old_settings_does_not_pause_the_mended_lane(world) {
+        let lane = world.capture(json!({})).await;
+        let old = world.store.provider(world.tenant, "capture").await.unwrap().unwrap().revision;
+        world.store.resume_lane(lane).await.unwrap();
+        assert!(!world.store.pause_lane(lane, Some(old), "http_401").await.unwrap());
+        let now = world.store.provider(world.tenant, "capture").await.unwrap().unwrap();
+        assert!(now.paused.is_none() && world.store.pause_lane(lane, Some(now.revision), "http_401").await.unwrap());
+    }
+
+    async fn a_key_that_comes_back_opens_the_lane_without_a_restart(world) {
+        let server = HttpServer::start(|_| Reply::ok());
+        let mut draft = world.draft("hooks", "webhook", json!({}));
+        let secrets = [("secret".to_owned(), postcommit_engine::secret::Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
+        draft.secrets = Some(world.keys.or_new().unwrap().seal(&secrets, world.tenant, "hooks"));
+        world.provider(draft).await;
+        let postcommit_engine::secret::KeySource::File(file) = world.keys.clone() else { panic!("a file") };
+        let away = file.with_extension("away");
+        std::fs::rename(&file, &away).unwrap();
+        let running = world.run().await;
+        let id = world.enqueue("a", json!({"recipients": [{"webhook": server.url("/")}]})).await;
+        let waits = "SELECT count(*) FROM postcommit.delivery_queue WHERE n = 1 AND lease_token IS NULL";
+        world.until("it is expanded, and waits", async || world.sql(waits, vec![]).await[0].get::<i64>(0).unwrap() == 1).await;
+        std::fs::rename(&away, &file).unwrap();
+        world.drained().await;
+        assert_eq!((world.delivery(id).await.state.as_str(), server.requests().len()), ("sent", 1));
+        running.finish().await;
     }
 }

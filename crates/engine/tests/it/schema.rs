@@ -272,8 +272,12 @@ async fn a_lock_in_the_way_of_a_result_delays_it_and_loses_nothing() {
     let world = World::postgres().await;
     let mut draft = world.draft("capture", "capture", json!({}));
     draft.guarantee = postcommit_engine::model::Guarantee::AtMostOnce;
-    world.provider(draft).await;
+    let lane = world.provider(draft).await;
     let id = world.enqueue("a", json!({})).await;
+    // Expanded already, so that the lock meets the result alone.
+    world.store.pause_lane(lane, None, "for the expansion").await.unwrap();
+    world.pass().await;
+    world.store.resume_lane(lane).await.unwrap();
     let impatient = Store::open(&format!("{}?options=-c%20lock_timeout%3D50ms", world.url)).await.unwrap();
     let (mut client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);

@@ -98,12 +98,12 @@ on_both! {
     async fn a_paused_or_held_lane_is_not_claimed(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
-        assert!(world.store.pause_lane(lane, "by hand").await.unwrap());
-        assert!(!world.store.pause_lane(lane, "again").await.unwrap(), "a paused lane keeps its reason");
+        assert!(world.store.pause_lane(lane, None, "by hand").await.unwrap());
+        assert!(!world.store.pause_lane(lane, None, "again").await.unwrap(), "a paused lane keeps its reason");
         assert!(claim(&world.store, lane, 1).await.is_empty());
         world.store.resume_lane(lane).await.unwrap();
-        world.store.hold_lane(lane, Duration::from_secs(3600)).await.unwrap();
-        world.store.hold_lane(lane, Duration::from_secs(1)).await.unwrap();
+        world.store.hold_lane(lane, None, Duration::from_secs(3600)).await.unwrap();
+        world.store.hold_lane(lane, None, Duration::from_secs(1)).await.unwrap();
         assert!(claim(&world.store, lane, 1).await.is_empty(), "a shorter hold does not end a longer one");
         world.store.resume_lane(lane).await.unwrap();
         assert_eq!(claim(&world.store, lane, 1).await.len(), 1);

@@ -40,6 +40,13 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
         Err(failure) => return Ok(vec![finding("database", "problem", failure.to_string())]),
     };
     let mut findings = vec![finding("database", "ok", format!("{}, schema version {LATEST}", store.db().kind()))];
+    if store.is_read_only().await? {
+        findings.push(finding(
+            "database",
+            "problem",
+            "it is read-only, as a standby is: nothing can be enqueued or delivered; check database.url",
+        ));
+    }
     findings.push(clock(&store).await?);
     findings.extend(partitions(&store).await?);
     findings.extend(queue(&store).await?);

@@ -103,7 +103,7 @@ impl Providers {
             }
             Self::Pause { name, tenant, reason } => {
                 let provider = find(&store, tenant, name).await?.1;
-                let paused = store.pause_lane(provider.id, reason).await?;
+                let paused = store.pause_lane(provider.id, None, reason).await?;
                 say(format, name, if paused { "paused" } else { "was paused already" })
             }
             Self::Resume { name, tenant } => {

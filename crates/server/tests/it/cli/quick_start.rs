@@ -128,3 +128,17 @@ fn odd_surroundings_are_no_reason_to_panic() {
     let id = shell.run(&["enqueue", "a", "--to", "a@example.com", "--title", "\u{1b}[31mred\u{9b}"]).ends(0).stdout.trim().to_owned();
     assert!(!shell.run(&["notifications", "show", &id]).ends(0).stdout.contains(|c: char| c.is_control() && c != '\n'));
 }
+
+#[test]
+fn a_stopped_server_leaves_everything_in_the_file() {
+    let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
+    let server = Child::spawn(shell.command(&["serve"]));
+    server.wait_for_line("is ready");
+    shell.run(&["enqueue", "a", "--to", "a@example.com", "--wait"]).ends(0);
+    server.term();
+    server.wait();
+    let data = shell.path().join("postcommit-data");
+    std::fs::copy(data.join("postcommit.db"), data.join("copy.db")).unwrap();
+    let copied = shell.run(&["notifications", "list", "-o", "json", "--database-url", "sqlite:postcommit-data/copy.db"]).ends(0).json();
+    assert_eq!(copied[0]["status"], "sent");
+}
