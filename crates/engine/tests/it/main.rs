@@ -7,6 +7,8 @@ mod world;
 mod dispatch;
 mod egress;
 mod model;
+mod operators;
+mod routing;
 mod schema;
 mod store;
 mod tidy;

@@ -1,0 +1,144 @@
+//! From recipients and channels to deliveries and lanes, on both databases; and back to a lane after a retry.
+
+use serde_json::json;
+
+on_both! {
+    async fn b14_one_failing_channel_does_not_hold_back_the_others(world) {
+        let mut bad = world.draft("bad", "capture", json!({"fail_on": "permanent=a"}));
+        bad.channel = "sms".into();
+        world.provider(bad).await;
+        world.capture(json!({})).await;
+        // Through plain SQL: the SDK would have refused the third address.
+        let id = world.enqueue_by_sql("a", "[{\"phone\": \"+14155550100\"}, {\"email\": \"a@example.com\"}, {\"email\": \"nonsense\"}]").await;
+        world.pass().await;
+        let states: Vec<String> = world.deliveries(id).await.into_iter().map(|d| d.state).collect();
+        assert_eq!(states, ["parked", "sent", "skipped"]);
+    }
+
+    async fn an_unknown_user_or_list_parks_the_notification_with_that_reason(world) {
+        world.capture(json!({})).await;
+        for (recipient, code) in [(json!({"user": "u1"}), "unknown_user"), (json!({"list": "ops"}), "unknown_list")] {
+            let id = world.enqueue("a", json!({"recipients": [{"email": "a@example.com"}, recipient]})).await;
+            world.pass().await;
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.reason.as_deref(), row.error_code.as_deref(), row.n), ("parked", Some("config"), Some(code), 0));
+        }
+        let nobody = world.enqueue("a", json!({"recipients": []})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(nobody).await.error_code.as_deref(), Some("no_recipient"));
+    }
+
+    async fn a_missing_provider_parks_that_delivery_and_a_retry_finds_a_new_one(world) {
+        let id = world.enqueue("a", json!({"recipients": [{"email": "a@example.com"}, {"provider": "siren", "address": "hall"}]})).await;
+        world.pass().await;
+        let codes: Vec<_> = world.deliveries(id).await.into_iter().map(|d| (d.state, d.reason.unwrap(), d.error_code.unwrap())).collect();
+        let parked = |code: &str| ("parked".to_owned(), "config".to_owned(), code.to_owned());
+        assert_eq!(codes, [parked("no_provider"), parked("unknown_provider")]);
+        world.capture(json!({})).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.deliveries(id).await[0].state, "sent");
+    }
+
+    async fn a_recipient_may_name_its_provider(world) {
+        world.capture(json!({})).await;
+        let mut siren = world.draft("siren", "capture", json!({}));
+        (siren.channel, siren.is_default) = ("alarm".into(), false);
+        world.provider(siren).await;
+        let id = world.enqueue("a", json!({"recipients": [{"provider": "siren", "address": "hall"}]})).await;
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.provider.as_deref(), row.channel.as_deref(), row.state.as_str()), (Some("siren"), Some("alarm"), "sent"));
+    }
+
+    async fn channels_narrow_and_widen_what_an_address_implies(world) {
+        world.capture(json!({})).await;
+        let to = json!([{"phone": "+14155550100"}, {"email": "a@example.com"}]);
+        let channels = async |wanted: serde_json::Value| {
+            let id = world.enqueue("a", json!({"recipients": to, "channels": wanted})).await;
+            world.pass().await;
+            world.deliveries(id).await.into_iter().map(|d| d.channel.unwrap_or_default()).collect::<Vec<_>>()
+        };
+        assert_eq!(channels(json!([])).await, ["sms", "email"]);
+        assert_eq!(channels(json!(["email"])).await, ["email", "sms"], "who cannot be reached is skipped, not forgotten");
+        assert_eq!(channels(json!(["whatsapp", "sms"])).await, ["whatsapp", "sms", "email"]);
+        let nobody = world.enqueue("a", json!({"recipients": to, "channels": ["slack"]})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(nobody).await.error_code.as_deref(), Some("no_recipient"));
+    }
+
+    async fn what_somebody_broke_by_hand_holds_up_nothing_else(world) {
+        world.capture(json!({})).await;
+        let mut broken = world.draft("broken", "capture", json!({}));
+        (broken.channel, broken.is_default) = ("sms".into(), true);
+        world.provider(broken).await;
+        let nonsense = |what: &str| (format!("UPDATE postcommit.provider SET {what} WHERE name = 'broken'"), vec![]);
+        world.store.db().execute(vec![nonsense("policy = '{\"name\": \"never\"}', settings = '[7]', driver = 'pigeon'")]).await.unwrap();
+        let stuck = world.enqueue("a", json!({"recipients": [{"phone": "+14155550100"}]})).await;
+        let odd = world.enqueue_by_sql("a", "[7, {\"email\": null}, \"x\"]").await;
+        let fine = world.enqueue("a", json!({})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(fine).await.state, "sent");
+        assert_eq!(world.delivery(odd).await.error_code.as_deref(), Some("bad_recipient"));
+        assert_eq!(world.delivery(stuck).await.state, "pending", "its lane is not open");
+        let shown = world.store.provider(world.tenant, "broken").await.unwrap().unwrap();
+        assert!(shown.paused.unwrap().contains("never"));
+    }
+
+    async fn a_retry_goes_to_the_provider_that_was_named(world) {
+        world.capture(json!({})).await;
+        let id = world.enqueue("a", json!({"recipients": [{"provider": "siren", "address": "hall"}]})).await;
+        world.pass().await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("unknown_provider"), "the default is not who was asked for");
+        let mut siren = world.draft("siren", "capture", json!({}));
+        (siren.channel, siren.is_default) = ("alarm".into(), false);
+        world.provider(siren).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("siren")));
+    }
+
+    async fn what_waits_on_a_lane_that_is_gone_is_routed_anew(world) {
+        let lane = world.capture(json!({})).await;
+        world.store.pause_lane(lane, None, "so that it waits").await.unwrap();
+        let id = world.enqueue("a", json!({})).await;
+        world.pass().await;
+        world.execute("DELETE FROM postcommit.provider", vec![]).await;
+        world.capture(json!({})).await;
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "pending");
+        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 1);
+        world.pass().await;
+        assert_eq!(world.delivery(id).await.state, "sent");
+    }
+
+    async fn a_large_expansion_is_written_in_pieces(world) {
+        world.capture(json!({})).await;
+        let crowd: Vec<_> = (0..900).map(|i| json!({"email": format!("u{i}@example.com")})).collect();
+        for i in 0..3 {
+            world.enqueue("a", json!({"idempotency_key": format!("k{i}"), "recipients": crowd})).await;
+        }
+        world.pass().await;
+        assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await), (2700, 0));
+    }
+
+    async fn a_retry_keeps_recipients_apart_that_share_an_address(world) {
+        let to = json!([{"provider": "a", "address": "x@example.com"}, {"provider": "b", "address": "x@example.com"}, {"email": "x@example.com"}]);
+        let id = world.enqueue("e", json!({"recipients": to})).await;
+        world.pass().await;
+        for (name, channel) in [("a", "one"), ("b", "two"), ("mail", "email")] {
+            let mut draft = world.draft(name, "capture", json!({}));
+            draft.channel = channel.into();
+            world.provider(draft).await;
+        }
+        for n in 1..=3 {
+            assert!(world.store.retry(world.key(id, n)).await.unwrap());
+        }
+        world.pass().await;
+        let providers: Vec<_> = world.deliveries(id).await.into_iter().map(|d| d.provider.unwrap_or(d.state)).collect();
+        assert_eq!(providers, ["a", "b", "mail"]);
+    }
+}
