@@ -104,19 +104,29 @@ fn run_one(case: &Case) -> Ran {
 
 fn table(kind: Kind, cases: &[Case], ran: &[Ran]) -> String {
     let mut text = format!(
-        "\n{:<10} {:<6} {:>6} {:>6} {:>12} {:>12} {:>14} {:>14} {:>10}\n",
-        "database", "action", "cases", "fired", "not on path", "late refused", "held the file", "survived panic", "violations"
+        "\n{:<10} {:<6} {:>6} {:>6} {:>12} {:>14} {:>12} {:>14} {:>14} {:>10}\n",
+        "database",
+        "action",
+        "cases",
+        "fired",
+        "not on path",
+        "passed too few",
+        "late refused",
+        "held the file",
+        "survived panic",
+        "violations"
     );
     for action in Action::ALL {
         let of_action: Vec<&Ran> = cases.iter().zip(ran).filter(|(case, _)| case.action == action).map(|(_, ran)| ran).collect();
         let count = |wanted: fn(&Ran) -> bool| of_action.iter().filter(|ran| wanted(ran)).count();
         text += &format!(
-            "{:<10} {:<6} {:>6} {:>6} {:>12} {:>12} {:>14} {:>14} {:>10}\n",
+            "{:<10} {:<6} {:>6} {:>6} {:>12} {:>14} {:>12} {:>14} {:>14} {:>10}\n",
             format!("{kind:?}").to_lowercase(),
             action.name(),
             of_action.len(),
             count(|ran| ran.fired),
-            count(|ran| !ran.fired),
+            count(|ran| !ran.fired && !ran.on_path),
+            count(|ran| !ran.fired && ran.on_path),
             count(|ran| ran.refused_late),
             count(|ran| ran.held_file),
             count(|ran| ran.survived),
