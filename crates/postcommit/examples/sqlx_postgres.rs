@@ -16,13 +16,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .after_release(|connection, _| Box::pin(async move { sqlx::query("ROLLBACK").execute(connection).await.map(|_| true) }))
         .connect(&url)
         .await?;
-    sqlx::query("CREATE TABLE IF NOT EXISTS booking (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, guest text NOT NULL)")
+    sqlx::query("CREATE TABLE IF NOT EXISTS example_booking (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, guest text NOT NULL)")
         .execute(&pool)
         .await?;
 
     let mut transaction = pool.begin().await?;
     let guest = "guest@example.com";
-    let insert = sqlx::query_scalar("INSERT INTO booking (guest) VALUES ($1) RETURNING id").bind(guest);
+    let insert = sqlx::query_scalar("INSERT INTO example_booking (guest) VALUES ($1) RETURNING id").bind(guest);
     let booking: i64 = insert.fetch_one(&mut *transaction).await?;
 
     let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": booking}))

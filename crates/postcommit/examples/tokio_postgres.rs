@@ -14,12 +14,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The connection does the reading and writing for the client, so it needs a task of its own.
     tokio::spawn(connection);
     client
-        .batch_execute("CREATE TABLE IF NOT EXISTS booking (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, guest text NOT NULL)")
+        .batch_execute(
+            "CREATE TABLE IF NOT EXISTS example_booking (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, guest text NOT NULL)",
+        )
         .await?;
 
     let transaction = client.transaction().await?;
     let guest = "guest@example.com";
-    let row = transaction.query_one("INSERT INTO booking (guest) VALUES ($1) RETURNING id", &[&guest]).await?;
+    let row = transaction.query_one("INSERT INTO example_booking (guest) VALUES ($1) RETURNING id", &[&guest]).await?;
     let booking: i64 = row.get(0);
 
     let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": booking}))
