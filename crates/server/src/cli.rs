@@ -1,5 +1,6 @@
 //! The command line. One list of commands; each is a file of its name.
 
+mod bench;
 mod config;
 mod deliveries;
 mod dispatch;
@@ -67,6 +68,8 @@ enum Command {
     Dispatch(dispatch::Dispatch),
     /// Examine the installation; exits 1 when something needs attention
     Doctor,
+    /// Measure this build on this machine, and hold it to its bars
+    Bench(bench::Bench),
     /// Settings in force
     #[command(subcommand)]
     Config(config::Config),
@@ -100,6 +103,7 @@ impl Cli {
             Command::Deliveries(command) => command.run(format, &settings).await,
             Command::Providers(command) => command.run(format, &settings).await,
             Command::Dispatch(command) => command.run(format, &settings).await,
+            Command::Bench(command) => command.run(format, &settings).await,
             Command::Doctor => doctor::run(format, &settings).await,
             Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
         }

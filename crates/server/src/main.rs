@@ -1,6 +1,7 @@
 //! The `postcommit` binary: parse, load settings, run the command.
 
 mod app;
+mod bench;
 mod cli;
 mod health;
 mod output;

@@ -104,7 +104,7 @@ fn line<T: Serialize>(value: &T) -> String {
 }
 
 /// Columns as wide as their widest cell; control characters cannot move the terminal's cursor.
-fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
+pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let plain = |text: String| harmless(&text).replace('\n', " ");
     let mut cells: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| name.to_uppercase()).collect()];
     cells.extend(rows.iter().map(|row| columns.iter().map(|(_, cell)| plain(cell(row))).collect()));

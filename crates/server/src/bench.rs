@@ -1,0 +1,124 @@
+//! `postcommit bench`: what this build does on this machine, each figure a ratio of two things measured in turns in one run.
+//!
+//! - [`suites`]: what is measured, one file each, in one list;
+//! - [`place`]: where: a database or file of its own, gone afterwards;
+//! - `load`: what is enqueued; `running`: our dispatcher at work in this process;
+//! - `bare`: the same work without us, by hand; `peers`: the same work by other programs;
+//! - `series`: measurements, their middle and spread; [`report`]: what was found; `machine`: on what;
+//! - `progress`: what is going on, for who waits.
+
+mod bare;
+mod load;
+mod machine;
+pub mod place;
+mod progress;
+pub mod report;
+mod running;
+mod series;
+pub mod suites;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use postcommit_engine::clock;
+use postcommit_engine::dispatch::DispatchSettings;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::output::{Exit, Failure};
+use crate::settings::Settings;
+use place::Place;
+use progress::Progress;
+use report::{Machine, Report, Suite};
+use suites::Kind;
+
+/// What was asked for.
+pub struct Wish {
+    /// In this order.
+    pub suites: Vec<&'static Kind>,
+    /// How often each pair is measured.
+    pub rounds: usize,
+    /// Multiplies all counts and durations.
+    pub scale: f64,
+    /// How to repeat it.
+    pub command: String,
+}
+
+/// What every suite works with.
+pub struct Bench {
+    pub place: Place,
+    pub rounds: usize,
+    pub progress: Progress,
+    /// As the settings say: the benchmark measures the product as it is set up.
+    pub dispatch: DispatchSettings,
+    scale: f64,
+}
+
+impl Bench {
+    /// A count at the scale of this run.
+    pub fn count(&self, full: u64) -> u64 {
+        ((full as f64 * self.scale).round() as u64).max(1)
+    }
+
+    /// A duration at the scale of this run.
+    pub fn span(&self, full: Duration) -> Duration {
+        full.mul_f64(self.scale)
+    }
+}
+
+/// Measures, and leaves nothing behind however it ends.
+pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
+    let told = told_to_stop().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let place = Place::make(settings).await?;
+    let bench =
+        Arc::new(Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch: settings.dispatch.clone(), scale: wish.scale });
+    // On a task of its own: a panic in there must not keep us from taking things away.
+    let mut measuring = tokio::spawn(measure(bench.clone(), wish));
+    let measured = tokio::select! {
+        measured = &mut measuring => measured.unwrap_or_else(|e| Err(Failure::new(Exit::Failed, e.to_string()))),
+        () = told => {
+            measuring.abort();
+            let _ = measuring.await;
+            Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"))
+        }
+    };
+    bench.progress.step("removing what was made");
+    bench.place.remove().await?;
+    measured
+}
+
+/// Comes to an end when somebody wants us to. From here on signals end nothing by themselves.
+fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION").into(),
+        started_at: clock::now().to_string(),
+        command: wish.command,
+        machine: Machine::here(),
+        database: bench.place.describe().await?,
+        peers: vec![],
+        suites: vec![],
+    };
+    for kind in wish.suites {
+        bench.progress.suite(kind.name);
+        let started = clock::monotonic();
+        let found = (kind.run)(&bench).await.map_err(|f| Failure::new(f.exit(), format!("{}: {f}", kind.name)))?;
+        let seconds = clock::monotonic().duration_since(started).as_secs_f64();
+        report.suites.push(Suite {
+            name: kind.name.into(),
+            about: kind.about.into(),
+            seconds,
+            findings: found.findings,
+            charts: found.charts,
+        });
+    }
+    Ok(report)
+}

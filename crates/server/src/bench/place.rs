@@ -1,0 +1,136 @@
+//! Where it is measured: a database or a file of its own, made for the run and gone after it. Nothing of the user's is touched.
+
+pub mod postgres;
+pub mod sqlite;
+
+use std::path::{Path, PathBuf};
+
+use postcommit_engine::db::Address;
+use postcommit_engine::secret::{KeySource, random};
+use postcommit_engine::store::Store;
+use tokio_postgres::Client;
+
+use crate::output::{Exit, Failure};
+use crate::settings::Settings;
+
+/// Where it is measured.
+pub struct Place {
+    spot: Spot,
+    /// For the secrets' key and, on SQLite, the database.
+    folder: PathBuf,
+}
+
+/// On which database.
+pub enum Spot {
+    /// A database on the given server.
+    Postgres(postgres::Ground),
+    /// A file in our folder.
+    Sqlite(sqlite::File),
+}
+
+impl Place {
+    /// Makes it, on the server or beside the file that the settings name.
+    pub async fn make(settings: &Settings) -> Result<Self, Failure> {
+        match Address::parse(&settings.database.url)? {
+            Address::Postgres(url) => {
+                let folder = folder_in(&std::env::temp_dir())?;
+                match postgres::Ground::make(&url).await {
+                    Ok(ground) => Ok(Self { spot: Spot::Postgres(ground), folder }),
+                    Err(failure) => {
+                        let _ = std::fs::remove_dir_all(&folder);
+                        Err(failure)
+                    }
+                }
+            }
+            Address::Sqlite(given) => {
+                // On the same disk as the file it speaks for, where that is possible.
+                let beside = given.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+                let folder = beside.filter(|parent| parent.is_dir()).and_then(|parent| folder_in(parent).ok());
+                let folder = folder.map_or_else(|| folder_in(&std::env::temp_dir()), Ok)?;
+                Ok(Self { spot: Spot::Sqlite(sqlite::File::in_folder(&folder)), folder })
+            }
+        }
+    }
+
+    pub fn spot(&self) -> &Spot {
+        &self.spot
+    }
+
+    /// An empty database with our schema. What was there before is gone: nobody pays for what another left.
+    pub async fn fresh(&self) -> Result<Store, Failure> {
+        match &self.spot {
+            Spot::Postgres(ground) => ground.clear().await?,
+            Spot::Sqlite(file) => file.next()?,
+        }
+        let store = self.store().await?;
+        store.db().migrate().await?;
+        Ok(store)
+    }
+
+    /// The store as it is, by connections of its own.
+    pub async fn store(&self) -> Result<Store, Failure> {
+        Ok(Store::open(&self.url()).await?)
+    }
+
+    /// For other processes.
+    pub fn url(&self) -> String {
+        match &self.spot {
+            Spot::Postgres(ground) => ground.url().to_owned(),
+            Spot::Sqlite(file) => format!("sqlite:{}", file.path().display()),
+        }
+    }
+
+    /// PostgreSQL, for suites that need it.
+    pub fn postgres(&self) -> Result<&postgres::Ground, Failure> {
+        match &self.spot {
+            Spot::Postgres(ground) => Ok(ground),
+            Spot::Sqlite(_) => Err(Failure::new(Exit::Usage, "this suite needs PostgreSQL")),
+        }
+    }
+
+    /// A connection to PostgreSQL outside any pool.
+    pub async fn client(&self) -> Result<Client, Failure> {
+        self.postgres()?.client().await
+    }
+
+    /// Settles what earlier parts left to be done later: dead rows, statistics, dirty pages. Before each timed part, whoever's it is.
+    pub async fn settle(&self) -> Result<(), Failure> {
+        match &self.spot {
+            Spot::Postgres(ground) => ground.settle().await,
+            Spot::Sqlite(file) => Ok(super::bare::sqlite::checkpoint(&file.path())?),
+        }
+    }
+
+    /// Version and the settings that matter.
+    pub async fn describe(&self) -> Result<String, Failure> {
+        match &self.spot {
+            Spot::Postgres(ground) => ground.describe().await,
+            Spot::Sqlite(_) => Ok(format!("SQLite {} (WAL, synchronous FULL)", rusqlite::version())),
+        }
+    }
+
+    /// Where the key is that seals the providers' secrets of this run.
+    pub fn keys(&self) -> KeySource {
+        KeySource::File(self.key_file())
+    }
+
+    pub fn key_file(&self) -> PathBuf {
+        self.folder.join("secret.key")
+    }
+
+    /// Takes everything away again.
+    pub async fn remove(&self) -> Result<(), Failure> {
+        let removed = match &self.spot {
+            Spot::Postgres(ground) => ground.remove().await,
+            Spot::Sqlite(_) => Ok(()),
+        };
+        std::fs::remove_dir_all(&self.folder).map_err(|e| Failure::new(Exit::Failed, format!("{} stays: {e}", self.folder.display())))?;
+        removed
+    }
+}
+
+fn folder_in(parent: &Path) -> Result<PathBuf, Failure> {
+    let folder = parent.join(format!("postcommit-bench-{:016x}", u64::from_be_bytes(random::<8>())));
+    std::fs::create_dir(&folder).map_err(|e| Failure::new(Exit::Refused, format!("{}: {e}", folder.display())))?;
+    Ok(folder)
+}

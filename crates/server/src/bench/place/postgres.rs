@@ -1,0 +1,190 @@
+//! A database of its own on the given server; or, where the login may make none, two schemas of its own in the given one.
+
+use postcommit_engine::db::DbError;
+use postcommit_engine::db::postgres::Postgres;
+use postcommit_engine::secret::random;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
+
+use crate::output::{Exit, Failure};
+
+/// What our databases are called, before a random number.
+const PREFIX: &str = "postcommit_bench_";
+/// Held while leftovers are dropped and a database is made: nobody takes a new one, not yet connected to, for a leftover.
+const LOCK: i64 = 0x7063_6265_6e63_6800;
+/// Everything that a run makes in a database.
+const SCHEMAS: &str = "postcommit, postcommit_bench, postcommit_bench_aside";
+
+/// Where it is measured.
+pub struct Ground {
+    url: String,
+    /// How to connect there. Its pool keeps a connection, so that no other run takes the database for a leftover.
+    here: Postgres,
+    /// Where we came from, and the name of the database that we made.
+    own: Option<(Postgres, String)>,
+}
+
+impl Ground {
+    /// Makes a database, or finds that the given one can be used.
+    pub async fn make(given_url: &str) -> Result<Self, Failure> {
+        let given = Postgres::open(given_url).await?;
+        let client = connect(&given).await?;
+        client.execute("SELECT pg_advisory_lock($1)", &[&LOCK]).await?;
+        drop_leftovers(&client).await?;
+        let name = format!("{PREFIX}{:016x}", u64::from_be_bytes(random::<8>()));
+        match client.batch_execute(&format!("CREATE DATABASE {name}")).await {
+            Ok(()) => {
+                let url = with_database(given_url, &name);
+                let here = Postgres::open(&url).await?;
+                Ok(Self { url, here, own: Some((given, name)) })
+            }
+            Err(e) if e.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                refuse_if_taken(&client).await?;
+                Ok(Self { url: given_url.to_owned(), here: given, own: None })
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether the whole database is ours: only then may other programs do as they like in it.
+    pub fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// A connection of its own, without the limits of time that guard the product's.
+    pub async fn client(&self) -> Result<Client, Failure> {
+        connect(&self.here).await
+    }
+
+    /// Removes our schema.
+    pub async fn clear(&self) -> Result<(), Failure> {
+        Ok(self.client().await?.batch_execute("DROP SCHEMA IF EXISTS postcommit CASCADE").await?)
+    }
+
+    /// Keeps the schema under another name while something else is measured.
+    pub async fn put_aside(&self) -> Result<(), Failure> {
+        Ok(self.client().await?.batch_execute("ALTER SCHEMA postcommit RENAME TO postcommit_bench_aside").await?)
+    }
+
+    /// Brings it back in place of the present one. All of its statements name the schema, so it works as before.
+    pub async fn bring_back(&self) -> Result<(), Failure> {
+        let swap = "DROP SCHEMA IF EXISTS postcommit CASCADE; ALTER SCHEMA postcommit_bench_aside RENAME TO postcommit";
+        Ok(self.client().await?.batch_execute(swap).await?)
+    }
+
+    /// Vacuums and analyzes every table of ours, then writes out all that is dirty: full-page images weigh the same on everybody.
+    pub async fn settle(&self) -> Result<(), Failure> {
+        let client = self.client().await?;
+        let tables = "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+            WHERE c.relkind = 'r' AND n.nspname IN ('postcommit', 'postcommit_bench') AND pg_relation_size(c.oid) > 0";
+        let tables: Vec<String> = client.query(tables, &[]).await?.iter().map(|row| row.get(0)).collect();
+        if !tables.is_empty() {
+            client.batch_execute(&format!("VACUUM (ANALYZE) {}", tables.join(", "))).await?;
+        }
+        match client.batch_execute("CHECKPOINT").await {
+            // A right of its own on PostgreSQL. Without it everybody's ratio is a little less steady.
+            Err(e) if e.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    pub async fn describe(&self) -> Result<String, Failure> {
+        let sql = "SELECT current_setting('server_version'), current_setting('shared_buffers'), current_setting('fsync'), \
+            current_setting('synchronous_commit')";
+        let row = self.client().await?.query_one(sql, &[]).await?;
+        let at = |place: usize| row.get::<_, String>(place);
+        let version = at(0).split(' ').next().unwrap_or_default().to_owned();
+        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {})", at(1), at(2), at(3)))
+    }
+
+    pub async fn remove(&self) -> Result<(), Failure> {
+        match &self.own {
+            Some((given, name)) => Ok(connect(given).await?.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?),
+            None => Ok(self.client().await?.batch_execute(&format!("DROP SCHEMA IF EXISTS {SCHEMAS} CASCADE")).await?),
+        }
+    }
+}
+
+/// What a killed run left: databases of our name to which nobody is connected.
+async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
+    let sql = "SELECT datname::text FROM pg_database d WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user \
+        AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
+    for row in client.query(sql, &[&format!("^{PREFIX}[0-9a-f]{{16}}$")]).await? {
+        // Somebody connected this instant, or the right was taken away: the next run will see.
+        let _ = client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await;
+    }
+    Ok(())
+}
+
+/// Without a database of our own, we work only where we cannot be mixed up with anything.
+async fn refuse_if_taken(client: &Client) -> Result<(), Failure> {
+    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY (string_to_array($1, ', ')) LIMIT 1";
+    match client.query_opt(sql, &[&SCHEMAS]).await? {
+        None => Ok(()),
+        Some(row) => Err(Failure::new(
+            Exit::Refused,
+            format!(
+                "this login may not create databases, and the given one has a schema {} already, which the benchmark would remove; \
+                give it an empty database, or a login with CREATEDB",
+                row.get::<_, String>(0)
+            ),
+        )),
+    }
+}
+
+async fn connect(db: &Postgres) -> Result<Client, Failure> {
+    let client = match db.tls() {
+        Some(tls) => {
+            let (client, connection) = db.config().connect(tls).await?;
+            tokio::spawn(connection);
+            client
+        }
+        None => {
+            let (client, connection) = db.config().connect(NoTls).await?;
+            tokio::spawn(connection);
+            client
+        }
+    };
+    client.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0").await?;
+    Ok(client)
+}
+
+impl From<tokio_postgres::Error> for Failure {
+    fn from(error: tokio_postgres::Error) -> Self {
+        match error.as_db_error() {
+            Some(db) => {
+                let (code, message) = (db.code().code().to_owned(), format!("{} ({})", db.message(), db.code().code()));
+                DbError::Refused { code, message }.into()
+            }
+            None => DbError::Unreachable(error.to_string()).into(),
+        }
+    }
+}
+
+/// The same URL for another database.
+fn with_database(url: &str, database: &str) -> String {
+    let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
+    let start = rest.find("://").map_or(0, |at| at + 3);
+    let path = rest[start..].find('/').map_or(rest.len(), |at| start + at);
+    format!("{}/{database}{parameters}", &rest[..path])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_database_of_a_url_is_replaced_and_nothing_else() {
+        for (url, expected) in [
+            ("postgres://u@h:1/d", "postgres://u@h:1/x"),
+            ("postgres://h", "postgres://h/x"),
+            ("postgres://u:p%2F@h/d?sslmode=require&sslrootcert=/a/b", "postgres://u:p%2F@h/x?sslmode=require&sslrootcert=/a/b"),
+        ] {
+            assert_eq!(with_database(url, "x"), expected);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Our dispatcher at work in this process.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use postcommit_engine::channel::FailOn;
+use postcommit_engine::clock;
+use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
+use postcommit_engine::egress::{Egress, EgressSettings};
+use postcommit_engine::model::{Guarantee, Policy, ProviderDraft};
+use postcommit_engine::store::Store;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::Bench;
+use crate::output::{Exit, Failure};
+
+/// How often the tally is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+/// A drain that settles nothing for this long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A dispatcher that runs until it is finished or dropped.
+pub struct Running {
+    tally: Arc<Tally>,
+    stop: watch::Sender<Stop>,
+    task: tokio::task::JoinHandle<()>,
+    /// When it was let loose.
+    pub started: Instant,
+}
+
+impl Running {
+    /// Makes one and lets it loose.
+    pub async fn start(bench: &Bench, store: &Store) -> Result<Self, Failure> {
+        let dispatcher = Dispatcher::new(tools(bench, store)?).await?;
+        let (stop, told) = watch::channel(Stop::No);
+        let tally = dispatcher.tally();
+        let started = clock::monotonic();
+        Ok(Self { tally, stop, task: tokio::spawn(dispatcher.run(told)), started })
+    }
+
+    /// How many it has sent, durably.
+    pub fn sent(&self) -> u64 {
+        self.tally.sent.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has sent that many, and says when that was.
+    pub async fn until(&self, count: u64) -> Result<Instant, Failure> {
+        let (mut last, mut moved) = (0, clock::monotonic());
+        loop {
+            let (sent, now) = (self.sent(), clock::monotonic());
+            if sent >= count {
+                return Ok(now);
+            }
+            if sent != last {
+                (last, moved) = (sent, now);
+            }
+            let wrong = [&self.tally.again, &self.tally.parked, &self.tally.dropped].iter().map(|c| c.load(Ordering::Relaxed)).sum::<u64>();
+            if wrong > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
+                let problem = format!("the drain stopped at {sent} of {count}; {wrong} ended otherwise: {:?}", self.tally);
+                return Err(Failure::new(Exit::Failed, problem));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Lets it finish what is under way.
+    pub async fn finish(mut self) {
+        let _ = self.stop.send(Stop::Finish);
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn tools(bench: &Bench, store: &Store) -> Result<Tools, Failure> {
+    // The sinks are on this machine.
+    let allow = ["127.0.0.0/8"].iter().filter_map(|range| range.parse().ok()).collect();
+    let egress =
+        Egress::new(&EgressSettings { allow, ..EgressSettings::default() }).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
+    Ok(Tools {
+        store: store.clone(),
+        egress,
+        keys: bench.place.keys(),
+        capture_fail_on: FailOn::default(),
+        settings: bench.dispatch.clone(),
+    })
+}
+
+/// Sends what is due, until nothing is.
+pub async fn pass(bench: &Bench, store: &Store) -> Result<(), Failure> {
+    Ok(Dispatcher::new(tools(bench, store)?).await?.pass(None).await?)
+}
+
+/// A provider for every channel that sends nothing and takes as much at once as a provider may.
+pub fn capture() -> ProviderDraft {
+    ProviderDraft {
+        name: "capture".into(),
+        channel: "*".into(),
+        driver: "capture".into(),
+        settings: json!({}),
+        secrets: None,
+        guarantee: Guarantee::Idempotent,
+        policy: Policy::default(),
+        concurrency: 1000,
+        timeout_ms: 30_000,
+        is_default: true,
+    }
+}
+
+/// Enters a provider for the tenant that everything is enqueued for.
+pub async fn provide(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
+    let tenant = store.tenant_or_new("default").await?;
+    Ok(store.create_provider(tenant, draft).await?)
+}

@@ -1,0 +1,118 @@
+//! `drain`: how fast a backlog is delivered, from the first claim until the last outcome is in the ledger.
+
+use std::time::Duration;
+
+use postcommit_engine::store::Store;
+
+use super::{Fits, Found, Kind};
+use crate::bench::Bench;
+use crate::bench::bare;
+use crate::bench::load::Load;
+use crate::bench::report::{Bar, Finding, Series};
+use crate::bench::running::{self, Running};
+use crate::output::Failure;
+
+pub const SUITE: Kind = Kind {
+    name: "drain",
+    about: "delivers a backlog of 200,000 through the engine and the capture driver, against a bare queue-and-ledger drain in plain SQL",
+    bars: "P1 ÷ bare, 2 workers ≥ 0.6; trips ≤ 12 per 1,000; wal ÷ bare ≤ 1.3",
+    fits: Fits::Postgres,
+    run: |bench| Box::pin(run(bench)),
+};
+
+/// Enough for the pool's connections to be open and their statements prepared.
+const WARM_UP: u64 = 2000;
+
+/// One drain.
+struct Drained {
+    rate: f64,
+    /// Bytes of write-ahead log for each delivery.
+    wal: f64,
+    /// Exchanges with the database for 1,000 deliveries, where the engine counts them.
+    trips: Option<f64>,
+}
+
+async fn run(bench: &Bench) -> Result<Found, Failure> {
+    let count = bench.count(200_000);
+    let (mut one, mut two, mut ours) = (vec![], vec![], vec![]);
+    for round in 1..=bench.rounds {
+        bench.progress.round(round, bench.rounds);
+        one.push(by_hand(bench, count, 1).await?);
+        two.push(by_hand(bench, count, 2).await?);
+        ours.push(by_us(bench, count).await?);
+    }
+    let rates = |name: &str, drains: &[Drained]| Series::rates(name, drains.iter().map(|d| d.rate).collect());
+    let wal = |name: &str, drains: &[Drained]| Series::of(name, "bytes", drains.iter().map(|d| d.wal).collect());
+    let what = format!("drain of {count}");
+    let mut findings = vec![
+        Finding::ratio("P1", format!("{what} ÷ bare, 2 workers"), rates("engine", &ours), rates("bare, 2 workers", &two))
+            .must(Bar::AtLeast(0.6)),
+        Finding::ratio("bare-1", format!("{what} ÷ bare, 1 worker"), rates("engine", &ours), rates("bare, 1 worker", &one)),
+        Finding::ratio("wal", "write-ahead log per delivery ÷ bare", wal("engine", &ours), wal("bare, 2 workers", &two))
+            .must(Bar::AtMost(1.3)),
+    ];
+    let trips: Option<Vec<f64>> = ours.iter().map(|d| d.trips).collect();
+    findings.extend(trips.map(|trips| {
+        Finding::figure("trips", "round trips to the database per 1,000 deliveries", Series::of("engine", "trips", trips))
+            .must(Bar::AtMost(12.0))
+    }));
+    Ok(Found { findings, charts: vec![] })
+}
+
+async fn by_hand(bench: &Bench, count: u64, workers: usize) -> Result<Drained, Failure> {
+    let place = &bench.place;
+    bench.progress.step(format!("bare, {workers} workers: filling"));
+    place.postgres()?.clear().await?;
+    bare::postgres::fresh(place).await?;
+    bare::postgres::fill(place, count).await?;
+    place.settle().await?;
+    bench.progress.step(format!("bare, {workers} workers: draining"));
+    let client = place.client().await?;
+    let before = bare::postgres::wal(&client).await?;
+    let took = bare::postgres::drain(place, count, workers).await?;
+    let wal = bare::postgres::wal(&client).await? - before;
+    Ok(Drained { rate: rate(count, took), wal: wal / count as f64, trips: None })
+}
+
+async fn by_us(bench: &Bench, count: u64) -> Result<Drained, Failure> {
+    let place = &bench.place;
+    bench.progress.step("engine: filling");
+    bare::postgres::fresh(place).await?;
+    let store = ready(bench).await?;
+    Load::captured().feed(place, count).await?;
+    place.settle().await?;
+    bench.progress.step("engine: draining");
+    let client = place.client().await?;
+    let (before, trips_before) = (bare::postgres::wal(&client).await?, trips(&store));
+    let took = drain(bench, &store, count).await?;
+    let wal = bare::postgres::wal(&client).await? - before;
+    let trips = trips(&store).zip(trips_before).map(|(after, before)| (after - before) as f64 * 1000.0 / count as f64);
+    Ok(Drained { rate: rate(count, took), wal: wal / count as f64, trips })
+}
+
+/// A fresh database with a capture provider, through whose connections something has been delivered already.
+async fn ready(bench: &Bench) -> Result<Store, Failure> {
+    let store = bench.place.fresh().await?;
+    running::provide(&store, &running::capture()).await?;
+    Load::captured().feed(&bench.place, WARM_UP).await?;
+    running::pass(bench, &store).await?;
+    Ok(store)
+}
+
+/// Delivers that many and tells how long it took.
+async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration, Failure> {
+    let running = Running::start(bench, store).await?;
+    let done = running.until(count).await?;
+    let took = done.duration_since(running.started);
+    running.finish().await;
+    Ok(took)
+}
+
+fn rate(count: u64, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
+
+/// Exchanges with the database so far; none until the engine counts them.
+fn trips(_store: &Store) -> Option<u64> {
+    None
+}

@@ -1,0 +1,182 @@
+//! `postcommit bench`: measures this build on this machine and holds it to its bars.
+
+use clap::Args;
+use serde_json::json;
+
+use crate::bench::report::{Bar, Finding, Report, Series, Suite};
+use crate::bench::suites::{ALL, Kind};
+use crate::bench::{self, Wish};
+use crate::output::{self, Column, Done, Exit, Failure, Format};
+use crate::settings::{LogSettings, Settings, without_password};
+use crate::telemetry;
+use postcommit_engine::db::Address;
+
+/// Works in a database of its own on the given server, or a file beside the given one, and removes it afterwards.
+///
+/// Exits 1 when a bar is missed. Only ratios measured in one run mean something; see docs/benchmark.md.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure [default: every suite that fits the database]
+    #[arg(value_name = "SUITE")]
+    suites: Vec<String>,
+    /// How often each pair is measured, in turns; medians count
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
+    rounds: u8,
+    /// Multiplies all counts and durations, for a quick look
+    #[arg(long, default_value_t = 1.0, value_parser = scale)]
+    scale: f64,
+    /// Lists the suites with their bars, and exits
+    #[arg(long)]
+    list: bool,
+}
+
+fn scale(text: &str) -> Result<f64, String> {
+    let scale: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if (0.0001..=100.0).contains(&scale) { Ok(scale) } else { Err("0.0001 to 100 are allowed".into()) }
+}
+
+impl Bench {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        if self.list {
+            list(format);
+            return Ok(Exit::Ok);
+        }
+        // What the engine has to say would disturb the progress and, being written, the measurement.
+        telemetry::start(&LogSettings { level: "error".into(), format: settings.log.format.clone() });
+        let suites = self.chosen(settings)?;
+        let wish = Wish { suites, rounds: self.rounds.into(), scale: self.scale, command: command() };
+        let report = bench::run(wish, settings).await?;
+        output::one(format, &report, text);
+        Ok(if missed(&report).is_empty() { Exit::Ok } else { Exit::Failed })
+    }
+
+    fn chosen(&self, settings: &Settings) -> Result<Vec<&'static Kind>, Failure> {
+        let usage = |problem: String| Failure::new(Exit::Usage, problem);
+        let postgres = matches!(Address::parse(&settings.database.url)?, Address::Postgres(_));
+        let fits = |kind: &&Kind| if postgres { kind.fits.postgres() } else { kind.fits.sqlite() };
+        if self.suites.is_empty() {
+            return Ok(ALL.iter().filter(fits).collect());
+        }
+        let find = |name: &String| {
+            let known = || ALL.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
+            let kind = ALL.iter().find(|kind| kind.name == *name);
+            let kind = kind.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
+            if fits(&kind) { Ok(kind) } else { Err(usage(format!("suite {name} needs {}; see --database-url", kind.fits.name()))) }
+        };
+        self.suites.iter().map(find).collect()
+    }
+}
+
+/// What was typed, without passwords.
+fn command() -> String {
+    let arguments = std::env::args().skip(1).map(|argument| match argument.split_once('=') {
+        Some((flag, url)) if flag == "--database-url" => format!("{flag}={}", without_password(url)),
+        _ if argument.contains("://") => without_password(&argument),
+        _ => argument,
+    });
+    std::iter::once("postcommit".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+fn list(format: Format) {
+    let rows: Vec<_> = ALL.iter().map(|k| json!({"suite": k.name, "database": k.fits.name(), "about": k.about, "bars": k.bars})).collect();
+    let columns: [Column<serde_json::Value>; 4] = [
+        ("suite", |k| k["suite"].as_str().unwrap_or_default().to_owned()),
+        ("database", |k| k["database"].as_str().unwrap_or_default().to_owned()),
+        ("bars", |k| k["bars"].as_str().unwrap_or_default().to_owned()),
+        ("what it does", |k| k["about"].as_str().unwrap_or_default().to_owned()),
+    ];
+    output::list(format, &rows, &columns);
+}
+
+/// The ids whose bar was missed.
+fn missed(report: &Report) -> Vec<&str> {
+    let findings = report.suites.iter().flat_map(|suite| &suite.findings);
+    findings.filter(|finding| finding.held == Some(false)).map(|finding| finding.id.as_str()).collect()
+}
+
+fn text(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut parts = vec![format!(
+        "postcommit {}  {}\n{}\n{} cores, {} MiB, {}\n{}",
+        report.version, report.started_at, report.database, machine.cores, machine.memory_mib, machine.cpu, machine.system
+    )];
+    parts.extend(report.suites.iter().map(suite_text));
+    let held = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.held == Some(true)).count();
+    parts.push(match missed(report).as_slice() {
+        [] => format!("{held} bars held"),
+        missed => format!("{held} bars held, {} missed: {}", missed.len(), missed.join(", ")),
+    });
+    parts.join("\n\n")
+}
+
+fn suite_text(suite: &Suite) -> String {
+    let columns: [Column<Finding>; 7] = [
+        ("id", |f| f.id.clone()),
+        ("what", |f| f.what.clone()),
+        ("ours", |f| series(&f.ours)),
+        ("against", |f| f.against.as_ref().map_or_else(|| "-".into(), series)),
+        ("ratio", |f| f.against.as_ref().map_or_else(|| "-".into(), |_| number(f.figure))),
+        ("bar", |f| f.bar.map_or_else(|| "-".into(), bar)),
+        ("held", |f| f.held.map_or("", |held| if held { "✓" } else { "✗" }).to_owned()),
+    ];
+    let notes = suite.findings.iter().filter_map(|f| f.note.as_ref().map(|note| format!("\n{}: {note}", f.id))).collect::<String>();
+    format!("{} ({:.0} s): {}\n{}{notes}", suite.name, suite.seconds, suite.about, output::table(&suite.findings, &columns))
+}
+
+fn series(series: &Series) -> String {
+    let (low, high) = series.spread;
+    let unit = if series.unit.starts_with('/') { series.unit.clone() } else { format!(" {}", series.unit) };
+    format!("{}{unit} ({}–{})", number(series.median), number(low), number(high))
+}
+
+fn bar(bar: Bar) -> String {
+    match bar {
+        Bar::AtLeast(least) => format!("≥ {least}"),
+        Bar::AtMost(most) => format!("≤ {most}"),
+    }
+}
+
+/// Three digits or so, with commas by thousands.
+fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "-".into();
+    }
+    if value.abs() < 100.0 {
+        return format!("{value:.2}");
+    }
+    let digits = format!("{value:.0}");
+    let commas = |(place, digit): (usize, char)| {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) { format!(",{digit}") } else { digit.to_string() }
+    };
+    digits.chars().enumerate().map(commas).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        let shown: Vec<String> = [0.617, 12.5, 100.0, 1234.4, 1_234_567.0, f64::NAN].into_iter().map(number).collect();
+        assert_eq!(shown, ["0.62", "12.50", "100", "1,234", "1,234,567", "-"]);
+    }
+
+    #[test]
+    fn a_missed_bar_is_named() {
+        let finding = |id: &str, figure: f64| Finding::figure(id, "x", Series::of("x", "ms", vec![figure])).must(Bar::AtMost(1.0));
+        let findings = vec![finding("P5", 2.0), finding("P6", 1.0)];
+        let suite = Suite { name: "x".into(), about: "x".into(), seconds: 1.0, findings, charts: vec![] };
+        let machine = bench::report::Machine { cores: 1, memory_mib: 1, cpu: "x".into(), system: "x".into() };
+        let report = Report {
+            version: "1".into(),
+            started_at: "now".into(),
+            command: "x".into(),
+            machine,
+            database: "x".into(),
+            peers: vec![],
+            suites: vec![suite],
+        };
+        assert_eq!(missed(&report), ["P5"]);
+        assert!(text(&report).ends_with("1 bars held, 1 missed: P5"));
+    }
+}
