@@ -11,36 +11,30 @@ use number::{duration, exact, plain, ratio, spread, told_apart, value};
 pub fn page(report: &Report) -> String {
     let verdict = Verdict::of(report);
     let suites: String = report.suites.iter().enumerate().map(|(i, s)| suite(i, s)).collect();
-    // Whatever a name from outside might smuggle in, it may neither run nor fetch.
-    let policy = r#"<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"#;
     format!(
-        r#"<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{policy}
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{} – postcommit bench</title>
-<style>
-{}</style>
-</head>
-<body>
-<header>
-<h1>Benchmark of postcommit {}</h1>
-<p class="verdict">{}</p>
-{}
-</header>
-<main>
-{}{suites}</main>
-</body>
-</html>
-"#,
-        verdict.text,
-        include_str!("html/report.css"),
+        "<!doctype html>\n<html lang=\"en\">\n{}<body>\n<header>\n<h1>Benchmark of postcommit {}</h1>\n\
+         <p class=\"verdict\">{}</p>\n{}\n</header>\n<main>\n{}{suites}</main>\n</body>\n</html>\n",
+        head(&verdict.text),
         esc(&report.version),
         verdict.html(),
         facts(report),
         summary(report),
+    )
+}
+
+/// Whatever a name from outside might smuggle in, the policy lets it neither run nor fetch.
+fn head(verdict: &str) -> String {
+    format!(
+        r#"<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{verdict} – postcommit bench</title>
+<style>
+{}</style>
+</head>
+"#,
+        include_str!("html/report.css")
     )
 }
 
@@ -109,21 +103,25 @@ fn summary(report: &Report) -> String {
     let links: String = suites.clone().map(|(i, s)| format!("<a href=\"#suite-{i}\">{}</a>\n", esc(&s.name))).collect();
     let rows: String = suites.flat_map(|(i, s)| s.findings.iter().filter(|f| counts(f)).map(move |f| summary_row(i, f))).collect();
     let nav = if links.is_empty() { links } else { format!("<nav aria-label=\"Suites\">Suites: {links}</nav>\n") };
-    let head = r#"<th scope="col">Id</th><th scope="col">What</th><th scope="col" class="n">Figure</th><th scope="col" class="n">Bar</th><th scope="col">Held</th>"#;
+    let head = columns(&["Id", "What", "Figure>", "Bar>", "Held"]);
     let table = if rows.is_empty() {
         "<p>Nothing was measured that has a bar.</p>".to_owned()
     } else {
-        scroll_table("Summary of all bars", "", head, &rows)
+        scroll_table("Summary of all bars", "", &head, &rows)
     };
     format!("<section>\n<h2>Summary</h2>\n{table}{nav}</section>\n")
 }
 
 fn summary_row(i: usize, f: &Finding) -> String {
-    // A miss is explained where it is first seen.
-    let why =
-        f.note.as_deref().filter(|_| f.held == Some(false)).map_or(String::new(), |n| format!(r#"<span class="note">{}</span>"#, esc(n)));
+    // A miss is explained where it is first seen, across the whole table: a phone has no room for it in one column.
+    let why = f
+        .note
+        .as_deref()
+        .filter(|_| f.held == Some(false))
+        .map_or(String::new(), |n| format!("<tr class=\"miss why\"><td></td><td colspan=\"4\">{}</td></tr>\n", esc(n)));
     format!(
-        "<tr{}><th scope=\"row\"><a href=\"#suite-{i}\">{}</a></th><td class=\"what\">{}{why}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>\n",
+        "<tr{}><th scope=\"row\"><a href=\"#suite-{i}\">{}</a></th><td class=\"what\">{}</td>\
+         <td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>\n{why}",
         miss_class(f),
         esc(&f.id),
         esc(&f.what),
@@ -135,8 +133,8 @@ fn summary_row(i: usize, f: &Finding) -> String {
 
 fn suite(i: usize, suite: &Suite) -> String {
     let rows: String = suite.findings.iter().map(finding_row).collect();
-    let head = r#"<th scope="col">Id</th><th scope="col">What</th><th scope="col" class="n">Ours</th><th scope="col" class="n">Against</th><th scope="col" class="n">Ratio or figure</th><th scope="col" class="n">Bar</th><th scope="col">Held</th>"#;
-    let table = if rows.is_empty() { String::new() } else { scroll_table(&format!("Findings of {}", suite.name), "wide", head, &rows) };
+    let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Bar>", "Held"]);
+    let table = if rows.is_empty() { String::new() } else { scroll_table(&format!("Findings of {}", suite.name), "wide", &head, &rows) };
     let cards: String = suite.findings.iter().map(card).chain(suite.charts.iter().map(chart)).collect();
     let cards = if cards.is_empty() { cards } else { format!("<div class=\"cards\">\n{cards}</div>\n") };
     format!(
@@ -243,17 +241,22 @@ fn chart_table(chart: &Chart) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = format!(
-        r#"<th scope="col">Line</th><th scope="col" class="n">{}</th><th scope="col" class="n">{}</th>"#,
-        esc(&chart.x),
-        esc(&chart.y)
-    );
+    let head = columns(&["Line", &format!("{}>", chart.x), &format!("{}>", chart.y)]);
     let table = scroll_table(&format!("Figures of {}", chart.title), "", &head, &rows);
     format!("<details><summary>As a table</summary>\n{table}</details>\n")
 }
 
 fn point_row((name, point): (&String, &(f64, f64))) -> String {
     format!("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n", esc(name), plain(point.0), plain(point.1))
+}
+
+/// Heads of columns; a `>` at the end of a name is not shown, its numbers stand to the right.
+fn columns(names: &[&str]) -> String {
+    let column = |name: &&str| match name.strip_suffix('>') {
+        Some(name) => format!(r#"<th scope="col" class="n">{}</th>"#, esc(name)),
+        None => format!(r#"<th scope="col">{}</th>"#, esc(name)),
+    };
+    names.iter().map(column).collect()
 }
 
 /// A table that scrolls by itself where the page is narrow, by keyboard too.
