@@ -36,9 +36,9 @@ use crate::db::DbError;
 use crate::egress::Egress;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::Store;
+use crate::store::{Claim, Store};
 use bell::Bell;
-use lanes::{EXPANSION, Lane, Lanes};
+use lanes::{EXPANSION, Lane, Lanes, Wants};
 use leases::Leases;
 use settler::Settler;
 
@@ -108,6 +108,32 @@ pub enum Stop {
 /// A claimed row and the notification behind it.
 type Claimed = (Delivery, Arc<StoredNotification>);
 
+/// The database's time, reckoned from a claim: asking for it would cost a round trip.
+#[derive(Debug, Clone, Copy)]
+struct Reckoning {
+    then: Timestamp,
+    since: Instant,
+}
+
+impl Reckoning {
+    /// In whole milliseconds from there: finer than that SQLite's clock is not.
+    fn now(&self) -> Timestamp {
+        let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.then.plus(Duration::from_millis(elapsed))
+    }
+}
+
+/// What a look at the queue brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    /// So many were begun.
+    Began(usize),
+    /// There is nothing due.
+    Nothing,
+    /// There was no room to look for more.
+    Full,
+}
+
 /// What the tasks of one dispatcher share.
 #[derive(Clone)]
 struct Crew {
@@ -156,22 +182,18 @@ impl Dispatcher {
         tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), quiet.clone()));
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
-            let claimed = self.round(None).await;
-            let found = *claimed.as_ref().unwrap_or(&0) > 0;
-            if let Err(problem) = claimed {
-                tracing::warn!(%problem, "could not claim; trying again");
-                tokio::time::sleep(jittered(self.interval())).await;
-            }
-            if !found {
-                let certain = self.fall_idle().await;
-                if certain && self.round(None).await.is_ok_and(|n| n > 0) {
-                    continue;
+            match self.round(None).await {
+                Ok(Looked::Began(_)) => {}
+                Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
+                Ok(Looked::Nothing) => {
+                    let certain = self.fall_idle().await;
+                    if !certain || self.round(None).await.is_ok_and(|looked| looked == Looked::Nothing) {
+                        self.rest(&bell, &mut stop).await;
+                    }
                 }
-                tokio::select! {
-                    () = bell.rung() => {}
-                    () = self.crew.stir.notified() => {}
-                    () = tokio::time::sleep(jittered(self.interval())) => {}
-                    _ = stop.changed() => {}
+                Err(problem) => {
+                    tracing::warn!(%problem, "could not claim; trying again");
+                    tokio::time::sleep(jittered(self.interval())).await;
                 }
             }
             // Without its settler this process would hold leases for ever and write nothing: better none.
@@ -206,49 +228,64 @@ impl Dispatcher {
         loop {
             // Asked before looking: what is under way may be just about to put something into a lane.
             let quiet = self.crew.leases.is_empty();
-            let claimed = match only {
+            let looked = match only {
                 None => self.round(Some(started)).await?,
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
             };
-            if claimed == 0 && quiet {
-                return Ok(());
-            }
-            if claimed == 0 {
+            match looked {
+                Looked::Began(_) => {}
+                Looked::Nothing if quiet => return Ok(()),
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
-                let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
+                Looked::Nothing | Looked::Full => {
+                    let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
+                }
             }
         }
     }
 
-    /// Claims what the lanes have room for, and starts it. Returns how much was begun.
-    async fn round(&mut self, due_before: Option<Timestamp>) -> Result<usize, DbError> {
+    /// Until something may have changed.
+    async fn rest(&self, bell: &Bell, stop: &mut watch::Receiver<Stop>) {
+        tokio::select! {
+            () = bell.rung() => {}
+            () = self.crew.stir.notified() => {}
+            () = tokio::time::sleep(jittered(self.interval())) => {}
+            _ = stop.changed() => {}
+        }
+    }
+
+    /// Claims what the lanes have room for, and starts it.
+    async fn round(&mut self, due_before: Option<Timestamp>) -> Result<Looked, DbError> {
+        let Wants { by_lease, full } = self.lanes.wants(self.crew.tools.settings.batch);
         let mut begun = 0;
-        for (lease, wants) in self.lanes.wants(self.crew.tools.settings.batch) {
+        for (lease, wants) in by_lease {
             let before = clock::monotonic();
-            let deliveries = self.crew.tools.store.claim(&wants, lease, due_before).await?;
-            begun += self.start(deliveries, before, lease).await?;
+            let claim = self.crew.tools.store.claim(&wants, lease, due_before).await?;
+            self.lanes.note_backlogs(&wants, &claim.deliveries);
+            begun += self.start(claim, before, lease).await?;
         }
         if begun > 0 {
             self.awake().await;
+            return Ok(Looked::Began(begun));
         }
-        Ok(begun)
+        Ok(if full { Looked::Full } else { Looked::Nothing })
     }
 
     /// The same for one notification.
-    async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<usize, DbError> {
+    async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<Looked, DbError> {
         let before = clock::monotonic();
         let lease = self.lanes.longest_lease();
-        let deliveries = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
-        self.start(deliveries, before, lease).await
+        let claim = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
+        let begun = self.start(claim, before, lease).await?;
+        Ok(if begun > 0 { Looked::Began(begun) } else { Looked::Nothing })
     }
 
     /// Loads what was claimed and sets each on its way. What this process cannot serve goes back.
-    async fn start(&mut self, deliveries: Vec<Delivery>, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
-        if deliveries.is_empty() {
-            return Ok(0);
-        }
+    async fn start(&mut self, claim: Claim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
+        let Claim { deliveries, providers } = claim;
+        let Some(first) = deliveries.first() else { return Ok(0) };
+        let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
-        let notes = self.load(&deliveries).await?;
+        let notes = self.load(&deliveries, providers).await?;
         let mut begun = deliveries.len();
         let mut by_lane: HashMap<i32, Vec<Claimed>> = HashMap::new();
         for delivery in deliveries {
@@ -260,8 +297,8 @@ impl Dispatcher {
         }
         for (id, batch) in by_lane {
             match self.lanes.lane(id) {
-                _ if id == EXPANSION => self.start_expansion(batch),
-                Some(lane) if lane.driver.is_ok() => self.start_lane(lane, batch),
+                _ if id == EXPANSION => self.start_expansion(batch, clock),
+                Some(lane) if lane.driver.is_ok() => self.start_lane(lane, batch, clock),
                 _ => {
                     begun -= batch.len();
                     self.crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
@@ -271,21 +308,26 @@ impl Dispatcher {
         Ok(begun)
     }
 
-    fn start_expansion(&self, batch: Vec<Claimed>) {
-        let (crew, slots) = (self.crew.clone(), lanes::take(&self.lanes.expansion(), batch.len()));
-        tokio::spawn(async move { expander::expand_batch(&crew, batch, slots).await });
+    fn start_expansion(&self, batch: Vec<Claimed>, clock: Reckoning) {
+        let (crew, table) = (self.crew.clone(), self.lanes.table());
+        let slots = lanes::take(&self.lanes.expansion(), batch.len());
+        tokio::spawn(async move { expander::expand_batch(&crew, &table, batch, clock, slots).await });
     }
 
-    fn start_lane(&self, lane: Arc<Lane>, batch: Vec<Claimed>) {
+    fn start_lane(&self, lane: Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning) {
         let (crew, slots) = (self.crew.clone(), lanes::take(&lane.slots, batch.len()));
-        tokio::spawn(async move { attempt::attempt_batch(&crew, &lane, batch, slots).await });
+        tokio::spawn(async move { attempt::attempt_batch(&crew, &lane, batch, clock, slots).await });
     }
 
-    async fn load(&self, deliveries: &[Delivery]) -> Result<HashMap<Uuid, Arc<StoredNotification>>, DbError> {
+    /// Reads what the deliveries are about, and the providers if the claim saw that some have changed.
+    async fn load(&mut self, deliveries: &[Delivery], providers: i64) -> Result<HashMap<Uuid, Arc<StoredNotification>>, DbError> {
         let mut keys: Vec<(i32, Uuid)> = deliveries.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
         keys.sort_unstable();
         keys.dedup();
-        let notes = self.crew.tools.store.notifications(&keys).await;
+        let mut notes = self.crew.tools.store.notifications(&keys).await;
+        if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
+            notes = Err(problem);
+        }
         if notes.is_err() {
             // They go back at once rather than when the lease runs out.
             self.crew.settler.return_unbegun(deliveries.iter().cloned());
@@ -316,16 +358,24 @@ impl Dispatcher {
         }
     }
 
-    /// Providers change by other hands; they are read again at every interval, busy or not.
+    /// Providers change by other hands: every claim tells, and so does a look at every interval, busy or not.
     async fn refresh_when_due(&mut self) {
         let now = clock::monotonic();
         if self.refreshed_at.is_some_and(|at| now.duration_since(at) < self.interval()) {
             return;
         }
         self.refreshed_at = Some(now);
-        if let Err(problem) = self.lanes.refresh(&self.crew.tools).await {
+        if let Err(problem) = self.refresh().await {
             tracing::warn!(%problem, "could not read the providers; keeping those known");
         }
+    }
+
+    async fn refresh(&mut self) -> Result<(), DbError> {
+        if self.lanes.any_broken() {
+            return self.lanes.refresh(&self.crew.tools).await;
+        }
+        let version = self.crew.tools.store.providers_version().await?;
+        self.lanes.catch_up(&self.crew.tools, version).await
     }
 
     fn interval(&self) -> Duration {

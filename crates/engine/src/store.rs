@@ -10,25 +10,30 @@ mod enqueue;
 mod expansion;
 mod health;
 mod idle;
+mod marks;
 mod notifications;
 mod providers;
 mod settle;
 
-pub use claim::{Lease, Want};
+pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
-pub use settle::{Attempted, Settled, Settlement};
+pub use settle::{Attempted, Place, Settled, Settlement};
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::db::{Db, DbError};
+use marks::Marks;
 
 /// The store.
 #[derive(Clone)]
 pub struct Store {
     db: Db,
+    marks: Arc<Mutex<Marks>>,
 }
 
 impl Store {
@@ -37,12 +42,16 @@ impl Store {
     /// # Errors
     /// When it cannot be reached or the URL is not one of ours.
     pub async fn open(url: &str) -> Result<Self, DbError> {
-        Ok(Self { db: Db::open(url).await? })
+        Ok(Self { db: Db::open(url).await?, marks: Arc::default() })
     }
 
     /// The database below, for migrations.
     #[must_use]
     pub fn db(&self) -> &Db {
         &self.db
+    }
+
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,12 +16,20 @@ pub struct Migration {
 }
 
 /// All of them, oldest first.
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "core",
-    postgres: include_str!("../../migrations/postgres/0001_core.sql"),
-    sqlite: include_str!("../../migrations/sqlite/0001_core.sql"),
-}];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "core",
+        postgres: include_str!("../../migrations/postgres/0001_core.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0001_core.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "speed",
+        postgres: include_str!("../../migrations/postgres/0002_speed.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0002_speed.sql"),
+    },
+];
 
 /// Grants and roles, for `migrate --roles`.
 const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");

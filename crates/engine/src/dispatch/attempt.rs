@@ -9,8 +9,8 @@ use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::lanes::Lane;
-use super::settler::unbegun;
-use super::{Claimed, Crew, Tools};
+use super::settler::{place_of, unbegun};
+use super::{Claimed, Crew, Reckoning, Tools};
 use crate::channel::Message;
 use crate::clock;
 use crate::crash_point;
@@ -27,24 +27,22 @@ const HEARSAY: Duration = Duration::from_secs(360);
 const TEXT_CHARS: usize = 1000;
 
 /// Sets a claimed batch of one lane on its way, each delivery in a task of its own.
-pub async fn attempt_batch(crew: &Crew, lane: &Arc<Lane>, batch: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
-    let not_begun = crew.leases.guard(batch.iter().map(|(delivery, _)| lease(delivery)));
-    match crew.tools.store.now().await {
-        Ok(now) => {
-            for (delivery, note) in announce(crew, lane, check_all(crew, lane, batch, now)).await {
-                let slot = slots.as_mut().and_then(|slots| slots.split(1));
-                let (crew, lane) = (crew.clone(), lane.clone());
-                tokio::spawn(async move {
-                    let unsettled = crew.leases.guard([lease(&delivery)]);
-                    attempt(&crew, &lane, &delivery, &note, now, slot).await;
-                    unsettled.disarm();
-                });
-            }
-        }
-        Err(problem) => {
-            tracing::warn!(%problem, "could not begin; they go back");
-            crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
-        }
+pub async fn attempt_batch(
+    crew: &Crew,
+    lane: &Arc<Lane>,
+    batch: Vec<Claimed>,
+    clock: Reckoning,
+    mut slots: Option<OwnedSemaphorePermit>,
+) {
+    let not_begun = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
+    for (delivery, note) in announce(crew, lane, check_all(crew, lane, batch, clock.now())).await {
+        let slot = slots.as_mut().and_then(|slots| slots.split(1));
+        let (crew, lane) = (crew.clone(), lane.clone());
+        tokio::spawn(async move {
+            let unsettled = crew.leases.guard([Lease::of(&delivery)]);
+            attempt(&crew, &lane, &delivery, &note, clock.now(), slot).await;
+            unsettled.disarm();
+        });
     }
     not_begun.disarm();
 }
@@ -90,7 +88,7 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
 }
 
 /// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
-fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
+pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
     let provider = &lane.provider;
     // Under another guarantee nothing is announced; and others hear of a change a little later.
     let announcing = provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
@@ -101,16 +99,22 @@ fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since:
     settlement(delivery, lane, report, finish(verdict, None), since, Duration::ZERO)
 }
 
+/// Whether a lease of the notification's own row that ran out may have been used to send on this lane. Never under at_most_once, unless that was told
+/// just then.
+pub fn may_have_been_sent_at_once(lane: &Lane, since: Timestamp) -> bool {
+    lane.provider.guarantee != Guarantee::AtMostOnce || since <= lane.provider.guarantee_since.plus(HEARSAY)
+}
+
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
 async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
     }
-    let asked: Vec<Lease> = batch.iter().map(|(d, _)| lease(d)).collect();
+    let asked: Vec<Lease> = batch.iter().map(|(d, _)| Lease::of(d)).collect();
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
-            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&d.key));
-            gone.iter().for_each(|(d, _)| crew.leases.release(&lease(d)));
+            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&Lease::of(d).key));
+            gone.iter().for_each(|(d, _)| crew.leases.release(&Lease::of(d)));
             go
         }
         Err(problem) => {
@@ -146,7 +150,7 @@ async fn attempt(
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.
 fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
-    crew.leases.time_left(&lease(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
+    crew.leases.time_left(&Lease::of(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
 }
 
 /// What is said, as it stands: title, body and payload go out as they were enqueued.
@@ -236,10 +240,6 @@ fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
     }
 }
 
-fn lease(delivery: &Delivery) -> Lease {
-    Lease { key: delivery.key, token: delivery.token }
-}
-
 fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, at: Timestamp, took: Duration) -> Settlement {
     let Report { outcome, evidence } = report;
     let unclear = matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
@@ -251,12 +251,12 @@ fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, 
     };
     let attempted = Attempted {
         at,
-        provider: lane.provider.name.clone(),
+        provider: lane.name.clone(),
         outcome: outcome.name(),
         latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX),
         evidence,
     };
-    Settlement { lease: lease(delivery), finish, attempt: Some(attempted), code: outcome.code().map(storable), detail, unclear }
+    Settlement { lease: Lease::of(delivery), place: place_of(delivery), finish, attempt: Some(attempted), code: outcome.code().map(storable), detail, unclear }
 }
 
 /// What a provider said may hold anything; a NUL would make PostgreSQL refuse the whole batch.

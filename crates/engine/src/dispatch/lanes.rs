@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use postcommit::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
 use crate::channel::{self, Driver};
 use crate::db::DbError;
-use crate::model::Provider;
+use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use crate::secret::Secrets;
 use crate::store::Want;
 
 /// The lane of what is not expanded or routed yet.
 pub const EXPANSION: i32 = 0;
-/// Notifications expanded at once.
-const EXPANSION_SLOTS: usize = 500;
+/// Notifications that are expanded at once, or wait for a slot of their lane: two batches, so that one is claimed while the other is on its way.
+const EXPANSION_SLOTS: usize = 1000;
 /// A send must be over this long before its lease is: time to judge and to settle.
 pub const MARGIN: Duration = Duration::from_secs(2);
 
@@ -24,77 +26,188 @@ pub const MARGIN: Duration = Duration::from_secs(2);
 pub struct Lane {
     /// Its description.
     pub provider: Provider,
+    /// Its name, for the log of attempts.
+    pub name: Arc<str>,
     /// Its code; or why it cannot be made.
-    pub driver: Result<Box<dyn Driver>, String>,
+    pub driver: Result<Arc<dyn Driver>, String>,
     /// Sends that may be under way at once.
     pub slots: Arc<Semaphore>,
+    /// Whether rows of its own wait for it: they go first.
+    pub backlog: Arc<AtomicBool>,
+}
+
+impl Lane {
+    /// Whether it could begin a send now.
+    fn is_open(&self, now: Timestamp) -> bool {
+        self.provider.paused.is_none() && self.driver.is_ok() && self.provider.not_before.is_none_or(|until| until <= now)
+    }
+
+    /// The same lane, described anew.
+    fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, String>) -> Self {
+        let same_slots = (self.provider.concurrency == provider.concurrency).then(|| self.slots.clone());
+        Self { backlog: self.backlog.clone(), ..Self::new(provider, driver, same_slots) }
+    }
+
+    fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
+        let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
+        let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
+        Self { name: provider.name.as_str().into(), slots, backlog: Arc::default(), provider, driver }
+    }
+
+    pub fn set_backlog(&self, waits: bool) {
+        self.backlog.store(waits, Ordering::Relaxed);
+    }
+}
+
+/// The lanes as they were when something was claimed.
+#[derive(Default)]
+pub struct Table {
+    lanes: HashMap<i32, Arc<Lane>>,
+    by_tenant: HashMap<i32, Vec<Provider>>,
+    lease: Duration,
+}
+
+impl Table {
+    pub fn routes(&self, tenant: i32) -> Routes<'_> {
+        Routes(self.by_tenant.get(&tenant).map_or(&[], Vec::as_slice))
+    }
+
+    pub fn lane(&self, id: i32) -> Option<&Arc<Lane>> {
+        self.lanes.get(&id)
+    }
+
+    /// The lane that a target goes into.
+    pub fn lane_of(&self, target: &Target) -> Option<&Arc<Lane>> {
+        match target.fate {
+            Fate::Lane(lane) => self.lane(lane),
+            Fate::Ended { .. } => None,
+        }
+    }
+
+    /// Whether a notification with one target may be sent on this lane from its own row, without a row of the target's own: not what must be announced
+    /// first, what needs a longer lease, or what would overtake those that wait.
+    pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
+        lane.provider.guarantee != Guarantee::AtMostOnce
+            && lane.is_open(now)
+            && lease_of(&lane.provider, self.lease) == self.lease
+            && !lane.backlog.load(Ordering::Relaxed)
+    }
 }
 
 /// All lanes this process knows.
 pub struct Lanes {
-    known: HashMap<i32, Arc<Lane>>,
+    table: Arc<Table>,
+    /// The state of the providers that the table shows.
+    version: i64,
     expansion: Arc<Semaphore>,
     lease: Duration,
+}
+
+/// What could be started now.
+pub struct Wants {
+    /// By the length of lease it needs: one claim each, nearly always one in all.
+    pub by_lease: BTreeMap<Duration, Vec<Want>>,
+    /// There is no room for what is not expanded: whatever is found, more may be due.
+    pub full: bool,
 }
 
 impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
-        Self { known: HashMap::new(), expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease }
+        Self { table: Arc::default(), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease }
+    }
+
+    /// Reads the providers again if they are not those of that version.
+    pub async fn catch_up(&mut self, tools: &Tools, version: i64) -> Result<(), DbError> {
+        if version == self.version { Ok(()) } else { self.refresh(tools).await }
     }
 
     /// Reads the providers and makes anew what has changed. A lane keeps its slots while its concurrency stays.
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
+        // The version first: a change in between is then read twice, and never missed.
+        let version = tools.store.providers_version().await?;
         let providers = tools.store.providers().await?;
-        self.known.retain(|id, _| providers.iter().any(|p| p.id == *id));
+        let mut table = Table { lease: self.lease, ..Table::default() };
         for provider in providers {
-            let known = self.known.get(&provider.id);
-            // One that could not be used is tried again: the key may be back.
-            if known.is_some_and(|lane| lane.provider.revision == provider.revision && lane.driver.is_ok()) {
-                continue;
-            }
-            let same_slots = known.filter(|lane| lane.provider.concurrency == provider.concurrency).map(|lane| lane.slots.clone());
-            let known_problem = known.and_then(|lane| lane.driver.as_ref().err().cloned());
-            let lane = open_lane(tools, provider, same_slots, known_problem.as_deref());
-            self.known.insert(lane.provider.id, Arc::new(lane));
+            table.by_tenant.entry(provider.tenant).or_default().push(provider.clone());
+            let lane = self.reopen(tools, provider);
+            table.lanes.insert(lane.provider.id, lane);
         }
+        (self.table, self.version) = (Arc::new(table), version);
         Ok(())
     }
 
+    fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
+        let Some(known) = self.table.lane(provider.id) else { return Arc::new(open_lane(tools, provider, None)) };
+        match &known.driver {
+            Ok(_) if known.provider == provider => known.clone(),
+            // Only held or released: that is no revision, and the driver keeps its connections.
+            Ok(driver) if known.provider.revision == provider.revision => Arc::new(known.with(provider, Ok(driver.clone()))),
+            // One that could not be used is tried again: the key may be back.
+            _ => Arc::new(open_lane(tools, provider, Some(known))),
+        }
+    }
+
+    /// Whether some provider cannot be used by this process.
+    pub fn any_broken(&self) -> bool {
+        self.table.lanes.values().any(|lane| lane.driver.is_err())
+    }
+
+    pub fn table(&self) -> Arc<Table> {
+        self.table.clone()
+    }
+
     pub fn lane(&self, id: i32) -> Option<Arc<Lane>> {
-        self.known.get(&id).cloned()
+        self.table.lane(id).cloned()
     }
 
     pub fn expansion(&self) -> Arc<Semaphore> {
         self.expansion.clone()
     }
 
-    /// What could be started now, by the length of lease it needs: one claim each, nearly always one in all.
-    pub fn wants(&self, batch: i32) -> BTreeMap<Duration, Vec<Want>> {
-        let mut wants: BTreeMap<Duration, Vec<Want>> = BTreeMap::new();
+    /// What could be started now.
+    pub fn wants(&self, batch: i32) -> Wants {
+        let mut by_lease: BTreeMap<Duration, Vec<Want>> = BTreeMap::new();
         let mut want = |lane, free: usize, lease| {
             let quota = i32::try_from(free).unwrap_or(batch).min(batch);
             if quota > 0 {
-                wants.entry(lease).or_default().push(Want { lane, quota });
+                by_lease.entry(lease).or_default().push(Want { lane, quota });
             }
         };
-        want(EXPANSION, self.expansion.available_permits(), self.lease);
+        // Claiming a few at a time, as slots come free one by one, would cost a round trip each.
+        let free = self.expansion.available_permits();
+        let full = free < usize::try_from(batch).unwrap_or(free).min(EXPANSION_SLOTS / 2);
+        if !full {
+            want(EXPANSION, free, self.lease);
+        }
         // A lane that this process cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
         let open = |lane: &Lane| lane.provider.paused.is_none() && lane.driver.is_ok();
-        for (id, lane) in self.known.iter().filter(|(_, lane)| open(lane)) {
-            want(*id, lane.slots.available_permits(), self.lease_of(&lane.provider));
+        // While there is more than enough to do, lanes on which nothing is known to wait are not asked every time.
+        let worth_asking = |lane: &Lane| !full || lane.backlog.load(Ordering::Relaxed);
+        for (id, lane) in self.table.lanes.iter().filter(|(_, lane)| open(lane) && worth_asking(lane)) {
+            want(*id, lane.slots.available_permits(), lease_of(&lane.provider, self.lease));
         }
-        wants
+        Wants { by_lease, full }
+    }
+
+    /// A lane that gave all that was asked for may hold more; one that gave less is empty.
+    pub fn note_backlogs(&self, wants: &[Want], found: &[Delivery]) {
+        for want in wants {
+            if let Some(lane) = self.table.lane(want.lane) {
+                let given = found.iter().filter(|delivery| delivery.lane == want.lane).count();
+                lane.set_backlog(usize::try_from(want.quota).is_ok_and(|quota| given >= quota));
+            }
+        }
     }
 
     pub fn longest_lease(&self) -> Duration {
-        self.known.values().map(|lane| self.lease_of(&lane.provider)).max().unwrap_or(self.lease).max(self.lease)
+        self.table.lanes.values().map(|lane| lease_of(&lane.provider, self.lease)).max().unwrap_or(self.lease).max(self.lease)
     }
+}
 
-    /// Every send must fit into its lease, with a margin on either side.
-    fn lease_of(&self, provider: &Provider) -> Duration {
-        self.lease.max(provider.timeout() + 2 * MARGIN)
-    }
+/// Every send must fit into its lease, with a margin on either side.
+fn lease_of(provider: &Provider, lease: Duration) -> Duration {
+    lease.max(provider.timeout() + 2 * MARGIN)
 }
 
 /// Takes the slots of what was just claimed, before anything else can count them as free. A pass by hand may go beyond: then there are none to take.
@@ -102,16 +215,25 @@ pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit
     slots.clone().try_acquire_many_owned(u32::try_from(count).ok()?).ok()
 }
 
-fn open_lane(tools: &Tools, provider: Provider, slots: Option<Arc<Semaphore>>, known_problem: Option<&str>) -> Lane {
-    let driver =
-        open_secrets(tools, &provider).and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on));
+/// As many as are free, up to so many.
+pub fn take_up_to(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
+    take(slots, count.min(slots.available_permits()))
+}
+
+fn open_lane(tools: &Tools, provider: Provider, known: Option<&Arc<Lane>>) -> Lane {
+    let driver = open_secrets(tools, &provider)
+        .and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on))
+        .map(Arc::from);
+    let known_problem = known.and_then(|lane| lane.driver.as_ref().err());
     if let Err(problem) = &driver
         && known_problem != Some(problem)
     {
         tracing::error!(provider = provider.name, problem, "this process cannot use a provider; what waits for it is left alone");
     }
-    let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
-    Lane { slots: slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency))), provider, driver }
+    match known {
+        Some(known) => known.with(provider, driver),
+        None => Lane::new(provider, driver, None),
+    }
 }
 
 fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {

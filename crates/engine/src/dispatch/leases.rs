@@ -28,18 +28,20 @@ struct Held {
 impl Leases {
     pub fn hold(&self, deliveries: &[Delivery], since: Instant, length: Duration) {
         let mut held = self.lock();
-        held.extend(deliveries.iter().map(|d| (d.key, Held { token: d.token, since, length })));
+        held.extend(deliveries.iter().map(|d| (Lease::of(d).key, Held { token: d.token, since, length })));
     }
 
     pub fn release(&self, lease: &Lease) {
-        let mut held = self.lock();
-        if held.get(&lease.key).is_some_and(|h| h.token == lease.token) {
-            held.remove(&lease.key);
-        }
+        self.release_all([lease]);
     }
 
-    pub fn holds(&self, lease: &Lease) -> bool {
-        self.lock().get(&lease.key).is_some_and(|held| held.token == lease.token)
+    pub fn release_all<'a>(&self, leases: impl IntoIterator<Item = &'a Lease>) {
+        let mut held = self.lock();
+        for lease in leases {
+            if held.get(&lease.key).is_some_and(|h| h.token == lease.token) {
+                held.remove(&lease.key);
+            }
+        }
     }
 
     /// How long a send may still take. None when the lease is gone or too near its end.
@@ -100,9 +102,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        for lease in &self.leases {
-            self.held.release(lease);
-        }
+        self.held.release_all(&self.leases);
     }
 }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::leases::Leases;
 use crate::db::DbError;
 use crate::model::{Delivery, Finish, FinishedState, Reason};
-use crate::store::{Lease, Settlement, Store};
+use crate::store::{Lease, Place, Settlement, Store};
 
 /// Results written with one statement at most.
 const BATCH: usize = 1000;
@@ -36,7 +36,7 @@ pub struct Tally {
 /// A result, and the slot that stays taken until it is written.
 struct Result_ {
     settlement: Settlement,
-    _slot: Option<OwnedSemaphorePermit>,
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 /// Takes results and writes them.
@@ -78,7 +78,7 @@ impl Settler {
     /// Hands in a result. It is bounded by the slots: nobody without one has a result.
     pub fn settle(&self, settlement: Settlement, slot: Option<OwnedSemaphorePermit>) {
         // The other end lives as long as the process; after that there is nobody to tell.
-        let _ = self.results.send(Result_ { settlement, _slot: slot });
+        let _ = self.results.send(Result_ { settlement, slot });
     }
 
     /// Gives back what was claimed and not begun.
@@ -98,8 +98,21 @@ impl Settler {
 
 /// A settlement without an attempt.
 pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: Option<String>) -> Settlement {
-    let lease = Lease { key: delivery.key, token: delivery.token };
-    Settlement { lease, finish, attempt: None, code: code.map(str::to_owned), detail, unclear: false }
+    let of_delivery = Settlement::unbegun(Lease::of(delivery), finish);
+    // What goes back goes back as it was.
+    let place = place_of(delivery).filter(|_| finish != Finish::Returned);
+    Settlement { place, code: code.map(str::to_owned), detail, ..of_delivery }
+}
+
+/// What the row of a delivery without one would say.
+pub fn place_of(delivery: &Delivery) -> Option<Place> {
+    let place = || Place {
+        n: delivery.key.n,
+        lane: delivery.lane,
+        channel: delivery.channel.clone().unwrap_or_default(),
+        target: delivery.target.clone().unwrap_or_default(),
+    };
+    (delivery.row != delivery.key.n).then(place)
 }
 
 async fn write_all(
@@ -111,19 +124,18 @@ async fn write_all(
 ) {
     let mut gathered = Vec::with_capacity(BATCH);
     while received.recv_many(&mut gathered, BATCH).await > 0 {
-        let batch: Vec<Settlement> = gathered.iter().map(|result| result.settlement.clone()).collect();
+        let (batch, slots): (Vec<Settlement>, Vec<_>) = gathered.drain(..).map(|result: Result_| (result.settlement, result.slot)).unzip();
+        let batch: Arc<[Settlement]> = batch.into();
         write(&store, batch.clone(), &tally).await;
-        for settlement in &batch {
-            leases.release(&settlement.lease);
-        }
+        leases.release_all(batch.iter().map(|settlement| &settlement.lease));
         // Only now are the slots free: what is not durable still counts as under way.
-        gathered.clear();
+        drop(slots);
         stir.notify_one();
     }
 }
 
 /// Writes one batch, however long the database is away. Meanwhile no slot comes free, so nothing more is claimed.
-async fn write(store: &Store, batch: Vec<Settlement>, tally: &Tally) {
+async fn write(store: &Store, batch: Arc<[Settlement]>, tally: &Tally) {
     let mut wait = Duration::from_millis(50);
     loop {
         // A panic in here would silence this process for good; caught, the batch is tried again like any other.
@@ -134,13 +146,13 @@ async fn write(store: &Store, batch: Vec<Settlement>, tally: &Tally) {
             Err(problem) if batch.len() > 1 => {
                 // One of them is at fault; alone it cannot hold the others up.
                 tracing::error!(%problem, "a batch was refused; settling one by one");
-                for settlement in batch {
-                    Box::pin(write(store, vec![settlement], tally)).await;
+                for settlement in batch.iter() {
+                    Box::pin(write(store, [settlement.clone()].into(), tally)).await;
                 }
                 return;
             }
             Err(problem) => {
-                tracing::error!(%problem, delivery = %batch[0].lease.key.id(), "a result was refused; its lease will run out");
+                tracing::error!(%problem, delivery = %batch[0].key().id(), "a result was refused; its lease will run out");
                 return;
             }
         }
@@ -153,17 +165,17 @@ fn count(tally: &Tally, batch: &[Settlement], stale: &[crate::model::DeliveryKey
     for settlement in batch {
         let counter = match settlement.finish {
             _ if stale.contains(&settlement.lease.key) => {
-                tracing::warn!(delivery = %settlement.lease.key.id(), "a result came after its lease had gone to someone else; it changed nothing");
+                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had gone to someone else; it changed nothing");
                 &tally.stale
             }
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => &tally.sent,
             Finish::Ended(FinishedState::Parked(reason)) => {
-                tracing::warn!(delivery = %settlement.lease.key.id(), reason = reason.name(), code = settlement.code.as_deref(), "parked: somebody must look");
+                tracing::warn!(delivery = %settlement.key().id(), reason = reason.name(), code = settlement.code.as_deref(), "parked: somebody must look");
                 &tally.parked
             }
             Finish::Ended(_) => &tally.dropped,
             Finish::Again { at, .. } => {
-                tracing::info!(delivery = %settlement.lease.key.id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
+                tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
                 &tally.again
             }
             Finish::Returned => continue,

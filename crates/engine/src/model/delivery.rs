@@ -5,6 +5,8 @@ use postcommit::Timestamp;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::Target;
+
 /// Names a delivery in the store. The tenant leads every key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeliveryKey {
@@ -59,8 +61,16 @@ impl FromStr for DeliveryId {
 pub struct Delivery {
     /// Which one.
     pub key: DeliveryKey,
+    /// The number of the queue row it is held by: its own, or 0 when it is sent from its notification's row.
+    pub row: i32,
     /// Its provider's lane; 0 when not routed.
     pub lane: i32,
+    /// 0 to 9, 9 first.
+    pub priority: i16,
+    /// Since when it waits.
+    pub due_at: Timestamp,
+    /// When this lease began, by the database's clock.
+    pub leased_at: Timestamp,
     /// Attempts made in this round, not counting the one about to start.
     pub attempts: u16,
     /// Leases that ran out in this round, the present takeover included.
@@ -81,6 +91,15 @@ pub struct Delivery {
     pub target: Option<String>,
     /// The random token that fences every later write.
     pub token: Uuid,
+}
+
+impl Delivery {
+    /// The notification's row as its only target, without a row of the target's own. Expansion would have given it the same number.
+    #[must_use]
+    pub fn of_only_target(self, lane: i32, target: Target) -> Self {
+        let key = DeliveryKey { n: 1, ..self.key };
+        Self { key, lane, channel: Some(target.channel), target: Some(target.target), ..self }
+    }
 }
 
 /// Why a delivery is parked.

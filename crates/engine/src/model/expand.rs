@@ -120,6 +120,19 @@ fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -
     Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
+/// Whether it has one target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only then may it be sent from its
+/// own row; a list could have grown by the time somebody takes over.
+#[must_use]
+pub fn has_one_target(note: &StoredNotification) -> bool {
+    let Some([only]) = note.recipients.as_array().map(Vec::as_slice) else { return false };
+    match Recipient::from_json(only) {
+        Ok(Recipient::User(_) | Recipient::List(_)) | Err(_) => false,
+        // The one address that several channels can reach.
+        Ok(Recipient::Phone(_)) => note.channels.len() < 2,
+        Ok(_) => true,
+    }
+}
+
 /// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are numbered by the notification
 /// alone, so the same number is the same target, addressed to the same provider if one was named.
 #[must_use]

@@ -30,18 +30,36 @@ pub struct Lease {
     pub token: Uuid,
 }
 
+impl Lease {
+    /// Of the row that this delivery is held by.
+    #[must_use]
+    pub fn of(delivery: &Delivery) -> Self {
+        Self { key: DeliveryKey { n: delivery.row, ..delivery.key }, token: delivery.token }
+    }
+}
+
+/// What a claim found.
+#[derive(Debug, Clone, Default)]
+pub struct Claim {
+    /// Claimed under one new token, sorted by key.
+    pub deliveries: Vec<Delivery>,
+    /// The state of the providers that the claim saw; another number means that some provider has changed.
+    pub providers: i64,
+}
+
 /// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
 /// loop before lower priorities are touched. `now()`, not the volatile clock, so that the index can be used; `ctid` of rows locked in this
 /// very statement, so that no statistics can turn the plan.
 const CLAIM_POSTGRES: &str = "
     WITH want AS MATERIALIZED (
-      SELECT w.lane, w.quota FROM unnest($1::int[], $2::int[]) AS w (lane, quota)
+      SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place)
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
     ), picked AS MATERIALIZED (
       SELECT c.ctid FROM want CROSS JOIN LATERAL (
         SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
           SELECT q.ctid FROM postcommit.delivery_queue q
-          WHERE q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz) AND (q.lease_until IS NULL OR q.lease_until < now())
+          WHERE q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz)
+            AND q.due_at >= coalesce(($6::timestamptz[])[10 * want.place - p.priority], '-infinity') AND (q.lease_until IS NULL OR q.lease_until < now())
           ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT want.quota
       ) c
@@ -50,7 +68,8 @@ const CLAIM_POSTGRES: &str = "
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = coalesce(q.first_try_at, clock_timestamp())
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target,
+      q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
 /// The same for one lane and priority; the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out.
 const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue
@@ -58,7 +77,8 @@ const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_deli
 const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
 const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, leased_at = ?6,
     lost_since = CASE WHEN lease_token IS NOT NULL THEN leased_at END, losses = losses + (lease_token IS NOT NULL), first_try_at = coalesce(first_try_at, ?6) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
-    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, first_try_at, channel, target";
+    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, first_try_at, channel, target,
+      priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
 
 const CLAIM_NOTIFICATION_POSTGRES: &str = "
     UPDATE postcommit.delivery_queue q
@@ -67,7 +87,8 @@ const CLAIM_NOTIFICATION_POSTGRES: &str = "
     WHERE q.ctid = ANY (ARRAY(
       SELECT r.ctid FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 AND r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
         AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now())) FOR UPDATE SKIP LOCKED))
-    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target";
+    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, q.first_try_at, q.channel, q.target,
+      q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 const FREE_OF_NOTIFICATION_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue q WHERE tenant = ?1 AND notification_id = ?2 AND due_at <= ?4
     AND (lease_until IS NULL OR lease_until < ?3) AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > ?3))";
 
@@ -77,18 +98,22 @@ impl Store {
     ///
     /// # Errors
     /// As the database says.
-    pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Vec<Delivery>, DbError> {
+    pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Claim, DbError> {
         crash_point!("claim.before");
         let token = Uuid::new_v4();
+        let mut looked = None;
         let rows = match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(CLAIM_POSTGRES).await.map_err(postgres::refused)?;
                 let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
+                let look = self.marks().look(&lanes);
+                let from: Vec<postgres::Time> = look.from.iter().copied().map(postgres::Time).collect();
                 let rows = client
-                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before)])
+                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before), &from])
                     .await
                     .map_err(postgres::refused)?;
+                looked = Some(look);
                 rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
             }
             Db::Sqlite(db) => {
@@ -96,7 +121,7 @@ impl Store {
                 let wanted = wants.clone();
                 // Looking first on a read connection leaves the write lock to the application while nothing is due.
                 if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
-                    return Ok(vec![]);
+                    return Ok(Claim::default());
                 }
                 db.write(move |connection| {
                     let rows = lease_due(connection, &wants, token, lease, due_before)?;
@@ -107,9 +132,11 @@ impl Store {
             }
         };
         crash_point!("claim.after_commit");
-        let mut claimed = readable(&rows, |row| delivery(row, token));
-        claimed.sort_by_key(|d| d.key);
-        Ok(claimed)
+        let claim = claim(&rows, token)?;
+        if let Some(look) = looked {
+            self.marks().note(&look, wants, &claim.deliveries);
+        }
+        Ok(claim)
     }
 
     /// Makes what waits of one notification due at once.
@@ -131,7 +158,7 @@ impl Store {
         id: Uuid,
         lease: Duration,
         due_before: Timestamp,
-    ) -> Result<Vec<Delivery>, DbError> {
+    ) -> Result<Claim, DbError> {
         let token = Uuid::new_v4();
         let rows = match &self.db {
             Db::Postgres(db) => {
@@ -152,7 +179,7 @@ impl Store {
                 .await?
             }
         };
-        Ok(readable(&rows, |row| delivery(row, token)))
+        claim(&rows, token)
     }
 
     /// The database's clock, which alone decides what is due.
@@ -303,9 +330,16 @@ pub(super) fn key(row: &Row) -> Result<DeliveryKey, DbError> {
     Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })
 }
 
+fn claim(rows: &[Row], token: Uuid) -> Result<Claim, DbError> {
+    let mut deliveries = readable(rows, |row| delivery(row, token));
+    deliveries.sort_by_key(|d| d.key);
+    Ok(Claim { deliveries, providers: rows.first().map_or(Ok(0), |row| row.get(16))? })
+}
+
 fn delivery(row: &Row, token: Uuid) -> Result<Delivery, DbError> {
     Ok(Delivery {
         key: key(row)?,
+        row: row.get(2)?,
         lane: row.get(3)?,
         attempts: row.get(4)?,
         losses: row.get(5)?,
@@ -316,6 +350,9 @@ fn delivery(row: &Row, token: Uuid) -> Result<Delivery, DbError> {
         first_try_at: row.get(10)?,
         channel: row.get(11)?,
         target: row.get(12)?,
+        priority: row.get(13)?,
+        due_at: row.get(14)?,
+        leased_at: row.get(15)?,
         token,
     })
 }

@@ -1,6 +1,7 @@
 //! Notifications as they were enqueued, and their status.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use postcommit::Timestamp;
 use serde::Serialize;
@@ -77,6 +78,21 @@ const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entit
     (SELECT {gathered} FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id)";
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
+/// The bounds let the executor open only the partitions that hold them.
+static LOAD_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let columns = COLUMNS.replace("{gathered}", GATHERED_POSTGRES);
+    format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4")
+});
+/// With many tenants the index would be asked for every id in every tenant. So key by key, which is 1.5 µs a row slower than the other for one tenant.
+static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let columns = COLUMNS.replace("{gathered}", GATHERED_POSTGRES);
+    format!(
+        "SELECT found.* FROM unnest($1::int[], $2::uuid[]) AS k (tenant, id) CROSS JOIN LATERAL (
+           SELECT {columns} FROM {TABLES} WHERE note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4 OFFSET 0) found"
+    )
+});
+const GATHERED_POSTGRES: &str = "string_agg(c.n::text, ',')";
+
 impl Store {
     /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
     ///
@@ -86,10 +102,12 @@ impl Store {
         let rows = match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
-                let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = ANY ($1) AND note.id = ANY ($2)", self.columns());
-                let statement = client.prepare_cached(&sql).await.map_err(postgres::refused)?;
-                let (tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
-                let rows = client.query(&statement, &[&tenants, &ids]).await.map_err(postgres::refused)?;
+                let (mut tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
+                let of_one = tenants.iter().all(|tenant| Some(tenant) == tenants.first());
+                tenants.truncate(if of_one { 1 } else { tenants.len() });
+                let statement = client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
+                let (first, last) = (ids.iter().min(), ids.iter().max());
+                let rows = client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
                 return Ok(readable(&rows, |row| Row::from_postgres(row).and_then(|row| stored(&row))));
             }
             Db::Sqlite(db) => {
@@ -171,7 +189,7 @@ impl Store {
 
     /// What a notification is read from; the cancel requests as one text, which each database gathers in its own way.
     fn columns(&self) -> String {
-        let gathered = if self.db.kind() == "postgres" { "string_agg(c.n::text, ',')" } else { "group_concat(c.n, ',')" };
+        let gathered = if self.db.kind() == "postgres" { GATHERED_POSTGRES } else { "group_concat(c.n, ',')" };
         COLUMNS.replace("{gathered}", gathered)
     }
 

@@ -19,6 +19,15 @@ impl Store {
         self.db.query(&sql, vec![]).await?.iter().map(provider).collect()
     }
 
+    /// Counts the changes of all providers.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn providers_version(&self) -> Result<i64, DbError> {
+        let rows = self.db.query("SELECT version FROM postcommit.provider_version", vec![]).await?;
+        rows.first().map_or(Ok(0), |row| row.get(0))
+    }
+
     /// A tenant's provider by name.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Settle: what became of a batch of attempts, in one statement, fenced by each one's token.
 
+use std::sync::Arc;
+
 use postcommit::Timestamp;
 use rusqlite::Connection;
 use tokio_postgres::types::ToSql;
@@ -15,6 +17,8 @@ use crate::model::{DeliveryKey, Evidence, Finish, FinishedState};
 pub struct Settlement {
     /// The right under which it was attempted.
     pub lease: Lease,
+    /// For a target without a row of its own, which is held by its notification's row: what its row would say.
+    pub place: Option<Place>,
     /// What happens to it.
     pub finish: Finish,
     /// The attempt to log; none when it was never begun (expired, cancelled, returned).
@@ -27,13 +31,26 @@ pub struct Settlement {
     pub unclear: bool,
 }
 
+/// What a target's row would say. A notification with one target is sent from its own row; a row of the target's own is only written when it must wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The target's number.
+    pub n: i32,
+    /// Its provider's lane.
+    pub lane: i32,
+    /// The medium.
+    pub channel: String,
+    /// The address.
+    pub target: String,
+}
+
 /// One attempt, as logged.
 #[derive(Debug, Clone)]
 pub struct Attempted {
     /// When it began.
     pub at: Timestamp,
     /// The provider's name.
-    pub provider: String,
+    pub provider: Arc<str>,
     /// The outcome's name.
     pub outcome: &'static str,
     /// How long it took.
@@ -55,21 +72,24 @@ pub struct Settled {
 const SETTLE_POSTGRES: &str = "
     WITH given AS MATERIALIZED (
       SELECT * FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::int[], $9::boolean[], $10::text[],
-          $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::int[], $16::text[], $17::text[])
-        AS g (tenant, notification_id, n, token, state, reason, due, counted, unclear, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt)
+          $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::int[], $16::text[], $17::text[], $18::int[], $19::int[], $20::text[], $21::text[])
+        AS g (tenant, notification_id, n, token, state, reason, due, counted, unclear, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt,
+          as_n, lane, channel, target)
     ), ended AS (
       DELETE FROM postcommit.delivery_queue q USING given g
       WHERE g.state IS NOT NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-      RETURNING q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
+      RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, coalesce(g.channel, q.channel) AS channel,
+        coalesce(g.target, q.target) AS target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
         q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
     ), again AS (
       UPDATE postcommit.delivery_queue q
       SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
-        first_try_at = CASE WHEN q.seq = 0 AND g.outcome IS NULL THEN NULL ELSE q.first_try_at END
+        first_try_at = CASE WHEN q.seq = 0 AND g.outcome IS NULL THEN NULL ELSE q.first_try_at END,
+        n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
       FROM given g
       WHERE g.state IS NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-      RETURNING q.tenant, q.notification_id, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+      RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
     ), entered AS (
       INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
       SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
@@ -82,16 +102,16 @@ const SETTLE_POSTGRES: &str = "
         UNION ALL SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM again) a
       WHERE outcome IS NOT NULL ORDER BY tenant, notification_id, n
     )
-    SELECT tenant, notification_id, n FROM ended UNION ALL SELECT tenant, notification_id, n FROM again";
+    SELECT tenant, notification_id, row FROM ended UNION ALL SELECT tenant, notification_id, row FROM again";
 
 impl Store {
     /// Writes a batch of results. A stale token changes nothing and is counted.
     ///
     /// # Errors
     /// As the database says; nothing of the batch was written then.
-    pub async fn settle(&self, mut batch: Vec<Settlement>) -> Result<Settled, DbError> {
+    pub async fn settle(&self, batch: impl Into<Arc<[Settlement]>>) -> Result<Settled, DbError> {
+        let batch = batch.into();
         crash_point!("settle.before");
-        batch.sort_by_key(|s| s.lease.key);
         let applied = match &self.db {
             Db::Postgres(_) => self.settle_postgres(&batch).await?,
             Db::Sqlite(db) => {
@@ -116,7 +136,10 @@ impl Store {
         let Db::Postgres(db) = &self.db else { return Ok(vec![]) };
         let client = db.client().await?;
         let statement = client.prepare_cached(SETTLE_POSTGRES).await.map_err(postgres::refused)?;
-        let columns = Columns::of(batch);
+        // In one order for everybody: two batches must not deadlock.
+        let mut sorted: Vec<&Settlement> = batch.iter().collect();
+        sorted.sort_unstable_by_key(|s| s.lease.key);
+        let columns = Columns::of(&sorted);
         let rows = client.query(&statement, &columns.borrow()).await.map_err(postgres::refused)?;
         Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
     }
@@ -125,7 +148,7 @@ impl Store {
     async fn not_our_own<'a>(&self, stale: Vec<&'a Settlement>) -> Result<Vec<&'a Settlement>, DbError> {
         let mut strangers = Vec::new();
         for settlement in stale {
-            let Lease { key, token } = settlement.lease;
+            let (key, token) = (settlement.key(), settlement.lease.token);
             let sql = "SELECT 1 FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND token = $4";
             let ours = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into(), token.into()]).await?;
             if ours.is_empty() || settlement.attempt.is_none() {
@@ -137,7 +160,7 @@ impl Store {
 
     async fn note_stale(&self, stale: &[&Settlement]) -> Result<(), DbError> {
         let note = |s: &&Settlement| {
-            let key = s.lease.key;
+            let key = s.key();
             let (outcome, provider_ref) = s.attempt.as_ref().map_or(("none", None), |a| (a.outcome, a.evidence.provider_ref.clone()));
             let sql = "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome, code, provider_ref, at) VALUES ($1, $2, $3, $4, $5, $6, $7, {now})";
             let parameters = vec![
@@ -152,6 +175,20 @@ impl Store {
             (sql.to_owned(), parameters)
         };
         if stale.is_empty() { Ok(()) } else { self.db.execute(stale.iter().map(note).collect()).await.map(drop) }
+    }
+}
+
+impl Settlement {
+    /// Without an attempt.
+    #[must_use]
+    pub fn unbegun(lease: Lease, finish: Finish) -> Self {
+        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false }
+    }
+
+    /// Which delivery it is about.
+    #[must_use]
+    pub fn key(&self) -> DeliveryKey {
+        DeliveryKey { n: self.place.as_ref().map_or(self.lease.key.n, |place| place.n), ..self.lease.key }
     }
 }
 
@@ -171,7 +208,7 @@ fn due_of(finish: Finish) -> (Option<Timestamp>, bool) {
 
 /// The batch as the arrays that PostgreSQL unnests.
 #[derive(Default)]
-struct Columns {
+struct Columns<'a> {
     tenant: Vec<i32>,
     id: Vec<Uuid>,
     n: Vec<i32>,
@@ -181,18 +218,22 @@ struct Columns {
     due: Vec<postgres::Time>,
     counted: Vec<i32>,
     unclear: Vec<bool>,
-    code: Vec<Option<String>>,
-    detail: Vec<Option<String>>,
+    code: Vec<Option<&'a str>>,
+    detail: Vec<Option<&'a str>>,
     at: Vec<postgres::Time>,
-    provider: Vec<Option<String>>,
+    provider: Vec<Option<&'a str>>,
     outcome: Vec<Option<&'static str>>,
     latency: Vec<Option<i32>>,
-    provider_ref: Vec<Option<String>>,
-    excerpt: Vec<Option<String>>,
+    provider_ref: Vec<Option<&'a str>>,
+    excerpt: Vec<Option<&'a str>>,
+    as_n: Vec<Option<i32>>,
+    lane: Vec<Option<i32>>,
+    channel: Vec<Option<&'a str>>,
+    target: Vec<Option<&'a str>>,
 }
 
-impl Columns {
-    fn of(batch: &[Settlement]) -> Self {
+impl<'a> Columns<'a> {
+    fn of(batch: &[&'a Settlement]) -> Self {
         let mut columns = Self::default();
         for settlement in batch {
             columns.push(settlement);
@@ -200,7 +241,7 @@ impl Columns {
         columns
     }
 
-    fn push(&mut self, s: &Settlement) {
+    fn push(&mut self, s: &'a Settlement) {
         let (due, counted) = due_of(s.finish);
         let state = state_of(s.finish);
         self.tenant.push(s.lease.key.tenant);
@@ -212,18 +253,23 @@ impl Columns {
         self.due.push(postgres::Time(due));
         self.counted.push(counted.into());
         self.unclear.push(s.unclear);
-        self.code.push(s.code.clone());
-        self.detail.push(s.detail.clone());
+        self.code.push(s.code.as_deref());
+        self.detail.push(s.detail.as_deref());
         let attempt = s.attempt.as_ref();
         self.at.push(postgres::Time(attempt.map(|a| a.at)));
-        self.provider.push(attempt.map(|a| a.provider.clone()));
+        self.provider.push(attempt.map(|a| &*a.provider));
         self.outcome.push(attempt.map(|a| a.outcome));
         self.latency.push(attempt.map(|a| a.latency_ms));
-        self.provider_ref.push(attempt.and_then(|a| a.evidence.provider_ref.clone()));
-        self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.clone()));
+        self.provider_ref.push(attempt.and_then(|a| a.evidence.provider_ref.as_deref()));
+        self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.as_deref()));
+        let place = s.place.as_ref();
+        self.as_n.push(place.map(|p| p.n));
+        self.lane.push(place.map(|p| p.lane));
+        self.channel.push(place.map(|p| p.channel.as_str()));
+        self.target.push(place.map(|p| p.target.as_str()));
     }
 
-    fn borrow(&self) -> [&(dyn ToSql + Sync); 17] {
+    fn borrow(&self) -> [&(dyn ToSql + Sync); 21] {
         [
             &self.tenant,
             &self.id,
@@ -242,6 +288,10 @@ impl Columns {
             &self.latency,
             &self.provider_ref,
             &self.excerpt,
+            &self.as_n,
+            &self.lane,
+            &self.channel,
+            &self.target,
         ]
     }
 }
@@ -269,7 +319,7 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
     let sent = if matches!(state, FinishedState::Sent | FinishedState::Delivered) { sqlite::NOW } else { "NULL" };
     let enter = format!(
         "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
-         SELECT tenant, notification_id, n, lane, channel, target, ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11, {sent}, {} FROM postcommit_delivery_queue {KEPT} RETURNING seq",
+         SELECT tenant, notification_id, coalesce(?12, n), coalesce(?13, lane), coalesce(?14, channel), coalesce(?15, target), ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11, {sent}, {} FROM postcommit_delivery_queue {KEPT} RETURNING seq",
         sqlite::NOW
     );
     let provider_ref = s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.clone());
@@ -285,6 +335,10 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
         began.into(),
         s.unclear.into(),
         provider_ref.into(),
+        s.place.as_ref().map(|p| p.n).into(),
+        s.place.as_ref().map(|p| p.lane).into(),
+        s.place.as_ref().map(|p| p.channel.as_str()).into(),
+        s.place.as_ref().map(|p| p.target.as_str()).into(),
     ];
     let seq = sqlite::query(connection, &enter, &parameters)?.first().map(|row| row.get(0)).transpose()?;
     let leave = format!("DELETE FROM postcommit_delivery_queue {KEPT}");
@@ -299,7 +353,8 @@ fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, 
     let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
     let again = format!(
         "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
-           first_try_at = CASE WHEN seq = 0 AND ?7 = 0 THEN NULL ELSE first_try_at END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail) {KEPT} RETURNING seq"
+           first_try_at = CASE WHEN seq = 0 AND ?7 = 0 THEN NULL ELSE first_try_at END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
+           n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) {KEPT} RETURNING seq"
     );
     let began = i64::from(s.attempt.is_some());
     let parameters = [
@@ -313,13 +368,17 @@ fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, 
         s.unclear.into(),
         s.code.clone().into(),
         s.detail.clone().into(),
+        s.place.as_ref().map(|p| p.n).into(),
+        s.place.as_ref().map(|p| p.lane).into(),
+        s.place.as_ref().map(|p| p.channel.as_str()).into(),
+        s.place.as_ref().map(|p| p.target.as_str()).into(),
     ];
     sqlite::query(connection, &again, &parameters)?.first().map(|row| row.get(0)).transpose()
 }
 
 fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), DbError> {
     let Some(attempt) = &s.attempt else { return Ok(()) };
-    let key = s.lease.key;
+    let key = s.key();
     let sql = "INSERT INTO postcommit_attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
     let evidence = attempt.evidence.clone();
@@ -329,7 +388,7 @@ fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), D
         key.n.into(),
         seq.into(),
         attempt.at.into(),
-        attempt.provider.as_str().into(),
+        (&*attempt.provider).into(),
         attempt.outcome.into(),
         s.code.clone().into(),
         s.detail.clone().into(),

@@ -267,7 +267,7 @@ on_both! {
             let id = world.enqueue("a", json!({})).await;
             world.pass().await;
             world.store.resume_lane(lane).await.unwrap();
-            let held = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 1 }], Duration::from_secs(60), None).await.unwrap().remove(0);
+            let held = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 1 }], Duration::from_secs(60), None).await.unwrap().deliveries.remove(0);
             if announced {
                 world.store.announce(&[postcommit_engine::store::Lease { key: held.key, token: held.token }]).await.unwrap();
             }

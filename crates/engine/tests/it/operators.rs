@@ -90,7 +90,7 @@ on_both! {
         world.make_due().await;
         world.pass().await;
         world.store.resume_lane(lane).await.unwrap();
-        let taken = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 10 }], Duration::from_secs(60), None).await.unwrap();
+        let taken = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 10 }], Duration::from_secs(60), None).await.unwrap().deliveries;
         assert_eq!(taken.len(), 2);
         let back: Vec<_> = taken.iter().filter(|d| d.key.notification == unclear).map(|d| postcommit_engine::store::Lease { key: d.key, token: d.token }).collect();
         world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL WHERE notification_id = $1", vec![back[0].key.notification.into()]).await;

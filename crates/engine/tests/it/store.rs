@@ -13,18 +13,18 @@ use crate::world::World;
 const LEASE: Duration = Duration::from_secs(60);
 
 async fn claim(store: &Store, lane: i32, quota: i32) -> Vec<Delivery> {
-    store.claim(&[Want { lane, quota }], LEASE, None).await.unwrap()
+    store.claim(&[Want { lane, quota }], LEASE, None).await.unwrap().deliveries
 }
 
 fn lease(delivery: &Delivery) -> Lease {
-    Lease { key: delivery.key, token: delivery.token }
+    Lease::of(delivery)
 }
 
 fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) -> Settlement {
     let at = Timestamp::from_micros(1_800_000_000_000_000);
     let evidence = Evidence { detail: None, provider_ref: Some("ref-1".into()), excerpt: Some("hello".into()) };
     let attempt = Attempted { at, provider: "capture".into(), outcome, latency_ms: 12, evidence };
-    Settlement { lease: lease(delivery), finish, attempt: Some(attempt), code: None, detail: None, unclear: outcome == "unclear" }
+    Settlement { lease: lease(delivery), place: None, finish, attempt: Some(attempt), code: None, detail: None, unclear: outcome == "unclear" }
 }
 
 const SENT: Finish = Finish::Ended(FinishedState::Sent);
@@ -65,7 +65,7 @@ on_both! {
         let (one, two) = (world.capture(json!({})).await, world.provider(world.draft("other", "capture", json!({}))).await);
         in_lane(&world, one, 4).await;
         in_lane(&world, two, 4).await;
-        let claimed = world.store.claim(&[Want { lane: one, quota: 1 }, Want { lane: two, quota: 3 }], LEASE, None).await.unwrap();
+        let claimed = world.store.claim(&[Want { lane: one, quota: 1 }, Want { lane: two, quota: 3 }], LEASE, None).await.unwrap().deliveries;
         let of = |lane| claimed.iter().filter(|d| d.lane == lane).count();
         assert_eq!((of(one), of(two)), (1, 3));
     }
@@ -304,7 +304,7 @@ on_both! {
         in_lane(&world, lane, 2).await;
         assert_eq!(world.store.delete_provider(world.tenant, "capture").await.unwrap(), Some(2));
         let held = claim(&world.store, lane, 2).await;
-        world.store.settle(held.iter().map(|d| settlement(d, SENT, "sent")).collect()).await.unwrap();
+        world.store.settle(held.iter().map(|d| settlement(d, SENT, "sent")).collect::<Vec<_>>()).await.unwrap();
         assert_eq!(world.store.delete_provider(world.tenant, "capture").await.unwrap(), Some(0));
         assert_eq!(world.store.delete_provider(world.tenant, "capture").await.unwrap(), None);
     }
