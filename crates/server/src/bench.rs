@@ -74,7 +74,7 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     // On a task of its own: a panic in there must not keep us from taking things away.
     let mut measuring = tokio::spawn(measure(bench.clone(), wish));
     let measured = tokio::select! {
-        measured = &mut measuring => measured.unwrap_or_else(|e| Err(Failure::new(Exit::Failed, e.to_string()))),
+        measured = &mut measuring => measured.unwrap_or_else(|e| Err(e.into())),
         () = told => {
             measuring.abort();
             let _ = measuring.await;
@@ -121,4 +121,10 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
         });
     }
     Ok(report)
+}
+
+impl From<tokio::task::JoinError> for Failure {
+    fn from(error: tokio::task::JoinError) -> Self {
+        Self::new(Exit::Failed, format!("a task of the benchmark ended early: {error}"))
+    }
 }

@@ -80,7 +80,7 @@ impl Load {
             Spot::Sqlite(file) => {
                 let (load, file) = (self.clone(), file.path());
                 let fed = tokio::task::spawn_blocking(move || load.feed_sqlite(&file, count));
-                Ok(fed.await.map_err(|e| Failure::new(crate::output::Exit::Failed, e.to_string()))??)
+                Ok(fed.await??)
             }
         }
     }
@@ -102,7 +102,7 @@ impl Load {
             });
         }
         while let Some(fed) = feeders.join_next().await {
-            fed.map_err(|e| Failure::new(crate::output::Exit::Failed, e.to_string()))??;
+            fed??;
         }
         Ok(())
     }

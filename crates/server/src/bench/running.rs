@@ -14,12 +14,14 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::Bench;
+use super::load::Load;
 use crate::output::{Exit, Failure};
 
 /// How often the tally is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 /// A drain that settles nothing for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
+const WARM_UP: u64 = 2000;
 
 /// A dispatcher that runs until it is finished or dropped.
 pub struct Running {
@@ -92,9 +94,22 @@ fn tools(bench: &Bench, store: &Store) -> Result<Tools, Failure> {
     })
 }
 
-/// Sends what is due, until nothing is.
-pub async fn pass(bench: &Bench, store: &Store) -> Result<(), Failure> {
-    Ok(Dispatcher::new(tools(bench, store)?).await?.pass(None).await?)
+/// A fresh database with a capture provider, through whose connections something has been delivered already: they are open, their statements prepared.
+pub async fn ready(bench: &Bench) -> Result<Store, Failure> {
+    let store = bench.place.fresh().await?;
+    provide(&store, &capture()).await?;
+    Load::captured().feed(&bench.place, bench.count(WARM_UP)).await?;
+    Dispatcher::new(tools(bench, &store)?).await?.pass(None).await?;
+    Ok(store)
+}
+
+/// Delivers that many and tells how long it took.
+pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration, Failure> {
+    let running = Running::start(bench, store).await?;
+    let done = running.until(count).await?;
+    let took = done.duration_since(running.started);
+    running.finish().await;
+    Ok(took)
 }
 
 /// A provider for every channel that sends nothing and takes as much at once as a provider may.

@@ -1,5 +1,7 @@
 //! Repeated measurements: their middle and their spread, and what a finding makes of two of them.
 
+use std::time::Duration;
+
 use super::report::{Bar, Finding, Series};
 
 impl Series {
@@ -52,6 +54,11 @@ impl Bar {
             Self::AtMost(most) => figure <= most,
         }
     }
+}
+
+/// Things per second.
+pub fn rate(count: u64, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
 }
 
 /// The value below which that share of a sorted list lies; between two of them, in proportion.

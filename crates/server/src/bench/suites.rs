@@ -1,6 +1,8 @@
 //! What is measured. One list; each suite is a file of its name.
 
 mod drain;
+mod enqueue;
+mod sqlite;
 
 use std::pin::Pin;
 
@@ -9,7 +11,7 @@ use super::report::{Chart, Finding};
 use crate::output::Failure;
 
 /// All suites, in the order they are run.
-pub const ALL: &[Kind] = &[drain::SUITE];
+pub const ALL: &[Kind] = &[drain::SUITE, sqlite::SUITE, enqueue::SUITE];
 
 /// A suite.
 pub struct Kind {

@@ -128,7 +128,7 @@ pub async fn drain(place: &Place, count: u64, workers: usize) -> Result<Duration
     }
     let mut all = 0;
     while let Some(settled) = working.join_next().await {
-        all += settled.map_err(|e| Failure::new(Exit::Failed, e.to_string()))??;
+        all += settled??;
     }
     let took = clock::monotonic().duration_since(started);
     if all == count { Ok(took) } else { Err(Failure::new(Exit::Failed, format!("the bare drain settled {all} of {count}"))) }

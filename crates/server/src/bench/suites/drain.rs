@@ -1,7 +1,5 @@
 //! `drain`: how fast a backlog is delivered, from the first claim until the last outcome is in the ledger.
 
-use std::time::Duration;
-
 use postcommit_engine::store::Store;
 
 use super::{Fits, Found, Kind};
@@ -9,7 +7,8 @@ use crate::bench::Bench;
 use crate::bench::bare;
 use crate::bench::load::Load;
 use crate::bench::report::{Bar, Finding, Series};
-use crate::bench::running::{self, Running};
+use crate::bench::running;
+use crate::bench::series::rate;
 use crate::output::Failure;
 
 pub const SUITE: Kind = Kind {
@@ -19,9 +18,6 @@ pub const SUITE: Kind = Kind {
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
 };
-
-/// Enough for the pool's connections to be open and their statements prepared.
-const WARM_UP: u64 = 2000;
 
 /// One drain.
 struct Drained {
@@ -78,38 +74,16 @@ async fn by_us(bench: &Bench, count: u64) -> Result<Drained, Failure> {
     let place = &bench.place;
     bench.progress.step("engine: filling");
     bare::postgres::fresh(place).await?;
-    let store = ready(bench).await?;
+    let store = running::ready(bench).await?;
     Load::captured().feed(place, count).await?;
     place.settle().await?;
     bench.progress.step("engine: draining");
     let client = place.client().await?;
     let (before, trips_before) = (bare::postgres::wal(&client).await?, trips(&store));
-    let took = drain(bench, &store, count).await?;
+    let took = running::drain(bench, &store, count).await?;
     let wal = bare::postgres::wal(&client).await? - before;
     let trips = trips(&store).zip(trips_before).map(|(after, before)| (after - before) as f64 * 1000.0 / count as f64);
     Ok(Drained { rate: rate(count, took), wal: wal / count as f64, trips })
-}
-
-/// A fresh database with a capture provider, through whose connections something has been delivered already.
-async fn ready(bench: &Bench) -> Result<Store, Failure> {
-    let store = bench.place.fresh().await?;
-    running::provide(&store, &running::capture()).await?;
-    Load::captured().feed(&bench.place, WARM_UP).await?;
-    running::pass(bench, &store).await?;
-    Ok(store)
-}
-
-/// Delivers that many and tells how long it took.
-async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration, Failure> {
-    let running = Running::start(bench, store).await?;
-    let done = running.until(count).await?;
-    let took = done.duration_since(running.started);
-    running.finish().await;
-    Ok(took)
-}
-
-fn rate(count: u64, took: Duration) -> f64 {
-    count as f64 / took.as_secs_f64()
 }
 
 /// Exchanges with the database so far; none until the engine counts them.
