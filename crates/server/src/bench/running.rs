@@ -118,7 +118,7 @@ pub fn capture() -> ProviderDraft {
         name: "capture".into(),
         channel: "*".into(),
         driver: "capture".into(),
-        settings: json!({}),
+        settings: json!({"record": false}),
         secrets: None,
         guarantee: Guarantee::Idempotent,
         policy: Policy::default(),
