@@ -114,6 +114,11 @@ impl Place {
         KeySource::File(self.key_file())
     }
 
+    /// Empty but for what this run put there.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub fn key_file(&self) -> PathBuf {
         self.folder.join("secret.key")
     }
