@@ -21,3 +21,6 @@ BEGIN
     GRANT SELECT ON postcommit.provider_version TO postcommit_worker;
   END IF;
 END $$;
+
+-- A claimed row is half as long again as an unclaimed one: at 50 every third claim found no room on its page and wrote both indexes again.
+ALTER TABLE postcommit.delivery_queue SET (fillfactor = 35);

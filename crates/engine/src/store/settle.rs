@@ -85,7 +85,7 @@ const SETTLE_POSTGRES: &str = "
       UPDATE postcommit.delivery_queue q
       SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
-        first_try_at = CASE WHEN q.seq = 0 AND g.outcome IS NULL THEN NULL ELSE q.first_try_at END,
+        first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
         n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
       FROM given g
       WHERE g.state IS NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
@@ -353,7 +353,7 @@ fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, 
     let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
     let again = format!(
         "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
-           first_try_at = CASE WHEN seq = 0 AND ?7 = 0 THEN NULL ELSE first_try_at END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
+           first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
            n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) {KEPT} RETURNING seq"
     );
     let began = i64::from(s.attempt.is_some());
