@@ -140,7 +140,8 @@ pub fn capture() -> ProviderDraft {
         name: "capture".into(),
         channel: "*".into(),
         driver: "capture".into(),
-        settings: json!({}),
+        // A handler that does nothing, as those of the peers: what would have been sent is not copied into the attempt.
+        settings: json!({"record": false}),
         secrets: None,
         guarantee: Guarantee::Idempotent,
         policy: Policy::default(),
@@ -158,6 +159,7 @@ pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure
         name: "hooks".into(),
         channel: "webhook".into(),
         driver: "webhook".into(),
+        settings: json!({}),
         secrets: Some(ring.seal(&[("secret".to_owned(), secret)].into(), TENANT, "hooks")),
         concurrency: i32::try_from(concurrency).unwrap_or(1),
         ..capture()

@@ -14,7 +14,7 @@ use crate::output::Failure;
 
 pub const SUITE: Kind = Kind {
     name: "drain",
-    about: "delivers a backlog of 200,000 through the engine and the capture driver, against a bare queue-and-ledger drain in plain SQL",
+    about: "delivers a backlog of 200,000 through the engine and a capture driver that records nothing, against a bare queue-and-ledger drain in plain SQL",
     bars: "P1 ÷ bare, 2 workers ≥ 0.6; P2 ÷ best peer ≥ 2; trips ≤ 12 per 1,000; wal ÷ bare ≤ 1.3",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),

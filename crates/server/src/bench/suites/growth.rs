@@ -57,7 +57,7 @@ fn some_more(bench: &Bench) -> u64 {
 
 /// The rate over a window of what is fed now.
 async fn fed(bench: &Bench, store: &Store) -> Result<f64, Failure> {
-    Load::captured().feed(&bench.place, some_more(bench)).await?;
+    Load::captured().pour(&bench.place, some_more(bench)).await?;
     bench.place.settle().await?;
     running::window(bench, store, bench.count(COUNT)).await
 }
@@ -85,9 +85,8 @@ async fn out_of_backlog(bench: &Bench) -> Result<f64, Failure> {
 
 async fn seed_backlog(bench: &Bench) -> Result<(), Failure> {
     bench.progress.step("enqueueing a long backlog");
-    let store = running::ready(bench).await?;
-    drop(store);
-    Load::captured().feed(&bench.place, bench.count(BACKLOG)).await?;
+    drop(running::ready(bench).await?);
+    Load::captured().pour(&bench.place, bench.count(BACKLOG)).await?;
     bench.place.settle().await?;
     bench.place.postgres()?.put_aside("backlog").await
 }

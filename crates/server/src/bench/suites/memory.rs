@@ -50,7 +50,7 @@ async fn hold(bench: &Bench, backlog: u64) -> Result<Held, Failure> {
     bench.progress.step(format!("enqueueing {backlog}"));
     let store = bench.place.fresh().await?;
     running::provide(&store, &running::capture()).await?;
-    Load::captured().feed(&bench.place, backlog).await?;
+    Load::captured().pour(&bench.place, backlog).await?;
     bench.place.settle().await?;
     bench.progress.step(format!("serving a backlog of {backlog}"));
     let server = Server::start(bench).await?;

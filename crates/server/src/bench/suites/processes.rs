@@ -5,7 +5,6 @@ use std::time::Duration;
 use postcommit_engine::clock;
 use postcommit_engine::model::ProviderDraft;
 use postcommit_engine::store::Store;
-use serde_json::json;
 
 use super::{Fits, Found, Kind};
 use crate::bench::Bench;
@@ -60,7 +59,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
 async fn limit(bench: &Bench) -> Result<f64, Failure> {
     bench.progress.step("finding the limit");
     let (store, count) = (running::ready(bench).await?, bench.count(LIMIT_COUNT));
-    Load::captured().feed(&bench.place, count).await?;
+    Load::captured().pour(&bench.place, count).await?;
     bench.place.settle().await?;
     Ok(rate(count, running::drain(bench, &store, count).await?))
 }
@@ -75,7 +74,8 @@ impl Pace {
     fn of(limit: f64) -> Self {
         let (rate, mut provider) = (limit * SHARE, running::capture());
         let slow_ms = (f64::from(provider.concurrency) * 1000.0 / rate).round() as u64;
-        provider.settings = json!({"fail_on": format!("slow={SLOW}"), "slow_ms": slow_ms});
+        provider.settings["fail_on"] = format!("slow={SLOW}").into();
+        provider.settings["slow_ms"] = slow_ms.into();
         Self { rate, provider }
     }
 }
@@ -86,7 +86,7 @@ async fn together(bench: &Bench, pace: &Pace, processes: u32) -> Result<f64, Fai
     let (store, span) = (bench.place.fresh().await?, bench.span(SPAN));
     running::provide(&store, &pace.provider).await?;
     let seconds = (span + WARM_UP).as_secs_f64() * 1.5;
-    Load::captured().of_type(SLOW).feed(&bench.place, (pace.rate * f64::from(processes) * seconds) as u64).await?;
+    Load::captured().of_type(SLOW).pour(&bench.place, (pace.rate * f64::from(processes) * seconds) as u64).await?;
     bench.place.settle().await?;
     bench.progress.step(format!("{processes} processes: delivering"));
     let mut servers = vec![];
