@@ -2,30 +2,38 @@
 //!
 //! - [`suites`]: what is measured, one file each, in one list;
 //! - [`place`]: where: a database or file of its own, gone afterwards;
-//! - `load`: what is enqueued; `running`: our dispatcher at work in this process;
+//! - `load`: what is enqueued; `application`: by whom; `running`: our dispatcher at work in this process; `child`: processes of our own; [`sink`]: receivers;
 //! - `bare`: the same work without us, by hand; `peers`: the same work by other programs;
-//! - `series`: measurements, their middle and spread; [`report`]: what was found; `machine`: on what;
+//! - `series`: measurements, their middle and spread; [`report`]: what was found; [`html`]: as a page; `machine`: on what;
 //! - `progress`: what is going on, for who waits.
 
+mod application;
 mod bare;
+mod child;
+pub mod html;
 mod load;
 mod machine;
+mod peers;
 pub mod place;
 mod progress;
 pub mod report;
 mod running;
 mod series;
+pub mod sink;
 pub mod suites;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit_engine::clock;
 use postcommit_engine::dispatch::DispatchSettings;
+use postcommit_engine::egress::{Egress, EgressSettings};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
+use peers::Runner;
 use place::Place;
 use progress::Progress;
 use report::{Machine, Report, Suite};
@@ -39,6 +47,8 @@ pub struct Wish {
     pub rounds: usize,
     /// Multiplies all counts and durations.
     pub scale: f64,
+    /// Where other programs are, if any are to take part.
+    pub peers: Option<PathBuf>,
     /// How to repeat it.
     pub command: String,
 }
@@ -50,6 +60,10 @@ pub struct Bench {
     pub progress: Progress,
     /// As the settings say: the benchmark measures the product as it is set up.
     pub dispatch: DispatchSettings,
+    /// Other programs that take part.
+    pub peers: Vec<Runner>,
+    /// The sinks are on this machine.
+    pub egress: Egress,
     scale: f64,
 }
 
@@ -68,9 +82,12 @@ impl Bench {
 /// Measures, and leaves nothing behind however it ends.
 pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     let told = told_to_stop().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
-    let place = Place::make(settings).await?;
-    let bench =
-        Arc::new(Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch: settings.dispatch.clone(), scale: wish.scale });
+    let allow = "127.0.0.0/8".parse().into_iter().collect();
+    let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() }).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+    let (place, dispatch) = (Place::make(settings).await?, settings.dispatch.clone());
+    let mut bench = Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: vec![], egress, scale: wish.scale };
+    bench.peers = invite(&bench, wish.peers.as_deref()).await;
+    let bench = Arc::new(bench);
     // On a task of its own: a panic in there must not keep us from taking things away.
     let mut measuring = tokio::spawn(measure(bench.clone(), wish));
     let measured = tokio::select! {
@@ -84,6 +101,14 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     bench.progress.step("removing what was made");
     bench.place.remove().await?;
     measured
+}
+
+/// Other programs make schemas as they like: they take part only where the whole database is ours.
+async fn invite(bench: &Bench, folder: Option<&Path>) -> Vec<Runner> {
+    match (folder, bench.place.postgres()) {
+        (Some(folder), Ok(ground)) if ground.is_own() => peers::installed(folder).await,
+        _ => vec![],
+    }
 }
 
 /// Comes to an end when somebody wants us to. From here on signals end nothing by themselves.
@@ -104,7 +129,7 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
         command: wish.command,
         machine: Machine::here(),
         database: bench.place.describe().await?,
-        peers: vec![],
+        peers: bench.peers.iter().map(|runner| runner.peer.clone()).collect(),
         suites: vec![],
     };
     for kind in wish.suites {
@@ -126,5 +151,11 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
 impl From<tokio::task::JoinError> for Failure {
     fn from(error: tokio::task::JoinError) -> Self {
         Self::new(Exit::Failed, format!("a task of the benchmark ended early: {error}"))
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(Exit::Failed, error.to_string())
     }
 }

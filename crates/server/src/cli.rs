@@ -70,6 +70,9 @@ enum Command {
     Doctor,
     /// Measure this build on this machine, and hold it to its bars
     Bench(bench::Bench),
+    /// The receiver of a benchmark's webhooks
+    #[command(hide = true)]
+    BenchSink,
     /// Settings in force
     #[command(subcommand)]
     Config(config::Config),
@@ -104,6 +107,7 @@ impl Cli {
             Command::Providers(command) => command.run(format, &settings).await,
             Command::Dispatch(command) => command.run(format, &settings).await,
             Command::Bench(command) => command.run(format, &settings).await,
+            Command::BenchSink => crate::bench::sink::serve().await,
             Command::Doctor => doctor::run(format, &settings).await,
             Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
         }

@@ -1,23 +1,25 @@
 //! Where it is measured: a database or a file of its own, made for the run and gone after it. Nothing of the user's is touched.
 
+mod folder;
 pub mod postgres;
 pub mod sqlite;
 
 use std::path::{Path, PathBuf};
 
 use postcommit_engine::db::Address;
-use postcommit_engine::secret::{KeySource, random};
+use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::Store;
 use tokio_postgres::Client;
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
+use folder::Folder;
 
 /// Where it is measured.
 pub struct Place {
     spot: Spot,
     /// For the secrets' key and, on SQLite, the database.
-    folder: PathBuf,
+    folder: Folder,
 }
 
 /// On which database.
@@ -33,21 +35,21 @@ impl Place {
     pub async fn make(settings: &Settings) -> Result<Self, Failure> {
         match Address::parse(&settings.database.url)? {
             Address::Postgres(url) => {
-                let folder = folder_in(&std::env::temp_dir())?;
-                match postgres::Ground::make(&url).await {
-                    Ok(ground) => Ok(Self { spot: Spot::Postgres(ground), folder }),
-                    Err(failure) => {
-                        let _ = std::fs::remove_dir_all(&folder);
-                        Err(failure)
-                    }
-                }
+                let ground = postgres::Ground::make(&url).await?;
+                let folder = Folder::make_in(&std::env::temp_dir());
+                // Somebody has to take the database away again.
+                let folder = match folder {
+                    Ok(folder) => folder,
+                    Err(failure) => return ground.remove().await.and(Err(failure)),
+                };
+                Ok(Self { spot: Spot::Postgres(ground), folder })
             }
             Address::Sqlite(given) => {
                 // On the same disk as the file it speaks for, where that is possible.
                 let beside = given.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
-                let folder = beside.filter(|parent| parent.is_dir()).and_then(|parent| folder_in(parent).ok());
-                let folder = folder.map_or_else(|| folder_in(&std::env::temp_dir()), Ok)?;
-                Ok(Self { spot: Spot::Sqlite(sqlite::File::in_folder(&folder)), folder })
+                let folder = beside.filter(|parent| parent.is_dir()).and_then(|parent| Folder::make_in(parent).ok());
+                let folder = folder.map_or_else(|| Folder::make_in(&std::env::temp_dir()), Ok)?;
+                Ok(Self { spot: Spot::Sqlite(sqlite::File::in_folder(folder.path())), folder })
             }
         }
     }
@@ -114,23 +116,21 @@ impl Place {
         KeySource::File(self.key_file())
     }
 
+    /// Empty but for what this run put there.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub fn key_file(&self) -> PathBuf {
-        self.folder.join("secret.key")
+        self.folder.path().join("secret.key")
     }
 
     /// Takes everything away again.
     pub async fn remove(&self) -> Result<(), Failure> {
-        let removed = match &self.spot {
-            Spot::Postgres(ground) => ground.remove().await,
-            Spot::Sqlite(_) => Ok(()),
-        };
-        std::fs::remove_dir_all(&self.folder).map_err(|e| Failure::new(Exit::Failed, format!("{} stays: {e}", self.folder.display())))?;
-        removed
+        let folder = self.folder.remove();
+        match &self.spot {
+            Spot::Postgres(ground) => ground.remove().await.and(folder),
+            Spot::Sqlite(_) => folder,
+        }
     }
-}
-
-fn folder_in(parent: &Path) -> Result<PathBuf, Failure> {
-    let folder = parent.join(format!("postcommit-bench-{:016x}", u64::from_be_bytes(random::<8>())));
-    std::fs::create_dir(&folder).map_err(|e| Failure::new(Exit::Refused, format!("{}: {e}", folder.display())))?;
-    Ok(folder)
 }

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use postcommit_engine::channel::FailOn;
 use postcommit_engine::clock;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
-use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::model::{Guarantee, Policy, ProviderDraft};
+use postcommit_engine::secret::Secret;
 use postcommit_engine::store::Store;
 use serde_json::json;
 use tokio::sync::watch;
 
 use super::Bench;
 use super::load::Load;
+use super::place::Place;
+use super::series::rate;
 use crate::output::{Exit, Failure};
 
 /// How often the tally is looked at.
@@ -22,6 +24,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A drain that settles nothing for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WARM_UP: u64 = 2000;
+/// `default`, which the migration makes first.
+const TENANT: i32 = 1;
 
 /// A dispatcher that runs until it is finished or dropped.
 pub struct Running {
@@ -35,11 +39,16 @@ pub struct Running {
 impl Running {
     /// Makes one and lets it loose.
     pub async fn start(bench: &Bench, store: &Store) -> Result<Self, Failure> {
-        let dispatcher = Dispatcher::new(tools(bench, store)?).await?;
+        let dispatcher = Dispatcher::new(tools(bench, store)).await?;
         let (stop, told) = watch::channel(Stop::No);
         let tally = dispatcher.tally();
         let started = clock::monotonic();
         Ok(Self { tally, stop, task: tokio::spawn(dispatcher.run(told)), started })
+    }
+
+    /// What it has done so far, for others to look at.
+    pub fn tally(&self) -> Arc<Tally> {
+        self.tally.clone()
     }
 
     /// How many it has sent, durably.
@@ -80,27 +89,28 @@ impl Drop for Running {
     }
 }
 
-fn tools(bench: &Bench, store: &Store) -> Result<Tools, Failure> {
-    // The sinks are on this machine.
-    let allow = ["127.0.0.0/8"].iter().filter_map(|range| range.parse().ok()).collect();
-    let egress =
-        Egress::new(&EgressSettings { allow, ..EgressSettings::default() }).map_err(|e| Failure::new(Exit::Failed, e.to_string()))?;
-    Ok(Tools {
-        store: store.clone(),
-        egress,
-        keys: bench.place.keys(),
-        capture_fail_on: FailOn::default(),
-        settings: bench.dispatch.clone(),
-    })
+fn tools(bench: &Bench, store: &Store) -> Tools {
+    let (egress, settings) = (bench.egress.clone(), bench.dispatch.clone());
+    Tools { store: store.clone(), egress, keys: bench.place.keys(), capture_fail_on: FailOn::default(), settings }
 }
 
 /// A fresh database with a capture provider, through whose connections something has been delivered already: they are open, their statements prepared.
 pub async fn ready(bench: &Bench) -> Result<Store, Failure> {
     let store = bench.place.fresh().await?;
     provide(&store, &capture()).await?;
-    Load::captured().feed(&bench.place, bench.count(WARM_UP)).await?;
-    Dispatcher::new(tools(bench, &store)?).await?.pass(None).await?;
+    warm_up(bench, &store, &Load::captured()).await?;
     Ok(store)
+}
+
+/// Delivers something through the connections that will be measured.
+pub async fn warm_up(bench: &Bench, store: &Store, load: &Load) -> Result<(), Failure> {
+    load.feed(&bench.place, bench.count(WARM_UP)).await?;
+    finish_all(bench, store).await
+}
+
+/// Delivers all that is due.
+pub async fn finish_all(bench: &Bench, store: &Store) -> Result<(), Failure> {
+    Ok(Dispatcher::new(tools(bench, store)).await?.pass(None).await?)
 }
 
 /// Delivers that many and tells how long it took.
@@ -112,12 +122,25 @@ pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration,
     Ok(took)
 }
 
+/// How fast `count` are delivered out of a larger backlog, after the first few of it.
+pub async fn window(bench: &Bench, store: &Store, count: u64) -> Result<f64, Failure> {
+    let running = Running::start(bench, store).await?;
+    let from = running.until(count / 20).await?;
+    // Whatever was counted by then: results come in batches.
+    let already = running.sent();
+    let to = running.until(already + count).await?;
+    let sent = running.sent() - already;
+    running.finish().await;
+    Ok(rate(sent, to.duration_since(from)))
+}
+
 /// A provider for every channel that sends nothing and takes as much at once as a provider may.
 pub fn capture() -> ProviderDraft {
     ProviderDraft {
         name: "capture".into(),
         channel: "*".into(),
         driver: "capture".into(),
+        // A handler that does nothing, as those of the peers: what would have been sent is not copied into the attempt.
         settings: json!({"record": false}),
         secrets: None,
         guarantee: Guarantee::Idempotent,
@@ -128,8 +151,22 @@ pub fn capture() -> ProviderDraft {
     }
 }
 
+/// A provider of signed webhooks, so many at once.
+pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure> {
+    let secret = Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let ring = place.keys().or_new().map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
+    Ok(ProviderDraft {
+        name: "hooks".into(),
+        channel: "webhook".into(),
+        driver: "webhook".into(),
+        settings: json!({}),
+        secrets: Some(ring.seal(&[("secret".to_owned(), secret)].into(), TENANT, "hooks")),
+        concurrency: i32::try_from(concurrency).unwrap_or(1),
+        ..capture()
+    })
+}
+
 /// Enters a provider for the tenant that everything is enqueued for.
 pub async fn provide(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
-    let tenant = store.tenant_or_new("default").await?;
-    Ok(store.create_provider(tenant, draft).await?)
+    Ok(store.create_provider(TENANT, draft).await?)
 }

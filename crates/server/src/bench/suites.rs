@@ -1,8 +1,16 @@
 //! What is measured. One list; each suite is a file of its name.
 
+mod binary;
+mod doorbell;
 mod drain;
 mod enqueue;
+mod growth;
+mod latency;
+mod memory;
+mod pinned;
+mod processes;
 mod sqlite;
+mod webhook;
 
 use std::pin::Pin;
 
@@ -11,7 +19,19 @@ use super::report::{Chart, Finding};
 use crate::output::Failure;
 
 /// All suites, in the order they are run.
-pub const ALL: &[Kind] = &[drain::SUITE, sqlite::SUITE, enqueue::SUITE];
+pub const ALL: &[Kind] = &[
+    drain::SUITE,
+    enqueue::SUITE,
+    latency::SUITE,
+    growth::SUITE,
+    pinned::SUITE,
+    doorbell::SUITE,
+    memory::SUITE,
+    webhook::SUITE,
+    sqlite::SUITE,
+    processes::SUITE,
+    binary::SUITE,
+];
 
 /// A suite.
 pub struct Kind {

@@ -1,5 +1,7 @@
 //! `postcommit bench`: measures this build on this machine and holds it to its bars.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde_json::json;
 
@@ -25,6 +27,15 @@ pub struct Bench {
     /// Multiplies all counts and durations, for a quick look
     #[arg(long, default_value_t = 1.0, value_parser = scale)]
     scale: f64,
+    /// Where other programs are that take part [default: bench/peers, when it is there]
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+    /// Measure without other programs
+    #[arg(long)]
+    no_peers: bool,
+    /// Writes the report as a page, too
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Lists the suites with their bars, and exits
     #[arg(long)]
     list: bool,
@@ -44,10 +55,24 @@ impl Bench {
         // What the engine has to say would disturb the progress and, being written, the measurement.
         telemetry::start(&LogSettings { level: "error".into(), format: settings.log.format.clone() });
         let suites = self.chosen(settings)?;
-        let wish = Wish { suites, rounds: self.rounds.into(), scale: self.scale, command: command() };
+        let wish = Wish { suites, rounds: self.rounds.into(), scale: self.scale, peers: self.peers()?, command: command() };
         let report = bench::run(wish, settings).await?;
+        if let Some(file) = &self.html {
+            let written = std::fs::write(file, bench::html::page(&report));
+            written.map_err(|e| Failure::new(Exit::Failed, format!("{}: {e}", file.display())))?;
+        }
         output::one(format, &report, text);
         Ok(if missed(&report).is_empty() { Exit::Ok } else { Exit::Failed })
+    }
+
+    /// A folder that was named must be there; the usual one need not.
+    fn peers(&self) -> Result<Option<PathBuf>, Failure> {
+        match &self.peers {
+            _ if self.no_peers => Ok(None),
+            Some(folder) if folder.is_dir() => Ok(Some(folder.clone())),
+            Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is no folder", folder.display()))),
+            None => Ok(Some(PathBuf::from("bench/peers")).filter(|folder| folder.is_dir())),
+        }
     }
 
     fn chosen(&self, settings: &Settings) -> Result<Vec<&'static Kind>, Failure> {
@@ -100,6 +125,7 @@ fn text(report: &Report) -> String {
         "postcommit {}  {}\n{}\n{} cores, {} MiB, {}\n{}",
         report.version, report.started_at, report.database, machine.cores, machine.memory_mib, machine.cpu, machine.system
     )];
+    parts.extend(report.peers.iter().map(|peer| format!("{} {}: {}", peer.name, peer.version, peer.settings)));
     parts.extend(report.suites.iter().map(suite_text));
     let held = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.held == Some(true)).count();
     parts.push(match missed(report).as_slice() {

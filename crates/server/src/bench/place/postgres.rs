@@ -13,7 +13,7 @@ const PREFIX: &str = "postcommit_bench_";
 /// Held while leftovers are dropped and a database is made: nobody takes a new one, not yet connected to, for a leftover.
 const LOCK: i64 = 0x7063_6265_6e63_6800;
 /// Everything that a run makes in a database.
-const SCHEMAS: &str = "postcommit, postcommit_bench, postcommit_bench_aside";
+const SCHEMAS: &str = "postcommit, postcommit_bench, postcommit_bench_history, postcommit_bench_backlog";
 
 /// Where it is measured.
 pub struct Ground {
@@ -65,15 +65,15 @@ impl Ground {
         Ok(self.client().await?.batch_execute("DROP SCHEMA IF EXISTS postcommit CASCADE").await?)
     }
 
-    /// Keeps the schema under another name while something else is measured.
-    pub async fn put_aside(&self) -> Result<(), Failure> {
-        Ok(self.client().await?.batch_execute("ALTER SCHEMA postcommit RENAME TO postcommit_bench_aside").await?)
+    /// Keeps the schema as `postcommit_bench_…` while something else is measured.
+    pub async fn put_aside(&self, name: &str) -> Result<(), Failure> {
+        Ok(self.client().await?.batch_execute(&format!("ALTER SCHEMA postcommit RENAME TO postcommit_bench_{name}")).await?)
     }
 
     /// Brings it back in place of the present one. All of its statements name the schema, so it works as before.
-    pub async fn bring_back(&self) -> Result<(), Failure> {
-        let swap = "DROP SCHEMA IF EXISTS postcommit CASCADE; ALTER SCHEMA postcommit_bench_aside RENAME TO postcommit";
-        Ok(self.client().await?.batch_execute(swap).await?)
+    pub async fn bring_back(&self, name: &str) -> Result<(), Failure> {
+        let rename = format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit");
+        Ok(self.client().await?.batch_execute(&format!("DROP SCHEMA IF EXISTS postcommit CASCADE; {rename}")).await?)
     }
 
     /// Vacuums and analyzes every table of ours, then writes out all that is dirty: full-page images weigh the same on everybody.

@@ -12,6 +12,7 @@ use super::{Fits, Found, Kind};
 use crate::bench::Bench;
 use crate::bench::bare;
 use crate::bench::load::{BATCH, Feeder, Load, payload};
+use crate::bench::peers::Figures;
 use crate::bench::place::{Place, Spot};
 use crate::bench::report::{Bar, Finding, Series};
 use crate::bench::series::rate;
@@ -45,6 +46,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
 async fn on_postgres(bench: &Bench) -> Result<Found, Failure> {
     let (each, batches) = (bench.count(SINGLES / CONNECTIONS), bench.count(BATCHES));
     let (mut plain, mut ours, mut plain_many, mut ours_many) = (vec![], vec![], vec![], vec![]);
+    let (mut peers, mut peers_many) = (Figures::default(), Figures::default());
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         for (name, sql, rates) in [("INSERT", INSERT, &mut plain), ("enqueue", ENQUEUE, &mut ours)] {
@@ -57,12 +59,22 @@ async fn on_postgres(bench: &Bench) -> Result<Found, Failure> {
         plain_many.push(rate(batches * BATCH, insert_batches(&bench.place, batches).await?));
         fresh(bench).await?;
         ours_many.push(rate(batches * BATCH, enqueue_batches(&bench.place, batches).await?));
+        for runner in &bench.peers {
+            peers.add(runner, runner.enqueue(bench, each * CONNECTIONS, CONNECTIONS).await);
+            peers_many.add(runner, runner.enqueue_batches(bench, batches * BATCH, BATCH).await);
+        }
     }
-    let what = format!("postcommit.enqueue, one per commit, {CONNECTIONS} connections ÷ plain INSERT");
-    let one = Finding::ratio("P3", what, Series::rates("enqueue", ours), Series::rates("INSERT", plain));
-    let what = "postcommit.enqueue_many of 1,000 ÷ plain batch INSERT";
-    let many = Finding::ratio("P4", what, Series::rates("enqueue_many", ours_many), Series::rates("INSERT of 1,000", plain_many));
-    Ok(Found { findings: vec![one.must(Bar::AtLeast(0.8)), many.must(Bar::AtLeast(0.6))], charts: vec![] })
+    let (ours, ours_many) = (Series::rates("enqueue", ours), Series::rates("enqueue_many", ours_many));
+    let what = format!("postcommit.enqueue, one per commit, {CONNECTIONS} connections");
+    let one = Finding::ratio("P3", format!("{what} ÷ plain INSERT"), ours.clone(), Series::rates("INSERT", plain));
+    let what_many = "postcommit.enqueue_many of 1,000";
+    let many =
+        Finding::ratio("P4", format!("{what_many} ÷ plain batch INSERT"), ours_many.clone(), Series::rates("INSERT of 1,000", plain_many));
+    let mut findings = vec![one.must(Bar::AtLeast(0.8)), many.must(Bar::AtLeast(0.6))];
+    let beside = |what: &str, ours: &Series, peer: Series| Finding::ratio("peer", format!("{what} ÷ {}", peer.name), ours.clone(), peer);
+    findings.extend(peers.series("/s").into_iter().map(|peer| beside(&what, &ours, peer)));
+    findings.extend(peers_many.series("/s").into_iter().map(|peer| beside(what_many, &ours_many, peer)));
+    Ok(Found { findings, charts: vec![] })
 }
 
 async fn fresh(bench: &Bench) -> Result<(), Failure> {
