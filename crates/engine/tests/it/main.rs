@@ -12,4 +12,5 @@ mod routing;
 mod schema;
 mod store;
 mod tidy;
+mod upgrade;
 mod webhook;
