@@ -12,4 +12,5 @@ mod routing;
 mod schema;
 mod store;
 mod tidy;
+mod trips;
 mod webhook;
