@@ -1,15 +1,19 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
+mod client;
 mod migrate;
 pub mod postgres;
 pub mod sqlite;
 mod tls;
+mod trips;
 mod value;
 mod watch;
 
 use std::path::PathBuf;
 
+pub use client::{Asked, Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migration, MigrationPlan};
+pub use trips::Trips;
 pub use value::{Cells, Row, Value};
 
 use postgres::Postgres;
@@ -114,6 +118,15 @@ impl Db {
         match self {
             Self::Postgres(_) => "postgres",
             Self::Sqlite(_) => "sqlite",
+        }
+    }
+
+    /// What it was asked so far.
+    #[must_use]
+    pub fn trips(&self) -> Trips {
+        match self {
+            Self::Postgres(db) => db.counter.read(),
+            Self::Sqlite(db) => db.counter.read(),
         }
     }
 

@@ -1,14 +1,17 @@
 //! PostgreSQL: a small pool, statements prepared once per connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::client::Client;
 use super::tls;
+use super::trips::Counter;
 use super::value::{Row, Value};
 use super::{Address, DbError};
 
@@ -19,8 +22,9 @@ const POOL_SIZE: usize = 12;
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
-    config: std::sync::Arc<Config>,
+    config: Arc<Config>,
     tls: Option<MakeRustlsConnect>,
+    pub(super) counter: Arc<Counter>,
 }
 
 /// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
@@ -42,7 +46,7 @@ impl Postgres {
         };
         let pool = Pool::builder(manager).max_size(POOL_SIZE).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
         let pool = pool.build().map_err(|e| DbError::Unreachable(e.to_string()))?;
-        let db = Self { pool, config: config.into(), tls };
+        let db = Self { pool, config: config.into(), tls, counter: Arc::default() };
         drop(db.client().await?);
         Ok(db)
     }
@@ -51,8 +55,9 @@ impl Postgres {
     ///
     /// # Errors
     /// When none can be had.
-    pub async fn client(&self) -> Result<Object, DbError> {
-        self.pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))
+    pub async fn client(&self) -> Result<Client, DbError> {
+        let object = self.pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
+        Ok(Client::new(object, self.counter.clone()))
     }
 
     /// Where it is, for people.

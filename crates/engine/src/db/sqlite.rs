@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior, params_from_it
 use tokio::sync::{mpsc, oneshot};
 
 use super::DbError;
+use super::trips::{Counter, note_statement};
 use super::value::{Row, Value};
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
@@ -33,6 +34,7 @@ pub struct Sqlite {
     /// Which file was opened, and whether another one stands in its place.
     identity: Option<(u64, u64)>,
     replaced: Arc<AtomicBool>,
+    pub(super) counter: Arc<Counter>,
 }
 
 /// Writes a shared statement for SQLite.
@@ -52,11 +54,13 @@ impl Sqlite {
         }
         let connection = open_writer(path)?;
         let (writer, commands) = mpsc::unbounded_channel();
+        let counter = Arc::<Counter>::default();
+        let counting = counter.clone();
         std::thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || write_all(connection, commands))
+            .spawn(move || write_all(connection, commands, &counting))
             .map_err(|e| DbError::Unreachable(e.to_string()))?;
-        Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), identity: identity(path), replaced: Arc::default() })
+        Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), identity: identity(path), replaced: Arc::default(), counter })
     }
 
     /// The file.
@@ -89,6 +93,7 @@ impl Sqlite {
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
         self.still_ours()?;
+        self.counter.trips(1);
         let (reply, answer) = oneshot::channel();
         let command = Work { work: Some(work), result: None, reply };
         self.writer.send(Box::new(command)).map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?;
@@ -105,11 +110,12 @@ impl Sqlite {
         F: FnOnce(&Connection) -> Result<T, DbError> + Send + 'static,
     {
         self.still_ours()?;
+        self.counter.trips(1);
         let this = self.clone();
         let ran = tokio::task::spawn_blocking(move || {
             let idle = this.readers.lock().ok().and_then(|mut readers| readers.pop());
             let connection = idle.map_or_else(|| open_reader(&this.path), Ok)?;
-            let result = work(&connection);
+            let result = this.counter.around(|| work(&connection));
             if let Ok(mut readers) = this.readers.lock()
                 && readers.len() < READERS
             {
@@ -210,7 +216,7 @@ impl<T: Send, F: FnOnce(&Connection) -> Result<T, DbError> + Send> Command for W
     }
 }
 
-fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<Box<dyn Command>>) {
+fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<Box<dyn Command>>, counter: &Counter) {
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
         while group.len() < GROUP
@@ -218,7 +224,10 @@ fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<B
         {
             group.push(next);
         }
-        let committed = write_group(&mut connection, &mut group).map_err(|e| e.to_string());
+        let committed = counter.around(|| write_group(&mut connection, &mut group)).map_err(|e| e.to_string());
+        if committed.is_ok() {
+            counter.commit();
+        }
         for command in group {
             command.answer(committed.clone());
         }
@@ -248,6 +257,7 @@ fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
 pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
     let mut statement = connection.prepare_cached(sql).map_err(refused)?;
     let width = statement.column_count();
+    note_statement();
     let mut rows = statement.query(params_from_iter(parameters)).map_err(refused)?;
     let mut all = Vec::new();
     while let Some(row) = rows.next().map_err(refused)? {
@@ -259,11 +269,14 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
 
 /// Runs statements that write.
 pub(crate) fn execute(connection: &Connection, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
-    let run = |(sql, parameters): &(String, Vec<Value>)| {
-        let mut statement = connection.prepare_cached(&dialect(sql)).map_err(refused)?;
-        statement.execute(params_from_iter(parameters)).map(|touched| touched as u64).map_err(refused)
-    };
-    statements.iter().map(run).collect()
+    statements.iter().map(|(sql, parameters)| run(connection, &dialect(sql), parameters)).collect()
+}
+
+/// Runs one that writes. Returns how many rows it touched.
+pub(crate) fn run<'a>(connection: &Connection, sql: &str, parameters: impl IntoIterator<Item = &'a Value>) -> Result<u64, DbError> {
+    note_statement();
+    let mut statement = connection.prepare_cached(sql).map_err(refused)?;
+    statement.execute(params_from_iter(parameters)).map(|touched| touched as u64).map_err(refused)
 }
 
 fn from_sqlite(cell: ValueRef<'_>) -> Value {

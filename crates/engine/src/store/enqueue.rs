@@ -29,7 +29,7 @@ impl Store {
             Db::Postgres(db) => {
                 let mut client = db.client().await?;
                 let begun = client.transaction().await.map_err(crate::db::postgres::refused)?;
-                let id = adapters::tokio_postgres::enqueue(&*begun, note).await?;
+                let id = adapters::tokio_postgres::enqueue(begun.for_sdk(), note).await?;
                 crash_point!("enqueue.in_tx");
                 begun.commit().await.map_err(crate::db::postgres::refused)?;
                 id

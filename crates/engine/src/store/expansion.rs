@@ -152,8 +152,7 @@ fn expand_sqlite(connection: &Connection, one: &Expanded) -> Result<bool, DbErro
                 vec![state.name().into(), state.reason().into(), (*code).into(), detail.as_str().into()],
             ),
         };
-        let parameters = base.into_iter().chain(rest);
-        connection.prepare_cached(&sql).and_then(|mut s| s.execute(rusqlite::params_from_iter(parameters))).map_err(sqlite::refused)?;
+        sqlite::run(connection, &sql, base.iter().chain(&rest))?;
     }
     Ok(true)
 }

@@ -375,10 +375,7 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
     ];
     let seq = sqlite::query(connection, &enter, &parameters)?.first().map(|row| row.get(0)).transpose()?;
     let leave = format!("DELETE FROM postcommit_delivery_queue {KEPT}");
-    connection
-        .prepare_cached(&leave)
-        .and_then(|mut st| st.execute(rusqlite::params_from_iter(&parameters[..4])))
-        .map_err(sqlite::refused)?;
+    sqlite::run(connection, &leave, &parameters[..4])?;
     Ok(seq)
 }
 
@@ -430,5 +427,5 @@ fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), D
         evidence.excerpt.into(),
         s.lease.token.into(),
     ];
-    connection.prepare_cached(sql).and_then(|mut st| st.execute(rusqlite::params_from_iter(parameters))).map(drop).map_err(sqlite::refused)
+    sqlite::run(connection, sql, &parameters).map(drop)
 }

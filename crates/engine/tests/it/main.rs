@@ -12,5 +12,6 @@ mod routing;
 mod schema;
 mod store;
 mod tidy;
+mod trips;
 mod upgrade;
 mod webhook;

@@ -1,0 +1,96 @@
+//! What deliveries cost in round trips. Counted, not timed: it holds on any machine, and a query in a loop is seen at once.
+
+use postcommit_engine::db::Trips;
+use postcommit_engine::dispatch::{DispatchSettings, Dispatcher};
+use serde_json::json;
+
+use crate::world::World;
+
+/// Notifications of the pass that warms up, and of the one that is counted.
+const WARM_UP: u64 = 500;
+const COUNTED: u64 = 2000;
+
+/// How the results come together is up to the scheduler, and a machine that stalls for a quarter of a second makes a lane look slow. Neither happens
+/// three times in a row; a regression does.
+const TRIES: usize = 3;
+
+/// Per 1,000 deliveries, preparing apart.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    trips: f64,
+    statements: f64,
+    commits: f64,
+}
+
+impl Cost {
+    fn of(asked: Trips, deliveries: u64) -> Self {
+        let each = |count: u64| count as f64 * 1000.0 / deliveries as f64;
+        Self { trips: each(asked.trips - asked.prepared), statements: each(asked.statements), commits: each(asked.commits) }
+    }
+
+    fn is_within(self, bound: Self) -> bool {
+        self.trips <= bound.trips && self.statements <= bound.statements && self.commits <= bound.commits
+    }
+}
+
+/// Enqueues so many with one statement, as an application would with plain SQL.
+async fn enqueue(world: &World, count: u64, recipients: &str) {
+    let key = uuid::Uuid::new_v4();
+    let sql = match world.is_postgres() {
+        true => format!(
+            "DO $do$ BEGIN PERFORM postcommit.enqueue('trips.counted', '{{}}', '{key}:' || g, recipients => '{recipients}') FROM generate_series(1, {count}) g; END $do$"
+        ),
+        false => format!(
+            "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients)
+             WITH RECURSIVE g (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM g WHERE x < {count}) SELECT 'trips.counted', '{{}}', '{key}:' || x, '{recipients}' FROM g"
+        ),
+    };
+    world.execute(&sql, vec![]).await;
+}
+
+/// Drains the notifications with one pass and holds it to the bound.
+async fn assert_costs(mut world: World, recipients: &str, on_postgres: Cost, on_sqlite: Cost) {
+    // Nothing here may depend on how long it takes: no lease is renewed, and the loop goes on when something has happened, not when time has passed.
+    world.settings = DispatchSettings { batch: 500, interval_ms: 60_000, lease_s: 3600, ..world.settings };
+    let mut draft = world.draft("capture", "capture", json!({"record": false}));
+    draft.concurrency = 1000;
+    world.provider(draft).await;
+    let mut dispatcher = Dispatcher::new(world.tools(world.store.clone())).await.unwrap();
+    enqueue(&world, WARM_UP, recipients).await;
+    dispatcher.pass(None).await.unwrap();
+
+    let bound = if world.is_postgres() { on_postgres } else { on_sqlite };
+    let mut seen = Vec::new();
+    for _ in 0..TRIES {
+        enqueue(&world, COUNTED, recipients).await;
+        let finished = world.count("delivery_ledger").await;
+        let before = world.store.db().trips();
+        dispatcher.pass(None).await.unwrap();
+        let asked = world.store.db().trips().since(before);
+        let deliveries = u64::try_from(world.count("delivery_ledger").await - finished).unwrap();
+        assert_eq!(deliveries, COUNTED * recipients.matches("email").count() as u64);
+        let cost = Cost::of(asked, deliveries);
+        println!("per 1,000 deliveries: {cost:?}; {asked:?} for {deliveries}");
+        if cost.is_within(bound) {
+            return;
+        }
+        seen.push(cost);
+    }
+    panic!("more is asked of the database than there was: per 1,000 deliveries {seen:?}, allowed are {bound:?}");
+}
+
+on_both! {
+    /// The bar is 12 trips at a batch of 500, for claim, load and settle together. SQLite is asked row by row, and makes no trips: there commits cost.
+    async fn one_recipient_each(world) {
+        let postgres = Cost { trips: 12.0, statements: 12.0, commits: 12.0 };
+        let sqlite = Cost { trips: 18.0, statements: 5400.0, commits: 8.0 };
+        assert_costs(world, r#"[{"email": "guest@example.com"}]"#, postgres, sqlite).await;
+    }
+
+    /// Expanded into a row each and claimed once more: not a bar, but what it costs today.
+    async fn two_recipients_each(world) {
+        let postgres = Cost { trips: 16.0, statements: 16.0, commits: 16.0 };
+        let sqlite = Cost { trips: 20.0, statements: 7500.0, commits: 10.0 };
+        assert_costs(world, r#"[{"email": "guest@example.com"}, {"email": "host@example.com"}]"#, postgres, sqlite).await;
+    }
+}
