@@ -10,6 +10,7 @@ mod model;
 mod operators;
 mod routing;
 mod schema;
+mod settle;
 mod store;
 mod tidy;
 mod webhook;
