@@ -4,8 +4,10 @@
 #[macro_use]
 mod world;
 
+mod at_once;
 mod dispatch;
 mod egress;
+mod lost;
 mod model;
 mod operators;
 mod routing;
