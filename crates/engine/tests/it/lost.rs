@@ -8,12 +8,12 @@ use uuid::Uuid;
 use crate::store::claim;
 use crate::world::World;
 
-fn an_hour_before(at: Timestamp) -> Timestamp {
+pub fn an_hour_before(at: Timestamp) -> Timestamp {
     Timestamp::from_micros(at.as_micros() - 3_600_000_000)
 }
 
 /// One whose worker died after claiming it: nobody knows whether it got as far as sending.
-async fn lose(world: &World, more: serde_json::Value) -> Delivery {
+pub async fn lose(world: &World, more: serde_json::Value) -> Delivery {
     world.enqueue("a", more).await;
     let held = claim(&world.store, 0, 1).await.remove(0);
     assert_eq!((held.key.n, held.lost_since), (0, None));
@@ -27,12 +27,12 @@ async fn with(world: &World, guarantee: Guarantee) -> (i32, ProviderDraft) {
 }
 
 /// Number, state, reason and whether it may have arrived unseen.
-async fn ended(world: &World, id: Uuid) -> (i32, String, Option<String>, bool) {
+pub async fn ended(world: &World, id: Uuid) -> (i32, String, Option<String>, bool) {
     let row = world.delivery(id).await;
     (row.n, row.state, row.reason, row.unclear)
 }
 
-fn parked(reason: &str, unclear: bool) -> (i32, String, Option<String>, bool) {
+pub fn parked(reason: &str, unclear: bool) -> (i32, String, Option<String>, bool) {
     (1, "parked".into(), Some(reason.into()), unclear)
 }
 

@@ -8,6 +8,7 @@ mod at_once;
 mod dispatch;
 mod egress;
 mod lost;
+mod lost_again;
 mod model;
 mod operators;
 mod routing;
