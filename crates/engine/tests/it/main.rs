@@ -4,12 +4,16 @@
 #[macro_use]
 mod world;
 
+mod at_once;
 mod dispatch;
 mod egress;
+mod lost;
+mod lost_again;
 mod model;
 mod operators;
 mod routing;
 mod schema;
+mod settle;
 mod store;
 mod tidy;
 mod trips;
