@@ -33,7 +33,7 @@ export async function main(peer) {
     if (answer) console.log(JSON.stringify(answer));
     process.exit(0);
   } catch (error) {
-    console.error(`${peer.name}: ${error.stack ?? error}`);
+    console.error(`${peer.name}: ${error.message || error.stack}`);
     process.exit(1);
   }
 }
@@ -62,26 +62,22 @@ async function drain(peer, args) {
   const [count, processes] = [args.number("count"), args.number("processes", 1)];
   return withSchema(peer, args, async (client, url) => {
     await fill(peer, url, client, count, 1000);
-    // A bulk load leaves the planner blind until autovacuum comes by, and every peer drains slower blind.
+    // A bulk load leaves the planner without statistics until autovacuum comes by: one peer drains a third slower.
     if (args.text("analyze", "yes") === "yes") await client.query(`analyze ${peer.jobs}`);
     const workers = await Promise.all(
       Array.from({ length: processes }, () => startWorker(url, args.number("batch", peer.batch))),
     );
-    try {
-      const started = now();
-      workers.forEach((w) => w.process.send("go"));
-      while (total(workers, "handled") < count) await sleep(POLL_MS);
-      // Only now is the database asked: a count during the drain would take its time from the peer.
-      while (await isLeft(peer, client)) await sleep(POLL_MS);
-      const ended = now();
-      const first = Math.min(...workers.map((w) => w.first ?? Infinity));
-      console.error(`${peer.name}: ${((ended - started) / 1000).toFixed(3)} s since the workers were told to start`);
-      await Promise.all(workers.map((w) => w.stop()));
-      verify(workers, count);
-      return { count, seconds: (ended - first) / 1000, processes };
-    } finally {
-      workers.forEach((w) => w.process.kill("SIGKILL"));
-    }
+    const started = now();
+    workers.forEach((w) => w.go());
+    while (total(workers, "handled") < count) await sleep(POLL_MS);
+    // Only now is the database asked: a count during the drain would take its time from the peer.
+    while (await isLeft(peer, client)) await sleep(POLL_MS);
+    const ended = now();
+    console.error(`${peer.name}: ${((ended - started) / 1000).toFixed(3)} s since the workers were told to start`);
+    await Promise.all(workers.map((w) => w.stop()));
+    verify(workers, count);
+    const first = Math.min(...workers.map((w) => w.first ?? Infinity));
+    return { count, seconds: (ended - first) / 1000, processes };
   });
 }
 
@@ -94,23 +90,28 @@ function verify(workers, count) {
   if (sum !== (count * (count - 1)) / 2) fail("some jobs were handled twice, others never");
 }
 
-// A worker process: imports and connects before it says "ready", works from "go", reports as it goes.
+const children = new Set();
+
+// A worker process: has imported everything when it says "ready", works from "go", reports as it goes.
 async function startWorker(url, batch) {
   const child = fork(process.argv[1], ["work", "--database", url, "--batch", String(batch)], {
     stdio: ["ignore", 2, 2, "ipc"],
   });
-  const worker = { process: child, handled: 0, sum: 0, first: undefined };
+  children.add(child);
   const exited = new Promise((resolve) => child.once("exit", resolve));
-  worker.stop = async () => {
+  const worker = { handled: 0, sum: 0, first: undefined };
+  worker.go = () => child.send("go");
+  worker.stop = () => {
     child.send("stop");
-    await exited;
+    return exited;
   };
   await new Promise((ready, reject) => {
     child.on("message", (message) => (message === "ready" ? ready() : Object.assign(worker, message)));
     child.once("exit", (code) => {
-      if (code === 0) return;
-      reject(new Error(`a worker process ended with ${code}`));
-      interrupt(new Error("a worker process died"));
+      children.delete(child);
+      const died = new Error(`a worker process ended with ${code}`);
+      reject(died);
+      if (code !== 0) interrupt(died);
     });
   });
   return worker;
@@ -128,7 +129,7 @@ async function work(peer, args) {
   const [go, stop] = [told("go"), told("stop")];
   process.send("ready");
   await go;
-  const worker = await peer.work(args.text("database"), args.number("batch"), handle);
+  const worker = await peer.work(args.text("database"), { batch: args.number("batch"), workers: 2 }, handle);
   const report = setInterval(() => process.send(seen), POLL_MS);
   await stop;
   clearInterval(report);
@@ -140,7 +141,7 @@ async function latency(peer, args) {
   const [count, pause] = [args.number("count"), args.number("pause-ms")];
   return withSchema({ ...peer, install: peer.installForLatency ?? peer.install }, args, async (client, url) => {
     let called;
-    const worker = await peer.work(url, peer.batch, ({ booking }) => called({ booking, at: now() }));
+    const worker = await peer.work(url, { batch: peer.batch, workers: 1 }, ({ booking }) => called({ booking, at: now() }));
     const producer = await peer.produce(url);
     const values = [];
     for (let i = 0; i < count + WARM_UP; i++) {
@@ -228,13 +229,15 @@ async function withSchema(peer, args, body) {
   const url = args.text("database");
   const client = await connect(peer, url);
   const interrupted = new Promise((_, reject) => (interrupt = reject));
+  interrupted.catch(() => {}); // it may come before anybody waits for it
   for (const signal of ["SIGINT", "SIGTERM"]) process.once(signal, () => interrupt(new Error(signal)));
   try {
     await drop(peer, client);
     await peer.install(url);
     return await Promise.race([body(client, url), interrupted]);
   } finally {
-    // The body may still use `client` after an interruption.
+    // After an interruption the body goes on, with its workers and its connection.
+    children.forEach((child) => child.kill("SIGKILL"));
     const last = await connect(peer, url);
     await drop(peer, last);
     await last.end();

@@ -45,7 +45,8 @@ main({
 
   install: (url) => runMigrations(worker(url, {})),
 
-  async work(url, batch, handle) {
+  // One local queue and one pool of 24 slots, whatever the number of workers asked for.
+  async work(url, { batch }, handle) {
     const settings = tuned({
       concurrentJobs: 24, maxPoolSize: 25, localQueue: { size: batch }, completeJobBatchDelay: 0, failJobBatchDelay: 0,
     });

@@ -23,7 +23,8 @@ main({
   name: "pg-boss",
   version: createRequire(import.meta.url)("pg-boss/package.json").version,
   settings:
-    "work() with batchSize 1000, burstWhenBatchFull, useListenNotify, poll every 0.5 s; supervise and schedule off; " +
+    "work() with batchSize 500, localConcurrency 2 (latency: 1), burstWhenBatchFull, useListenNotify, poll every 0.5 s; " +
+    "supervise and schedule off; " +
     "the queue notifies for latency only; enqueued by send() and insert()",
   does_not: [
     "an audit row for every attempt: it keeps a count and the last output",
@@ -44,15 +45,17 @@ main({
   schema: SCHEMA,
   jobs: `${SCHEMA}.job`,
   unfinished: `select from ${SCHEMA}.job where name = '${QUEUE}' and state < 'completed'`,
-  batch: 1000,
+  batch: 500,
 
-  install: install(tuned({}).queue),
+  install: install({}),
   // A commit that notifies waits for all others that do, so it is on only where it is what counts.
-  installForLatency: install({ ...tuned({}).queue, notify: true }),
+  installForLatency: install({ notify: true }),
 
-  async work(url, batchSize, handle) {
-    const boss = await start(url, { useListenNotify: true, ...tuned({}).boss });
-    const settings = { batchSize, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5, localConcurrency: 1, ...tuned({}).work };
+  async work(url, { batch, workers }, handle) {
+    const boss = await start(url, { useListenNotify: true });
+    const settings = tuned({
+      batchSize: batch, localConcurrency: workers, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5,
+    });
     await boss.work(QUEUE, settings, async (jobs) => jobs.forEach((job) => handle(job.data)));
     return { stop: () => boss.stop() };
   },

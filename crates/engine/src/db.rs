@@ -10,7 +10,7 @@ mod watch;
 use std::path::PathBuf;
 
 pub use migrate::{LATEST, MIGRATIONS, Migration, MigrationPlan};
-pub use value::{Row, Value};
+pub use value::{Cells, Row, Value};
 
 use postgres::Postgres;
 use sqlite::Sqlite;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
@@ -36,9 +36,9 @@ use crate::db::DbError;
 use crate::egress::Egress;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::{Claim, Store};
+use crate::store::{Claim, Lease, Store};
 use bell::Bell;
-use lanes::{EXPANSION, Lane, Lanes, Wants};
+use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
 use leases::Leases;
 use settler::Settler;
 
@@ -135,7 +135,6 @@ enum Looked {
 }
 
 /// What the tasks of one dispatcher share.
-#[derive(Clone)]
 struct Crew {
     tools: Tools,
     settler: Settler,
@@ -146,7 +145,7 @@ struct Crew {
 
 /// Claims and delivers until told to stop.
 pub struct Dispatcher {
-    crew: Crew,
+    crew: Arc<Crew>,
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
@@ -164,7 +163,7 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        let crew = Crew { tools, settler, leases, stir };
+        let crew = Arc::new(Crew { tools, settler, leases, stir });
         Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, refreshed_at: None })
     }
 
@@ -279,60 +278,34 @@ impl Dispatcher {
         Ok(if begun > 0 { Looked::Began(begun) } else { Looked::Nothing })
     }
 
-    /// Loads what was claimed and sets each on its way. What this process cannot serve goes back.
+    /// Takes the slots of what was claimed and sets it on its way. What this process cannot serve goes back.
     async fn start(&mut self, claim: Claim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
         let Claim { deliveries, providers } = claim;
         let Some(first) = deliveries.first() else { return Ok(0) };
         let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
-        let notes = self.load(&deliveries, providers).await?;
-        let mut begun = deliveries.len();
-        let mut by_lane: HashMap<i32, Vec<Claimed>> = HashMap::new();
-        for delivery in deliveries {
-            match notes.get(&delivery.key.notification) {
-                Some(note) => by_lane.entry(delivery.lane).or_default().push((delivery, note.clone())),
-                // Purged under our hands or unreadable: there is nothing to send.
-                None => self.crew.settler.orphan(&delivery),
-            }
+        if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
+            // They go back at once rather than when the lease runs out.
+            self.crew.settler.return_unbegun(deliveries);
+            return Err(problem);
         }
+        let mut begun = 0;
+        let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
+        deliveries.into_iter().for_each(|delivery| by_lane.entry(delivery.lane).or_default().push(delivery));
         for (id, batch) in by_lane {
-            match self.lanes.lane(id) {
-                _ if id == EXPANSION => self.start_expansion(batch, clock),
-                Some(lane) if lane.driver.is_ok() => self.start_lane(lane, batch, clock),
+            let way = match self.lanes.lane(id) {
+                _ if id == EXPANSION => Way::Expand(self.lanes.table(), lanes::take(&self.lanes.expansion(), batch.len())),
+                Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len())),
                 _ => {
-                    begun -= batch.len();
-                    self.crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
+                    self.crew.settler.return_unbegun(batch);
+                    continue;
                 }
-            }
+            };
+            begun += batch.len();
+            // The next claim need not wait until these are read.
+            tokio::spawn(begin(self.crew.clone(), way, batch, clock));
         }
         Ok(begun)
-    }
-
-    fn start_expansion(&self, batch: Vec<Claimed>, clock: Reckoning) {
-        let (crew, table) = (self.crew.clone(), self.lanes.table());
-        let slots = lanes::take(&self.lanes.expansion(), batch.len());
-        tokio::spawn(async move { expander::expand_batch(&crew, &table, batch, clock, slots).await });
-    }
-
-    fn start_lane(&self, lane: Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning) {
-        let (crew, slots) = (self.crew.clone(), lanes::take(&lane.slots, batch.len()));
-        tokio::spawn(async move { attempt::attempt_batch(&crew, &lane, batch, clock, slots).await });
-    }
-
-    /// Reads what the deliveries are about, and the providers if the claim saw that some have changed.
-    async fn load(&mut self, deliveries: &[Delivery], providers: i64) -> Result<HashMap<Uuid, Arc<StoredNotification>>, DbError> {
-        let mut keys: Vec<(i32, Uuid)> = deliveries.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let mut notes = self.crew.tools.store.notifications(&keys).await;
-        if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
-            notes = Err(problem);
-        }
-        if notes.is_err() {
-            // They go back at once rather than when the lease runs out.
-            self.crew.settler.return_unbegun(deliveries.iter().cloned());
-        }
-        Ok(notes?.into_iter().map(|note| (note.id, Arc::new(note))).collect())
     }
 
     /// Says that we sleep, unless we have said so. True when it was said just now: then one more look is needed, for what was committed between the
@@ -399,6 +372,48 @@ impl Dispatcher {
             tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
         }
     }
+}
+
+/// Where a claimed batch goes, and the slots it holds.
+enum Way {
+    Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
+    Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>),
+}
+
+/// Reads what a batch is about, and hands it on.
+async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, clock: Reckoning) {
+    let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
+    match load(&crew, batch).await {
+        Ok(batch) => match way {
+            Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
+            Way::Attempt(lane, slots) => attempt::attempt_batch(&crew, &lane, batch, clock, slots).await,
+        },
+        Err((batch, problem)) => {
+            tracing::warn!(%problem, "could not read what was claimed; it goes back");
+            crew.settler.return_unbegun(batch);
+        }
+    }
+    unsettled.disarm();
+}
+
+/// The notifications behind a batch, each read once.
+async fn load(crew: &Crew, batch: Vec<Delivery>) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
+    let mut keys: Vec<(i32, Uuid)> = batch.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
+    keys.dedup();
+    let notes = match crew.tools.store.notifications(&keys).await {
+        Ok(notes) => notes,
+        Err(problem) => return Err((batch, problem)),
+    };
+    let notes: HashMap<Uuid, Arc<StoredNotification>> = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
+    let mut claimed = Vec::with_capacity(batch.len());
+    for delivery in batch {
+        match notes.get(&delivery.key.notification) {
+            Some(note) => claimed.push((delivery, note.clone())),
+            // Purged under our hands or unreadable: there is nothing to send.
+            None => crew.settler.orphan(&delivery),
+        }
+    }
+    Ok(claimed)
 }
 
 /// Processes that start together must not ask together for ever.

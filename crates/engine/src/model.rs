@@ -9,7 +9,7 @@ mod policy;
 mod provider;
 
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
-pub use expand::{Expansion, Fate, Routes, Target, expand, has_one_target, route};
+pub use expand::{Expansion, Fate, Routes, Target, expand, route};
 pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::StoredNotification;
 pub use outcome::{Because, Evidence, Outcome, Report};

@@ -37,7 +37,7 @@ struct Seen {
 pub async fn drain(conn: &mut PgConnection, args: &Args) -> Result<Value> {
     let (count, processes) = (args.number("count")?, args.number_or("processes", 1)?);
     fill(conn, count, 1000).await?;
-    // A bulk load leaves the planner blind until autovacuum comes by, and every peer drains slower blind.
+    // A bulk load leaves the planner without statistics until autovacuum comes by; as for every peer.
     if args.text_or("analyze", "yes") == "yes" {
         queue::analyze(conn).await?;
     }
@@ -96,7 +96,7 @@ impl WorkerProcess {
     async fn start(args: &Args) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("work")
-            .args(["--database", args.text("database")?, "--batch", args.text_or("batch", "1000")])
+            .args(["--database", args.text("database")?, "--batch", args.text_or("batch", "2000")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

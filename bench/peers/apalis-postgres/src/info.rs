@@ -7,7 +7,7 @@ pub fn info() -> Value {
         "name": "apalis-postgres",
         "version": version("apalis-postgres"),
         "settings": format!(
-            "apalis {}; {} workers in a process (latency: 1); batch_size 1000 (latency: 10), acknowledged in one statement; \
+            "apalis {}; {} workers in a process (latency: 1); batch_size 2000 (latency: 10), acknowledged in one statement; \
              lock_tasks off; pubsub (LISTEN/NOTIFY); enqueued by queries::push_tasks",
             version("apalis"),
             crate::drain::WORKERS,

@@ -6,6 +6,7 @@ mod queue;
 
 use std::{
     collections::HashMap,
+    process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -25,7 +26,17 @@ use tokio::{
 const WARM_UP: u64 = 10;
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("apalis-postgres: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let verb = words.next().unwrap_or_default();
     let args = Args::parse(words)?;

@@ -54,12 +54,10 @@ where
         let config = Config::default().queue(QUEUE).batch_size(batch).lock_tasks(false);
         let storage = PostgresStorage::<Booking>::new(&pool).with_config(config).with_pubsub();
         let handle = handle.clone();
-        let worker = WorkerBuilder::new(format!("bench-{}-{n}", std::process::id()))
-            .backend(storage)
-            .build(move |job: Booking| {
-                handle(job.booking);
-                async { Ok::<(), BoxDynError>(()) }
-            });
+        let worker = WorkerBuilder::new(format!("bench-{}-{n}", std::process::id())).backend(storage).build(move |job: Booking| {
+            handle(job.booking);
+            async { Ok::<(), BoxDynError>(()) }
+        });
         running.spawn(worker.run());
     }
     let ended = running.join_next().await.context("no workers")?;

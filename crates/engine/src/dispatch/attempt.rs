@@ -4,7 +4,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -26,25 +27,37 @@ const HEARSAY: Duration = Duration::from_secs(360);
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
-/// Sets a claimed batch of one lane on its way, each delivery in a task of its own.
+/// Sends that share a task. Waking another thread for each send cost more than the sends of a driver that answers at once; a whole batch in one task
+/// would leave the other threads idle.
+const TOGETHER: usize = 16;
+
+/// Sets a claimed batch of one lane on its way.
 pub async fn attempt_batch(
-    crew: &Crew,
+    crew: &Arc<Crew>,
     lane: &Arc<Lane>,
     batch: Vec<Claimed>,
     clock: Reckoning,
     mut slots: Option<OwnedSemaphorePermit>,
 ) {
-    let not_begun = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
-    for (delivery, note) in announce(crew, lane, check_all(crew, lane, batch, clock.now())).await {
-        let slot = slots.as_mut().and_then(|slots| slots.split(1));
-        let (crew, lane) = (crew.clone(), lane.clone());
-        tokio::spawn(async move {
-            let unsettled = crew.leases.guard([Lease::of(&delivery)]);
-            attempt(&crew, &lane, &delivery, &note, clock.now(), slot).await;
-            unsettled.disarm();
-        });
+    let mut ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await.into_iter();
+    while ready.len() > 0 {
+        let some: Vec<_> =
+            ready.by_ref().take(TOGETHER).map(|claimed| (claimed, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
+        tokio::spawn(attempt_some(crew.clone(), lane.clone(), some, clock));
     }
-    not_begun.disarm();
+}
+
+async fn attempt_some(crew: Arc<Crew>, lane: Arc<Lane>, some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>, clock: Reckoning) {
+    let (crew, lane) = (&*crew, &*lane);
+    let attempts = some.into_iter().map(|((delivery, note), slot)| async move {
+        let unsettled = crew.leases.guard([Lease::of(&delivery)]);
+        // A panic of ours concerns this delivery alone, as one of the driver does.
+        let attempted = AssertUnwindSafe(attempt(crew, lane, &delivery, &note, clock.now(), slot)).catch_unwind().await;
+        if attempted.is_ok() {
+            unsettled.disarm();
+        }
+    });
+    attempts.collect::<FuturesUnordered<_>>().collect::<()>().await;
 }
 
 /// Settles what should not be begun, and returns the rest.
@@ -227,8 +240,15 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
         first_try_at: delivery.first_try_at.unwrap_or(now),
         expires_at: note.expires_at,
         now,
-        chance: f64::from(u16::from_le_bytes(crate::secret::random::<2>())) / f64::from(u16::MAX),
+        chance: chance(delivery),
     }
+}
+
+/// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
+fn chance(delivery: &Delivery) -> f64 {
+    let random = delivery.key.notification.as_u128() as u32;
+    let which = (delivery.key.n as u32) << 8 | u32::from(delivery.attempts);
+    f64::from(random ^ which.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)
 }
 
 fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
@@ -256,7 +276,15 @@ fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, 
         latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX),
         evidence,
     };
-    Settlement { lease: Lease::of(delivery), place: place_of(delivery), finish, attempt: Some(attempted), code: outcome.code().map(storable), detail, unclear }
+    Settlement {
+        lease: Lease::of(delivery),
+        place: place_of(delivery),
+        finish,
+        attempt: Some(attempted),
+        code: outcome.code().map(storable),
+        detail,
+        unclear,
+    }
 }
 
 /// What a provider said may hold anything; a NUL would make PostgreSQL refuse the whole batch.

@@ -40,8 +40,7 @@ enum Step {
 }
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
-pub async fn expand_batch(crew: &Crew, table: &Table, batch: Vec<Claimed>, clock: Reckoning, mut slots: Option<OwnedSemaphorePermit>) {
-    let unsettled = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
+pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, clock: Reckoning, mut slots: Option<OwnedSemaphorePermit>) {
     let mut sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)> = HashMap::new();
     let mut writing = Vec::new();
     for (delivery, note) in batch {
@@ -55,13 +54,12 @@ pub async fn expand_batch(crew: &Crew, table: &Table, batch: Vec<Claimed>, clock
         tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
     }
     write_all(crew, writing, clock.now()).await;
-    unsettled.disarm();
     drop(slots);
     crew.stir.notify_one();
 }
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
-async fn send_at_once(crew: &Crew, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, held: Option<OwnedSemaphorePermit>) {
+async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, held: Option<OwnedSemaphorePermit>) {
     let waiting = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
     let mut batch = batch.into_iter();
     let patience = tokio::time::sleep(PATIENCE);
@@ -185,10 +183,8 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
             Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
         },
         () => match model::expand(note, routes) {
-            Expansion::Deliveries(mut targets) => match targets.pop_if(|_| model::has_one_target(note)) {
-                Some(target) => only_target(delivery, note, target, table, now),
-                None => expand(&delivery, targets, table),
-            },
+            Expansion::OneDelivery(target) => only_target(delivery, note, target, table, now),
+            Expansion::Deliveries(targets) => expand(&delivery, targets, table),
             Expansion::Parked { code, detail } => parked(&delivery, code, detail),
         },
     }

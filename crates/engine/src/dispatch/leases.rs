@@ -51,8 +51,8 @@ impl Leases {
     }
 
     /// Lets go of these unless disarmed: a task that panics must not leave leases behind that are renewed for ever.
-    pub fn guard(self: &Arc<Self>, leases: impl IntoIterator<Item = Lease>) -> Guard {
-        Guard { held: self.clone(), leases: leases.into_iter().collect() }
+    pub fn guard(&self, leases: impl IntoIterator<Item = Lease>) -> Guard<'_> {
+        Guard { held: self, leases: leases.into_iter().collect() }
     }
 
     pub fn len(&self) -> usize {
@@ -88,19 +88,19 @@ impl Leases {
 }
 
 /// Lets leases run out when its holder panics.
-pub struct Guard {
-    held: Arc<Leases>,
+pub struct Guard<'a> {
+    held: &'a Leases,
     leases: Vec<Lease>,
 }
 
-impl Guard {
+impl Guard<'_> {
     /// All is well: whoever settles them lets go.
     pub fn disarm(mut self) {
         self.leases.clear();
     }
 }
 
-impl Drop for Guard {
+impl Drop for Guard<'_> {
     fn drop(&mut self) {
         self.held.release_all(&self.leases);
     }

@@ -1,4 +1,4 @@
-//! Results of all lanes, written in batches. While one batch is being written the next gathers: no timer decides its size.
+//! Results of all lanes, written in batches. While they are being written the next gathers: no timer decides its size.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
-
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::leases::Leases;
@@ -17,6 +17,8 @@ use crate::store::{Lease, Place, Settlement, Store};
 
 /// Results written with one statement at most.
 const BATCH: usize = 1000;
+/// Statements under way at once.
+const WRITERS: usize = 2;
 
 /// What was done so far, by outcome.
 #[derive(Debug, Default)]
@@ -50,7 +52,8 @@ impl Settler {
     pub fn start(store: Store, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
-        tokio::spawn(write_all(store, received, stir, leases, tally.clone()));
+        let writer = Writer { store, stir, leases, tally: tally.clone() };
+        tokio::spawn(write_all(Arc::new(writer), received));
         Self { results, tally }
     }
 
@@ -115,23 +118,57 @@ pub fn place_of(delivery: &Delivery) -> Option<Place> {
     (delivery.row != delivery.key.n).then(place)
 }
 
-async fn write_all(
+/// What writing needs.
+struct Writer {
     store: Store,
-    mut received: mpsc::UnboundedReceiver<Result_>,
     stir: Arc<Notify>,
     leases: Arc<Leases>,
     tally: Arc<Tally>,
-) {
-    let mut gathered = Vec::with_capacity(BATCH);
-    while received.recv_many(&mut gathered, BATCH).await > 0 {
-        let (batch, slots): (Vec<Settlement>, Vec<_>) = gathered.drain(..).map(|result: Result_| (result.settlement, result.slot)).unzip();
-        let batch: Arc<[Settlement]> = batch.into();
-        write(&store, batch.clone(), &tally).await;
-        leases.release_all(batch.iter().map(|settlement| &settlement.lease));
-        // Only now are the slots free: what is not durable still counts as under way.
-        drop(slots);
-        stir.notify_one();
+}
+
+/// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
+/// that the database is not idle while a commit waits for the disk.
+async fn write_all(writer: Arc<Writer>, mut received: mpsc::UnboundedReceiver<Result_>) {
+    let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);
+    while open || !gathered.is_empty() || !writing.is_empty() {
+        let worth_a_write = if writing.is_empty() { 1 } else { BATCH / 2 };
+        if writing.len() < WRITERS && gathered.len() >= worth_a_write {
+            gather_the_rest(&mut received, &mut gathered).await;
+            writing.spawn(write_batch(writer.clone(), std::mem::take(&mut gathered)));
+            continue;
+        }
+        let room = BATCH - gathered.len();
+        tokio::select! {
+            more = received.recv_many(&mut gathered, room), if open && room > 0 => open = more > 0,
+            Some(_) = writing.join_next() => {}
+        }
     }
+}
+
+/// Results come in bursts: the first of one must not be written alone while the others are a moment behind.
+async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gathered: &mut Vec<Result_>) {
+    loop {
+        tokio::task::yield_now().await;
+        let before = gathered.len();
+        while gathered.len() < BATCH
+            && let Ok(one) = received.try_recv()
+        {
+            gathered.push(one);
+        }
+        if gathered.len() == before || gathered.len() >= BATCH {
+            return;
+        }
+    }
+}
+
+async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
+    let (batch, slots): (Vec<Settlement>, Vec<_>) = gathered.into_iter().map(|result| (result.settlement, result.slot)).unzip();
+    let batch: Arc<[Settlement]> = batch.into();
+    write(&writer.store, batch.clone(), &writer.tally).await;
+    writer.leases.release_all(batch.iter().map(|settlement| &settlement.lease));
+    // Only now are the slots free: what is not durable still counts as under way.
+    drop(slots);
+    writer.stir.notify_one();
 }
 
 /// Writes one batch, however long the database is away. Meanwhile no slot comes free, so nothing more is claimed.

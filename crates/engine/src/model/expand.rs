@@ -11,6 +11,9 @@ use super::{FinishedState, Provider, Reason, StoredNotification};
 pub enum Expansion {
     /// One entry per target, numbered from 1 in this order.
     Deliveries(Vec<Target>),
+    /// One target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only such a one may be sent from its
+    /// notification's own row; a list could have grown by the time somebody takes over.
+    OneDelivery(Target),
     /// The notification itself cannot be expanded; it is parked whole, and nothing is sent.
     Parked {
         /// Short and stable.
@@ -110,7 +113,18 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
         return park("no_recipient", "no recipient can be reached on the channels named");
     }
     targets.extend(unreached);
-    Expansion::Deliveries(targets)
+    match targets.pop_if(|_| is_for_one(entries, note)) {
+        Some(only) => Expansion::OneDelivery(only),
+        None => Expansion::Deliveries(targets),
+    }
+}
+
+/// Whether there is one address, and one channel at most for it to be reached on: a phone has several.
+fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
+    let [only] = entries else { return false };
+    let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
+    let looked_up = only.get("user").is_some() || only.get("list").is_some();
+    !several_channels && !looked_up
 }
 
 /// Nobody is left out without a word: who has no address on the channels named is skipped, and says so.
@@ -120,19 +134,6 @@ fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -
     Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
-/// Whether it has one target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only then may it be sent from its
-/// own row; a list could have grown by the time somebody takes over.
-#[must_use]
-pub fn has_one_target(note: &StoredNotification) -> bool {
-    let Some([only]) = note.recipients.as_array().map(Vec::as_slice) else { return false };
-    match Recipient::from_json(only) {
-        Ok(Recipient::User(_) | Recipient::List(_)) | Err(_) => false,
-        // The one address that several channels can reach.
-        Ok(Recipient::Phone(_)) => note.channels.len() < 2,
-        Ok(_) => true,
-    }
-}
-
 /// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are numbered by the notification
 /// alone, so the same number is the same target, addressed to the same provider if one was named.
 #[must_use]
@@ -140,6 +141,8 @@ pub fn route(note: &StoredNotification, n: i32, routes: Routes<'_>) -> Fate {
     let place = usize::try_from(n - 1).unwrap_or(usize::MAX);
     match expand(note, routes) {
         Expansion::Parked { code, detail } => parked(code, detail),
+        Expansion::OneDelivery(only) if n == 1 => only.fate,
+        Expansion::OneDelivery(_) => parked("bad_recipient", format!("the notification has no target {n}")),
         Expansion::Deliveries(targets) => match targets.into_iter().nth(place) {
             Some(target) => target.fate,
             None => parked("bad_recipient", format!("the notification has no target {n}")),

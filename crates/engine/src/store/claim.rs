@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Store;
 use super::notifications::readable;
 use crate::crash_point;
-use crate::db::{Db, DbError, Row, postgres, sqlite};
+use crate::db::{Cells, Db, DbError, Row, postgres, sqlite};
 use crate::model::{Delivery, DeliveryKey};
 
 /// How much a lane can start now.
@@ -102,7 +102,7 @@ impl Store {
         crash_point!("claim.before");
         let token = Uuid::new_v4();
         let mut looked = None;
-        let rows = match &self.db {
+        let found = match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(CLAIM_POSTGRES).await.map_err(postgres::refused)?;
@@ -114,7 +114,7 @@ impl Store {
                     .await
                     .map_err(postgres::refused)?;
                 looked = Some(look);
-                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+                claim(rows, token)?
             }
             Db::Sqlite(db) => {
                 let wants = wants.to_vec();
@@ -123,20 +123,19 @@ impl Store {
                 if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
                     return Ok(Claim::default());
                 }
-                db.write(move |connection| {
+                let rows = db.write(move |connection| {
                     let rows = lease_due(connection, &wants, token, lease, due_before)?;
                     crash_point!("claim.in_tx");
                     Ok(rows)
-                })
-                .await?
+                });
+                claim(rows.await?, token)?
             }
         };
         crash_point!("claim.after_commit");
-        let claim = claim(&rows, token)?;
         if let Some(look) = looked {
-            self.marks().note(&look, wants, &claim.deliveries);
+            self.marks().note(&look, wants, &found.deliveries);
         }
-        Ok(claim)
+        Ok(found)
     }
 
     /// Makes what waits of one notification due at once.
@@ -152,15 +151,9 @@ impl Store {
     ///
     /// # Errors
     /// As the database says.
-    pub async fn claim_notification(
-        &self,
-        tenant: i32,
-        id: Uuid,
-        lease: Duration,
-        due_before: Timestamp,
-    ) -> Result<Claim, DbError> {
+    pub async fn claim_notification(&self, tenant: i32, id: Uuid, lease: Duration, due_before: Timestamp) -> Result<Claim, DbError> {
         let token = Uuid::new_v4();
-        let rows = match &self.db {
+        match &self.db {
             Db::Postgres(db) => {
                 let client = db.client().await?;
                 let statement = client.prepare_cached(CLAIM_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
@@ -168,18 +161,17 @@ impl Store {
                     .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))])
                     .await
                     .map_err(postgres::refused)?;
-                rows.iter().map(Row::from_postgres).collect::<Result<Vec<_>, _>>()?
+                claim(rows, token)
             }
             Db::Sqlite(db) => {
-                db.write(move |connection| {
+                let rows = db.write(move |connection| {
                     let parameters = [tenant.into(), id.into(), now(connection)?.into(), due_before.into()];
                     let rows = sqlite::query(connection, FREE_OF_NOTIFICATION_SQLITE, &parameters)?;
                     lease_rows(connection, rows, token, lease)
-                })
-                .await?
+                });
+                claim(rows.await?, token)
             }
-        };
-        claim(&rows, token)
+        }
     }
 
     /// The database's clock, which alone decides what is due.
@@ -203,14 +195,14 @@ impl Store {
                 let statement = client.prepare_cached(INTENT_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
                 let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens]).await.map_err(postgres::refused)?;
-                rows.iter().map(|row| Row::from_postgres(row).and_then(|row| key(&row))).collect()
+                rows.into_iter().map(|mut row| key(&mut row)).collect()
             }
             Db::Sqlite(db) => {
                 let leases = leases.to_vec();
                 db.write(move |connection| {
                     let rows = each_lease(connection, &leases, &INTENT_SQLITE.replace("{now}", sqlite::NOW))?;
                     crash_point!("intent.in_tx");
-                    rows.iter().map(key).collect()
+                    rows.into_iter().map(|mut row| key(&mut row)).collect()
                 })
                 .await
             }
@@ -231,12 +223,13 @@ impl Store {
                 let (tenants, ids, ns, tokens) = columns(leases);
                 let rows =
                     client.query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()]).await.map_err(postgres::refused)?;
-                rows.iter().map(|row| Row::from_postgres(row).and_then(|row| key(&row))).collect()
+                rows.into_iter().map(|mut row| key(&mut row)).collect()
             }
             Db::Sqlite(db) => {
                 let leases = leases.to_vec();
                 let renew = format!("UPDATE postcommit_delivery_queue SET lease_until = {} + {} {HELD}", sqlite::NOW, lease.as_micros());
-                db.write(move |connection| each_lease(connection, &leases, &renew)?.iter().map(key).collect()).await
+                db.write(move |connection| each_lease(connection, &leases, &renew)?.into_iter().map(|mut row| key(&mut row)).collect())
+                    .await
             }
         }
     }
@@ -326,33 +319,35 @@ fn columns(leases: &[Lease]) -> (Vec<i32>, Vec<Uuid>, Vec<i32>, Vec<Uuid>) {
     (tenants, ids, ns, tokens)
 }
 
-pub(super) fn key(row: &Row) -> Result<DeliveryKey, DbError> {
-    Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })
+pub(super) fn key(row: &mut impl Cells) -> Result<DeliveryKey, DbError> {
+    Ok(DeliveryKey { tenant: row.take(0)?, notification: row.take(1)?, n: row.take(2)? })
 }
 
-fn claim(rows: &[Row], token: Uuid) -> Result<Claim, DbError> {
-    let mut deliveries = readable(rows, |row| delivery(row, token));
-    deliveries.sort_by_key(|d| d.key);
-    Ok(Claim { deliveries, providers: rows.first().map_or(Ok(0), |row| row.get(16))? })
+fn claim(mut rows: Vec<impl Cells>, token: Uuid) -> Result<Claim, DbError> {
+    let providers = rows.first_mut().map_or(Ok(0), |row| row.take(16))?;
+    let mut deliveries = readable(rows, |mut row| delivery(&mut row, token));
+    deliveries.sort_unstable_by_key(|d| d.key);
+    Ok(Claim { deliveries, providers })
 }
 
-fn delivery(row: &Row, token: Uuid) -> Result<Delivery, DbError> {
+fn delivery(row: &mut impl Cells, token: Uuid) -> Result<Delivery, DbError> {
+    let key = key(row)?;
     Ok(Delivery {
-        key: key(row)?,
-        row: row.get(2)?,
-        lane: row.get(3)?,
-        attempts: row.get(4)?,
-        losses: row.get(5)?,
-        seq: row.get(6)?,
-        lost_since: row.get(7)?,
-        intent_stands: row.get(8)?,
-        unclear: row.get(9)?,
-        first_try_at: row.get(10)?,
-        channel: row.get(11)?,
-        target: row.get(12)?,
-        priority: row.get(13)?,
-        due_at: row.get(14)?,
-        leased_at: row.get(15)?,
+        key,
+        row: key.n,
+        lane: row.take(3)?,
+        attempts: row.take(4)?,
+        losses: row.take(5)?,
+        seq: row.take(6)?,
+        lost_since: row.take(7)?,
+        intent_stands: row.take(8)?,
+        unclear: row.take(9)?,
+        first_try_at: row.take(10)?,
+        channel: row.take(11)?,
+        target: row.take(12)?,
+        priority: row.take(13)?,
+        due_at: row.take(14)?,
+        leased_at: row.take(15)?,
         token,
     })
 }

@@ -69,7 +69,8 @@ impl Marks {
         }
         for (queue, batch) in batches(found) {
             // Only the last priority of a lane was cut short by the quota; those before it were emptied.
-            let filled = wants.iter().any(|want| want.lane == queue.0 && usize::try_from(want.quota).is_ok_and(|quota| batch.so_far >= quota));
+            let filled =
+                wants.iter().any(|want| want.lane == queue.0 && usize::try_from(want.quota).is_ok_and(|quota| batch.so_far >= quota));
             self.by_queue.insert(queue, Mark { from: batch.earliest, more: filled });
         }
     }
@@ -112,7 +113,7 @@ mod tests {
     fn found(lane: i32, priority: i16, second: i64) -> Delivery {
         let key = DeliveryKey { tenant: 1, notification: Uuid::nil(), n: 0 };
         let (due_at, leased_at) = (at(second), at(second));
-        let blank = Delivery {
+        Delivery {
             key,
             row: 0,
             lane,
@@ -129,8 +130,7 @@ mod tests {
             channel: None,
             target: None,
             token: Uuid::nil(),
-        };
-        blank
+        }
     }
 
     /// Where the next claim of lane 1 begins, for the priorities 9 to 0.

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::Store;
-use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
+use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::StoredNotification;
 
 /// One notification in a list.
@@ -73,9 +73,11 @@ pub struct NotificationFilter {
     pub limit: i64,
 }
 
+/// Cancel requests are rare: whether there are any is asked once, not for each.
 const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entity, note.topic, note.schema_version, note.idempotency_key, note.payload, note.recipients, note.channels,
     note.title, note.body, note.action_url, note.data, note.priority, note.due_at, note.expires_at, note.source, note.correlation_id, note.created_at,
-    (SELECT {gathered} FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id)";
+    CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN
+      (SELECT {gathered} FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END";
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
 /// The bounds let the executor open only the partitions that hold them.
@@ -105,10 +107,11 @@ impl Store {
                 let (mut tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
                 let of_one = tenants.iter().all(|tenant| Some(tenant) == tenants.first());
                 tenants.truncate(if of_one { 1 } else { tenants.len() });
-                let statement = client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
+                let statement =
+                    client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
                 let (first, last) = (ids.iter().min(), ids.iter().max());
                 let rows = client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
-                return Ok(readable(&rows, |row| Row::from_postgres(row).and_then(|row| stored(&row))));
+                return Ok(readable(rows, |mut row| stored(&mut row)));
             }
             Db::Sqlite(db) => {
                 let sql = sqlite::dialect(&format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns()));
@@ -123,7 +126,7 @@ impl Store {
                 .await?
             }
         };
-        Ok(readable(&rows, stored))
+        Ok(readable(rows, |mut row| stored(&mut row)))
     }
 
     /// One notification by its id, whoever owns it, or only this tenant's.
@@ -136,7 +139,7 @@ impl Store {
             self.columns()
         );
         let rows = self.db.query(&sql, vec![id.into(), tenant.unwrap_or("").into()]).await?;
-        rows.first().map(stored).transpose()
+        rows.into_iter().next().map(|mut row| stored(&mut row)).transpose()
     }
 
     /// A page of notifications with their status, newest first.
@@ -163,7 +166,7 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY id DESC LIMIT ${}", parameters.len()));
-        Ok(readable(&self.db.query(&sql, parameters).await?, listed))
+        Ok(readable(self.db.query(&sql, parameters).await?, |row| listed(&row)))
     }
 
     /// The status of one notification.
@@ -232,9 +235,9 @@ impl Store {
 }
 
 /// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
-pub(super) fn readable<R, T>(rows: &[R], read: impl Fn(&R) -> Result<T, DbError>) -> Vec<T> {
+pub(super) fn readable<R, T>(rows: Vec<R>, read: impl Fn(R) -> Result<T, DbError>) -> Vec<T> {
     let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
-    rows.iter().filter_map(|row| read(row).inspect_err(tell).ok()).collect()
+    rows.into_iter().filter_map(|row| read(row).inspect_err(tell).ok()).collect()
 }
 
 fn listed(row: &Row) -> Result<NotificationRow, DbError> {
@@ -255,29 +258,29 @@ fn listed(row: &Row) -> Result<NotificationRow, DbError> {
     })
 }
 
-fn stored(row: &Row) -> Result<StoredNotification, DbError> {
+fn stored(row: &mut impl Cells) -> Result<StoredNotification, DbError> {
     Ok(StoredNotification {
-        tenant: row.get(0)?,
-        tenant_name: row.get(1)?,
-        id: row.get(2)?,
-        event_type: row.get(3)?,
-        entity: row.get(4)?,
-        topic: row.get(5)?,
-        schema_version: row.get(6)?,
-        idempotency_key: row.get(7)?,
-        payload: row.get(8)?,
-        recipients: row.get(9)?,
-        channels: row.get(10)?,
-        title: row.get(11)?,
-        body: row.get(12)?,
-        action_url: row.get(13)?,
-        data: row.get(14)?,
-        priority: row.get(15)?,
-        due_at: row.get(16)?,
-        expires_at: row.get(17)?,
-        source: row.get::<Option<Json>>(18)?,
-        correlation_id: row.get(19)?,
-        created_at: row.get(20)?,
-        cancelled: row.get::<Option<String>>(21)?.unwrap_or_default().split(',').filter_map(|n| n.parse().ok()).collect(),
+        tenant: row.take(0)?,
+        tenant_name: row.take(1)?,
+        id: row.take(2)?,
+        event_type: row.take(3)?,
+        entity: row.take(4)?,
+        topic: row.take(5)?,
+        schema_version: row.take(6)?,
+        idempotency_key: row.take(7)?,
+        payload: row.take(8)?,
+        recipients: row.take(9)?,
+        channels: row.take(10)?,
+        title: row.take(11)?,
+        body: row.take(12)?,
+        action_url: row.take(13)?,
+        data: row.take(14)?,
+        priority: row.take(15)?,
+        due_at: row.take(16)?,
+        expires_at: row.take(17)?,
+        source: row.take::<Option<Json>>(18)?,
+        correlation_id: row.take(19)?,
+        created_at: row.take(20)?,
+        cancelled: row.take::<Option<String>>(21)?.unwrap_or_default().split(',').filter_map(|n| n.parse().ok()).collect(),
     })
 }

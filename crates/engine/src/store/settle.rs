@@ -68,41 +68,46 @@ pub struct Settled {
     pub stale: Vec<DeliveryKey>,
 }
 
-/// Ended rows move by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token.
-const SETTLE_POSTGRES: &str = "
-    WITH given AS MATERIALIZED (
-      SELECT * FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::int[], $9::boolean[], $10::text[],
-          $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::int[], $16::text[], $17::text[], $18::int[], $19::int[], $20::text[], $21::text[])
-        AS g (tenant, notification_id, n, token, state, reason, due, counted, unclear, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt,
-          as_n, lane, channel, target)
-    ), ended AS (
-      DELETE FROM postcommit.delivery_queue q USING given g
-      WHERE g.state IS NOT NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+/// What ended moves by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token. The answer is how many did;
+/// which ones follow only when some did not, since nearly always all do.
+const END_POSTGRES: &str = "
+    WITH ended AS (
+      DELETE FROM postcommit.delivery_queue q
+      USING unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
+          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::text[], $19::text[])
+        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, state, reason)
+      WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, coalesce(g.channel, q.channel) AS channel,
         coalesce(g.target, q.target) AS target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
         q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
-    ), again AS (
+    ), entered AS (
+      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+      SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
+        CASE WHEN state IN ('sent', 'delivered') THEN now() END, now() FROM ended
+    ), logged AS (
+      INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
+      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM ended WHERE outcome IS NOT NULL
+    )
+    SELECT NULL, NULL, (SELECT count(*)::int FROM ended) UNION ALL SELECT tenant, notification_id, row FROM ended WHERE (SELECT count(*) FROM ended) <> cardinality($1)";
+
+/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's.
+const AGAIN_POSTGRES: &str = "
+    WITH again AS (
       UPDATE postcommit.delivery_queue q
       SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
         first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
         n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
-      FROM given g
-      WHERE g.state IS NULL AND q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+      FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
+          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::timestamptz[], $19::int[])
+        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, due, counted)
+      WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
-    ), entered AS (
-      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
-      SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
-        CASE WHEN state IN ('sent', 'delivered') THEN clock_timestamp() END, clock_timestamp()
-      FROM ended ORDER BY tenant, notification_id, n
     ), logged AS (
       INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
-      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM (
-        SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM ended
-        UNION ALL SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM again) a
-      WHERE outcome IS NOT NULL ORDER BY tenant, notification_id, n
+      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM again WHERE outcome IS NOT NULL
     )
-    SELECT tenant, notification_id, row FROM ended UNION ALL SELECT tenant, notification_id, row FROM again";
+    SELECT NULL, NULL, (SELECT count(*)::int FROM again) UNION ALL SELECT tenant, notification_id, row FROM again WHERE (SELECT count(*) FROM again) <> cardinality($1)";
 
 impl Store {
     /// Writes a batch of results. A stale token changes nothing and is counted.
@@ -132,16 +137,26 @@ impl Store {
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
 
+    /// What ended and what goes on are a statement each; only a batch that has both needs a transaction around them.
     async fn settle_postgres(&self, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
         let Db::Postgres(db) = &self.db else { return Ok(vec![]) };
-        let client = db.client().await?;
-        let statement = client.prepare_cached(SETTLE_POSTGRES).await.map_err(postgres::refused)?;
         // In one order for everybody: two batches must not deadlock.
         let mut sorted: Vec<&Settlement> = batch.iter().collect();
         sorted.sort_unstable_by_key(|s| s.lease.key);
-        let columns = Columns::of(&sorted);
-        let rows = client.query(&statement, &columns.borrow()).await.map_err(postgres::refused)?;
-        Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+        let (ended, again): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|s| state_of(s.finish).is_some());
+        let mut client = db.client().await?;
+        if ended.is_empty() || again.is_empty() {
+            let (sql, part) = if again.is_empty() { (END_POSTGRES, ended) } else { (AGAIN_POSTGRES, again) };
+            let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+            return applied(&part, client.query(&statement, &Columns::of(&part).borrow()).await);
+        }
+        let end = client.prepare_cached(END_POSTGRES).await.map_err(postgres::refused)?;
+        let go_on = client.prepare_cached(AGAIN_POSTGRES).await.map_err(postgres::refused)?;
+        let transaction = client.transaction().await.map_err(postgres::refused)?;
+        let mut keys = applied(&ended, transaction.query(&end, &Columns::of(&ended).borrow()).await)?;
+        keys.extend(applied(&again, transaction.query(&go_on, &Columns::of(&again).borrow()).await)?);
+        transaction.commit().await.map_err(postgres::refused)?;
+        Ok(keys)
     }
 
     /// A batch whose commit was not heard of is written again, and finds its own rows gone. That is no late result: the log holds its token.
@@ -206,18 +221,23 @@ fn due_of(finish: Finish) -> (Option<Timestamp>, bool) {
     }
 }
 
-/// The batch as the arrays that PostgreSQL unnests.
+/// The keys that a statement has reached: the first row tells how many, and the others, unless it was all, which.
+fn applied(part: &[&Settlement], answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>) -> Result<Vec<DeliveryKey>, DbError> {
+    let answer = answer.map_err(postgres::refused)?;
+    let reached = answer.first().map_or(0, |row| row.get::<_, i32>(2));
+    if usize::try_from(reached).is_ok_and(|reached| reached == part.len()) {
+        return Ok(part.iter().map(|s| s.lease.key).collect());
+    }
+    Ok(answer.iter().skip(1).map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+}
+
+/// A part of the batch, all ended or all to be tried again, as the arrays that PostgreSQL unnests.
 #[derive(Default)]
 struct Columns<'a> {
     tenant: Vec<i32>,
     id: Vec<Uuid>,
     n: Vec<i32>,
     token: Vec<Uuid>,
-    state: Vec<Option<&'static str>>,
-    reason: Vec<Option<&'static str>>,
-    due: Vec<postgres::Time>,
-    counted: Vec<i32>,
-    unclear: Vec<bool>,
     code: Vec<Option<&'a str>>,
     detail: Vec<Option<&'a str>>,
     at: Vec<postgres::Time>,
@@ -226,60 +246,70 @@ struct Columns<'a> {
     latency: Vec<Option<i32>>,
     provider_ref: Vec<Option<&'a str>>,
     excerpt: Vec<Option<&'a str>>,
+    unclear: Vec<bool>,
     as_n: Vec<Option<i32>>,
     lane: Vec<Option<i32>>,
     channel: Vec<Option<&'a str>>,
     target: Vec<Option<&'a str>>,
+    state: Vec<&'static str>,
+    reason: Vec<Option<&'static str>>,
+    due: Vec<postgres::Time>,
+    counted: Vec<i32>,
 }
 
 impl<'a> Columns<'a> {
-    fn of(batch: &[&'a Settlement]) -> Self {
+    fn of(part: &[&'a Settlement]) -> Self {
         let mut columns = Self::default();
-        for settlement in batch {
+        for settlement in part {
             columns.push(settlement);
         }
         columns
     }
 
     fn push(&mut self, s: &'a Settlement) {
-        let (due, counted) = due_of(s.finish);
-        let state = state_of(s.finish);
         self.tenant.push(s.lease.key.tenant);
         self.id.push(s.lease.key.notification);
         self.n.push(s.lease.key.n);
         self.token.push(s.lease.token);
-        self.state.push(state.map(FinishedState::name));
-        self.reason.push(state.and_then(FinishedState::reason));
-        self.due.push(postgres::Time(due));
-        self.counted.push(counted.into());
-        self.unclear.push(s.unclear);
         self.code.push(s.code.as_deref());
         self.detail.push(s.detail.as_deref());
-        let attempt = s.attempt.as_ref();
+        self.push_attempt(s.attempt.as_ref());
+        self.unclear.push(s.unclear);
+        let place = s.place.as_ref();
+        self.as_n.push(place.map(|p| p.n));
+        self.lane.push(place.map(|p| p.lane));
+        self.channel.push(place.map(|p| p.channel.as_str()));
+        self.target.push(place.map(|p| p.target.as_str()));
+        match state_of(s.finish) {
+            Some(state) => {
+                self.state.push(state.name());
+                self.reason.push(state.reason());
+            }
+            None => {
+                let (due, counted) = due_of(s.finish);
+                self.due.push(postgres::Time(due));
+                self.counted.push(counted.into());
+            }
+        }
+    }
+
+    fn push_attempt(&mut self, attempt: Option<&'a Attempted>) {
         self.at.push(postgres::Time(attempt.map(|a| a.at)));
         self.provider.push(attempt.map(|a| &*a.provider));
         self.outcome.push(attempt.map(|a| a.outcome));
         self.latency.push(attempt.map(|a| a.latency_ms));
         self.provider_ref.push(attempt.and_then(|a| a.evidence.provider_ref.as_deref()));
         self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.as_deref()));
-        let place = s.place.as_ref();
-        self.as_n.push(place.map(|p| p.n));
-        self.lane.push(place.map(|p| p.lane));
-        self.channel.push(place.map(|p| p.channel.as_str()));
-        self.target.push(place.map(|p| p.target.as_str()));
     }
 
-    fn borrow(&self) -> [&(dyn ToSql + Sync); 21] {
+    fn borrow(&self) -> [&(dyn ToSql + Sync); 19] {
+        let (last_but_one, last): (&(dyn ToSql + Sync), &(dyn ToSql + Sync)) =
+            if self.due.is_empty() { (&self.state, &self.reason) } else { (&self.due, &self.counted) };
         [
             &self.tenant,
             &self.id,
             &self.n,
             &self.token,
-            &self.state,
-            &self.reason,
-            &self.due,
-            &self.counted,
-            &self.unclear,
             &self.code,
             &self.detail,
             &self.at,
@@ -288,10 +318,13 @@ impl<'a> Columns<'a> {
             &self.latency,
             &self.provider_ref,
             &self.excerpt,
+            &self.unclear,
             &self.as_n,
             &self.lane,
             &self.channel,
             &self.target,
+            last_but_one,
+            last,
         ]
     }
 }

@@ -24,7 +24,15 @@ fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) -> Set
     let at = Timestamp::from_micros(1_800_000_000_000_000);
     let evidence = Evidence { detail: None, provider_ref: Some("ref-1".into()), excerpt: Some("hello".into()) };
     let attempt = Attempted { at, provider: "capture".into(), outcome, latency_ms: 12, evidence };
-    Settlement { lease: lease(delivery), place: None, finish, attempt: Some(attempt), code: None, detail: None, unclear: outcome == "unclear" }
+    Settlement {
+        lease: lease(delivery),
+        place: None,
+        finish,
+        attempt: Some(attempt),
+        code: None,
+        detail: None,
+        unclear: outcome == "unclear",
+    }
 }
 
 const SENT: Finish = Finish::Ended(FinishedState::Sent);
