@@ -118,8 +118,8 @@ impl Store {
             }
             Db::Sqlite(db) => {
                 let wants = wants.to_vec();
-                let wanted = wants.clone();
-                // Looking first on a read connection leaves the write lock to the application while nothing is due.
+                // Looking for one first on a read connection leaves the write lock to the application while nothing is due.
+                let wanted: Vec<Want> = wants.iter().map(|want| Want { quota: 1, ..*want }).collect();
                 if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
                     return Ok(Claim::default());
                 }
