@@ -9,6 +9,7 @@ mod dispatch;
 mod egress;
 mod lost;
 mod lost_again;
+mod marks;
 mod model;
 mod operators;
 mod routing;
