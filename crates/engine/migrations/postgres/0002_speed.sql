@@ -2,9 +2,10 @@
 
 -- Counts the changes of all providers. A claim reads it along, so that a dispatcher keeps the providers in memory and still sees every change at once.
 CREATE TABLE postcommit.provider_version (
-  version bigint NOT NULL
+  version    bigint NOT NULL,
+  rerouted_at timestamptz NOT NULL  -- when something may last have been sent by another provider than it would be now
 ) WITH (fillfactor = 50);
-INSERT INTO postcommit.provider_version VALUES (1);
+INSERT INTO postcommit.provider_version VALUES (1, '1970-01-01 00:00:00Z');
 
 CREATE FUNCTION postcommit.count_provider_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN
@@ -12,6 +13,18 @@ BEGIN
   RETURN NULL;
 END $$;
 CREATE TRIGGER provider_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON postcommit.provider FOR EACH STATEMENT EXECUTE FUNCTION postcommit.count_provider_change();
+
+CREATE FUNCTION postcommit.note_rerouting() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
+BEGIN
+  -- Before the first provider of a tenant there was none to send by.
+  IF TG_OP <> 'INSERT' OR EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.tenant = NEW.tenant AND p.id <> NEW.id) THEN
+    UPDATE postcommit.provider_version SET rerouted_at = clock_timestamp();
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER provider_came_or_went AFTER INSERT OR DELETE ON postcommit.provider FOR EACH ROW EXECUTE FUNCTION postcommit.note_rerouting();
+CREATE TRIGGER provider_rerouted AFTER UPDATE ON postcommit.provider FOR EACH ROW
+  WHEN ((OLD.name, OLD.channel, OLD.is_default, OLD.enabled) IS DISTINCT FROM (NEW.name, NEW.channel, NEW.is_default, NEW.enabled)) EXECUTE FUNCTION postcommit.note_rerouting();
 
 -- A claimed row is half as long again as an unclaimed one: at 50 every third claim found no room on its page and wrote both indexes again.
 ALTER TABLE postcommit.delivery_queue SET (fillfactor = 35);

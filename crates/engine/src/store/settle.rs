@@ -90,11 +90,13 @@ const END_POSTGRES: &str = "
     )
     SELECT NULL, NULL, (SELECT count(*)::int FROM ended) UNION ALL SELECT tenant, notification_id, row FROM ended WHERE (SELECT count(*) FROM ended) <> cardinality($1)";
 
-/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's.
+/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's. Without an attempt nobody has judged yet what a
+/// lease that ran out before means: that is not forgotten.
 const AGAIN_POSTGRES: &str = "
     WITH again AS (
       UPDATE postcommit.delivery_queue q
-      SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
+      SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),
+        lost_since = CASE WHEN g.outcome IS NULL THEN q.lost_since END, intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END, attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
         first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
         n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
@@ -339,7 +341,8 @@ static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 const LEAVE_SQLITE: &str =
     "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
-const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
+const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
+           lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END, attempts = attempts + ?6,
            first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
            n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
 
