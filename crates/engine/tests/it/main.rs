@@ -6,6 +6,7 @@ mod world;
 
 mod dispatch;
 mod egress;
+mod instructions;
 mod model;
 mod operators;
 mod routing;
