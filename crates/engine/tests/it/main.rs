@@ -9,6 +9,7 @@ mod egress;
 mod instructions;
 mod model;
 mod operators;
+mod planner;
 mod routing;
 mod schema;
 mod store;
