@@ -4,7 +4,7 @@
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
 //! - `expander`: what a claimed notification becomes;
 //! - `attempt`: one delivery's pipeline;
-//! - `settler`: results of all lanes, written in batches; a slot is free only when its result is durable;
+//! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
 //! - `duties`: what is done now and then.
@@ -149,6 +149,8 @@ pub struct Dispatcher {
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
+    /// The last look brought work.
+    busy: bool,
     refreshed_at: Option<Instant>,
 }
 
@@ -164,7 +166,7 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, refreshed_at: None })
+        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, refreshed_at: None })
     }
 
     /// What was done so far.
@@ -262,8 +264,12 @@ impl Dispatcher {
             self.lanes.note_backlogs(&wants, &claim.deliveries);
             begun += self.start(claim, before, lease).await?;
         }
-        if begun > 0 {
+        // A single wake-up does not end the sleep: saying so, and that we sleep again, would be two writes for each notification of a quiet day.
+        if begun > 0 && self.busy {
             self.awake().await;
+        }
+        self.busy = begun > 0;
+        if begun > 0 {
             return Ok(Looked::Began(begun));
         }
         Ok(if full { Looked::Full } else { Looked::Nothing })

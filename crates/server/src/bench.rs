@@ -127,6 +127,8 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
         version: env!("CARGO_PKG_VERSION").into(),
         started_at: clock::now().to_string(),
         command: wish.command,
+        rounds: bench.rounds,
+        scale: bench.scale,
         machine: Machine::here(),
         database: bench.place.describe().await?,
         peers: bench.peers.iter().map(|runner| runner.peer.clone()).collect(),

@@ -123,6 +123,10 @@ impl Db {
                     .map_err(postgres::refused)?;
                 let Some(step) = plan(row.get(0))?.missing.first().copied() else { return Ok(None) };
                 transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
+                // What a step adds belongs to whoever applies it; where roles were made, they must be able to use it.
+                if transaction.query_one(HAS_ROLES, &[]).await.map_err(postgres::refused)?.get(0) {
+                    transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
+                }
                 let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
                 transaction.execute(noted, &[&step.version, &step.name]).await.map_err(postgres::refused)?;
                 transaction.commit().await.map_err(postgres::refused)?;
@@ -171,6 +175,8 @@ impl Db {
 
 const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
+
+const HAS_ROLES: &str = "SELECT EXISTS (SELECT 1 FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'postcommit' AND r.rolname = 'postcommit_owner')";
 
 const SQLITE_START: &str =
     "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";

@@ -150,15 +150,18 @@ async fn attempt(
 ) {
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
-        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), slot);
+        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None);
     };
     let began = clock::monotonic();
     let report = send(lane, render(delivery, note, timeout)).await;
     let took = began.elapsed();
+    // The next send may begin while this result is being written; but results that wait to be written are bounded, too.
+    let room = crew.settler.room().await;
+    drop(slot);
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
     let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));
-    crew.settler.settle(settlement(delivery, lane, report, finish, now, took), slot);
+    crew.settler.settle(settlement(delivery, lane, report, finish, now, took), room);
 }
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.

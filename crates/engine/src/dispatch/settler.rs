@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -19,6 +19,8 @@ use crate::store::{Lease, Place, Settlement, Store};
 const BATCH: usize = 1000;
 /// Statements under way at once.
 const WRITERS: usize = 2;
+/// Results that may wait to be written: as much as is being written, and as much again.
+const ROOM: usize = 2 * WRITERS * BATCH / 2;
 
 /// What was done so far, by outcome.
 #[derive(Debug, Default)]
@@ -35,16 +37,17 @@ pub struct Tally {
     pub stale: AtomicU64,
 }
 
-/// A result, and the slot that stays taken until it is written.
+/// A result, and its room among those not yet written.
 struct Result_ {
     settlement: Settlement,
-    slot: Option<OwnedSemaphorePermit>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// Takes results and writes them.
 #[derive(Clone)]
 pub struct Settler {
     results: mpsc::UnboundedSender<Result_>,
+    room: Arc<Semaphore>,
     tally: Arc<Tally>,
 }
 
@@ -54,7 +57,7 @@ impl Settler {
         let tally = Arc::new(Tally::default());
         let writer = Writer { store, stir, leases, tally: tally.clone() };
         tokio::spawn(write_all(Arc::new(writer), received));
-        Self { results, tally }
+        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally }
     }
 
     pub fn tally(&self) -> Arc<Tally> {
@@ -78,10 +81,15 @@ impl Settler {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Hands in a result. It is bounded by the slots: nobody without one has a result.
-    pub fn settle(&self, settlement: Settlement, slot: Option<OwnedSemaphorePermit>) {
+    /// Waits until there is room for one more result: when they cannot be written, sends must stop.
+    pub async fn room(&self) -> Option<OwnedSemaphorePermit> {
+        self.room.clone().acquire_owned().await.ok()
+    }
+
+    /// Hands in a result. What was sent takes room; what was not is bounded by what was claimed.
+    pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>) {
         // The other end lives as long as the process; after that there is nobody to tell.
-        let _ = self.results.send(Result_ { settlement, slot });
+        let _ = self.results.send(Result_ { settlement, room });
     }
 
     /// Gives back what was claimed and not begun.
@@ -162,16 +170,16 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gather
 }
 
 async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
-    let (batch, slots): (Vec<Settlement>, Vec<_>) = gathered.into_iter().map(|result| (result.settlement, result.slot)).unzip();
+    let (batch, room): (Vec<Settlement>, Vec<_>) = gathered.into_iter().map(|result| (result.settlement, result.room)).unzip();
     let batch: Arc<[Settlement]> = batch.into();
     write(&writer.store, batch.clone(), &writer.tally).await;
     writer.leases.release_all(batch.iter().map(|settlement| &settlement.lease));
-    // Only now are the slots free: what is not durable still counts as under way.
-    drop(slots);
+    // Only now: what is not durable still counts as under way.
+    drop(room);
     writer.stir.notify_one();
 }
 
-/// Writes one batch, however long the database is away. Meanwhile no slot comes free, so nothing more is claimed.
+/// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed.
 async fn write(store: &Store, batch: Arc<[Settlement]>, tally: &Tally) {
     let mut wait = Duration::from_millis(50);
     loop {

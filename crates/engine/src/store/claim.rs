@@ -49,10 +49,10 @@ pub struct Claim {
 
 /// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
 /// loop before lower priorities are touched. `now()`, not the volatile clock, so that the index can be used; `ctid` of rows locked in this
-/// very statement, so that no statistics can turn the plan.
+/// very statement, so that no statistics can turn the plan. The commit does not wait for the disk: docs/decisions/0015.
 pub(super) const CLAIM_POSTGRES: &str = "
     WITH want AS MATERIALIZED (
-      SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place)
+      SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place), set_config('synchronous_commit', 'off', true)
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
     ), picked AS MATERIALIZED (
       SELECT c.ctid FROM want CROSS JOIN LATERAL (

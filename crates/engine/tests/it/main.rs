@@ -4,15 +4,20 @@
 #[macro_use]
 mod world;
 
+mod at_once;
 mod dispatch;
 mod egress;
 mod instructions;
+mod lost;
+mod lost_again;
 mod model;
 mod operators;
 mod planner;
 mod routing;
 mod schema;
+mod settle;
 mod store;
 mod tidy;
 mod trips;
+mod upgrade;
 mod webhook;

@@ -3,11 +3,13 @@
 //!
 //! The model ([`protocol`]) is of the protocol, written from its description: claim → intent → send
 //! → settle, with a random token that fences every later write, and the guarantee deciding what
-//! follows an unclear attempt. The adversary crashes workers, lets leases run out at any moment,
-//! loses requests and replies, delivers requests late, and in some variants fails the database over
-//! to a replica without the last commit or lets the provider forget the key. `stateright` visits
-//! every reachable state within the bounds (2 workers, 4 attempts, 2 crashes unless said
-//! otherwise).
+//! follows an unclear attempt. In some variants the target has no row of its own at first: it is
+//! sent and settled from its notification's, or that is expanded where the send must be announced.
+//! The adversary crashes workers, lets leases run out at any moment, also while another judges an
+//! earlier loss, loses requests and replies, delivers requests late, and in some variants fails the
+//! database over to a replica without the last commit, lets the provider forget the key or makes the
+//! guarantee at_most_once. `stateright` visits every reachable state within the bounds (2 workers, 4
+//! attempts, 2 lost leases and 2 crashes unless said otherwise).
 //!
 //! What holds must hold in all of them. As a check on the check, each guard is then taken away
 //! alone, and exactly the named invariants must break: a guard whose loss nobody notices is either
@@ -16,7 +18,8 @@
 //! What it is not: it does not run the product's code, it trusts the database to make each
 //! transaction atomic, it knows one delivery, no clock, and nothing of rejections, deferrals,
 //! cancelling or receipts. It assumes that the margin between a key's window and its life outlasts
-//! an attempt. Where attempts are used up after an unclear one, the model says unknown; the product
+//! an attempt, and that a lease tells what its holder had heard of the guarantee (the product: by the
+//! time, with a margin). Where attempts are used up after an unclear one, the model says unknown; the product
 //! says `exhausted` and sets `unclear` beside it (docs/decisions/0009). That the code does what the
 //! model says is for the store and crash tests to show.
 //!
@@ -25,18 +28,29 @@
 
 mod protocol;
 mod state;
+mod steps;
 
 use protocol::{
     ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE, QUIET_IS_FINISHED, REACHED, STALE_NEVER_WRITES,
     SUCCESS_STAYS,
 };
-use protocol::{Classing, Guarantee, Intent, Protocol, Settle, TokenKind, Window};
+use protocol::{Classing, Intent, Loss, OwnRow, Protocol, Settle, TokenKind, Window};
+use state::Guarantee;
 use stateright::{Checker, HasDiscoveries, Model};
 use std::collections::BTreeSet;
 
 const AT_MOST_ONCE: Protocol = Protocol::ours(Guarantee::AtMostOnce);
 const AT_LEAST_ONCE: Protocol = Protocol::ours(Guarantee::AtLeastOnce);
 const IDEMPOTENT: Protocol = Protocol::ours(Guarantee::Idempotent);
+
+/// Only one target, sent from its notification's own row.
+const AT_MOST_ONCE_OWN: Protocol = Protocol::at_once(Guarantee::AtMostOnce);
+const AT_LEAST_ONCE_OWN: Protocol = Protocol::at_once(Guarantee::AtLeastOnce);
+const IDEMPOTENT_OWN: Protocol = Protocol::at_once(Guarantee::Idempotent);
+
+/// Repeated freely until somebody makes it at_most_once.
+const STRICTER: Protocol = Protocol { made_stricter: true, ..AT_LEAST_ONCE };
+const STRICTER_OWN: Protocol = Protocol { made_stricter: true, ..AT_LEAST_ONCE_OWN };
 
 /// A protocol and the invariants it breaks beyond those nobody promised; all others must hold.
 struct Variant {
@@ -53,10 +67,20 @@ const fn variant(name: &'static str, protocol: Protocol, breaks: &'static [&'sta
 const SAFE: &[Variant] = &[
     variant("at_most_once", AT_MOST_ONCE, &[]),
     variant("at_most_once, 3 workers, 5 attempts, 3 crashes", Protocol { workers: 3, attempts: 5, crashes: 3, ..AT_MOST_ONCE }, &[]),
+    variant("at_most_once, given back", Protocol { give_backs: 1, ..AT_MOST_ONCE }, &[]),
     variant("at_least_once", AT_LEAST_ONCE, &[]),
     variant("at_least_once, failover", Protocol { failovers: 1, ..AT_LEAST_ONCE }, &[]),
     variant("idempotent, key expires", Protocol { key_expires: true, ..IDEMPOTENT }, &[]),
     variant("idempotent, failover", Protocol { failovers: 1, ..IDEMPOTENT }, &[]),
+    variant("made at_most_once", STRICTER, &[]),
+    variant("made at_most_once, given back", Protocol { give_backs: 1, ..STRICTER }, &[]),
+    variant("own row: at_most_once", AT_MOST_ONCE_OWN, &[]),
+    variant("own row: at_least_once", AT_LEAST_ONCE_OWN, &[]),
+    variant("own row: at_least_once, failover", Protocol { failovers: 1, ..AT_LEAST_ONCE_OWN }, &[]),
+    variant("own row: idempotent, key expires, given back", Protocol { key_expires: true, give_backs: 1, ..IDEMPOTENT_OWN }, &[]),
+    variant("own row: made at_most_once", STRICTER_OWN, &[]),
+    variant("own row: made at_most_once, given back", Protocol { give_backs: 1, ..STRICTER_OWN }, &[]),
+    variant("own row: made at_most_once, 3 workers", Protocol { workers: 3, ..STRICTER_OWN }, &[]),
 ];
 
 /// Each has lost one guard.
@@ -99,6 +123,58 @@ const UNGUARDED: &[Variant] = &[
         &[ONE_EFFECT, NO_FALSE_FAILURE],
     ),
     variant("nobody takes over", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
+    variant(
+        "at_most_once, a loss forgotten when given back",
+        Protocol { loss: Loss::ForgottenWhenGivenBack, give_backs: 1, ..AT_MOST_ONCE },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "made at_most_once, the last loss judged alone",
+        Protocol { loss: Loss::LastJudged, ..STRICTER },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "made at_most_once, nobody asks when",
+        Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant("own row: settle by key alone", Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE_OWN }, &[STALE_NEVER_WRITES, SUCCESS_STAYS]),
+    variant("own row: settle guarded by state alone", Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE_OWN }, &[STALE_NEVER_WRITES]),
+    variant(
+        "own row: expansion not fenced",
+        Protocol { expansion_fenced: false, ..AT_MOST_ONCE_OWN },
+        &[ACCEPTED_ONCE, STALE_NEVER_WRITES, ONE_PLACE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: at_most_once sends from it",
+        Protocol { own_row: OwnRow::SendsUnannounced, ..AT_MOST_ONCE_OWN },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: its loss taken for harmless",
+        Protocol { loss: Loss::HarmlessWhenOwn, key_expires: true, ..IDEMPOTENT_OWN },
+        &[ONE_EFFECT, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: made at_most_once, its loss harmless",
+        Protocol { loss: Loss::HarmlessWhenOwn, ..STRICTER_OWN },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: made at_most_once, nobody asks when",
+        Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER_OWN },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: made at_most_once, last loss alone",
+        Protocol { loss: Loss::LastJudged, ..STRICTER_OWN },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
+    variant(
+        "own row: made at_most_once, loss given back",
+        Protocol { loss: Loss::ForgottenWhenGivenBack, give_backs: 1, ..STRICTER_OWN },
+        &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
+    ),
 ];
 
 /// Nothing is missing here: a database that forgets what it committed takes the memory the promise
@@ -142,7 +218,7 @@ struct Findings {
 }
 
 fn check_all(variants: &[Variant]) -> Vec<Findings> {
-    println!("{:<48}{:>8}  I1 I2 I3 I4 I5 I6 I7 I8", "variant", "states");
+    println!("{:<50}{:>8}  I1 I2 I3 I4 I5 I6 I7 I8", "variant", "states");
     variants.iter().map(check).collect()
 }
 
@@ -159,10 +235,10 @@ fn check(variant: &Variant) -> Findings {
     findings
 }
 
-/// Broken by permission. Only at_most_once promises that the provider sees a delivery once, and no
+/// Broken by permission. Only at_most_once, once it is told, promises that the provider sees a delivery once, and no
 /// verdict can be surer than a database that may have forgotten an attempt.
 fn unpromised(protocol: Protocol) -> impl Iterator<Item = &'static str> {
-    let repeats = protocol.guarantee != Guarantee::AtMostOnce;
+    let repeats = protocol.guarantee != Guarantee::AtMostOnce && !protocol.made_stricter;
     let forgets = protocol.failovers > 0;
     repeats.then_some(ACCEPTED_ONCE).into_iter().chain(forgets.then_some(NO_FALSE_FAILURE))
 }
@@ -182,7 +258,7 @@ fn table_row(variant: &Variant, findings: &Findings) -> String {
         true => " XX",
     };
     let verdicts: String = INVARIANTS.into_iter().map(verdict).collect();
-    format!("{:<48}{:>8} {verdicts}", variant.name, findings.states)
+    format!("{:<50}{:>8} {verdicts}", variant.name, findings.states)
 }
 
 fn print_traces(variants: &[Variant]) {

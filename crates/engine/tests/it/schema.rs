@@ -152,7 +152,7 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
         "enqueue_batch('[]')",
         "make_partitions()",
         "tenant_id('x')",
-        "settle_duplicate(1, 'a', 'b', gen_random_uuid(), false, 'a', 'b', '{}')",
+        "settle_duplicate(1, 'a', 'b', ARRAY[gen_random_uuid()], false, 'a', 'b', '{}')",
     ] {
         assert!(
             as_role("postcommit_producer", &format!("SELECT postcommit.{function}")).await.unwrap_err().contains("permission denied"),

@@ -10,17 +10,17 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE: Duration = Duration::from_secs(60);
 
-async fn claim(store: &Store, lane: i32, quota: i32) -> Vec<Delivery> {
+pub async fn claim(store: &Store, lane: i32, quota: i32) -> Vec<Delivery> {
     store.claim(&[Want { lane, quota }], LEASE, None).await.unwrap().deliveries
 }
 
-fn lease(delivery: &Delivery) -> Lease {
+pub fn lease(delivery: &Delivery) -> Lease {
     Lease::of(delivery)
 }
 
-fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) -> Settlement {
+pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) -> Settlement {
     let at = Timestamp::from_micros(1_800_000_000_000_000);
     let evidence = Evidence { detail: None, provider_ref: Some("ref-1".into()), excerpt: Some("hello".into()) };
     let attempt = Attempted { at, provider: "capture".into(), outcome, latency_ms: 12, evidence };
@@ -35,10 +35,10 @@ fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) -> Set
     }
 }
 
-const SENT: Finish = Finish::Ended(FinishedState::Sent);
+pub const SENT: Finish = Finish::Ended(FinishedState::Sent);
 
 /// Enqueues one and brings it into the lane by a pass of the expander alone.
-async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
+pub async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
     let mut ids = Vec::new();
     for i in 0..count {
         ids.push(world.enqueue("test.event", json!({"idempotency_key": format!("k{i}-{}", Uuid::new_v4())})).await);

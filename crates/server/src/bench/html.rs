@@ -83,11 +83,12 @@ fn facts(report: &Report) -> String {
     let peers: String = report.peers.iter().map(peer).collect();
     let peers = if peers.is_empty() { String::new() } else { format!("<dt>Peers</dt>{peers}") };
     format!(
-        "<dl><dt>Started</dt><dd>{}</dd><dt>Machine</dt><dd>{}</dd><dt>Database</dt><dd>{}</dd>{peers}\
+        "<dl><dt>Started</dt><dd>{}</dd><dt>Machine</dt><dd>{}</dd><dt>Database</dt><dd>{}</dd>{peers}<dt>Rounds</dt><dd>{}</dd>\
          <dt>Repeat with</dt><dd><code>{}</code></dd></dl>",
         esc(&report.started_at),
         esc(&machine),
         esc(&report.database),
+        report.extent(),
         esc(&report.command),
     )
 }
@@ -352,6 +353,8 @@ mod tests {
             version: "0.1.0".into(),
             started_at: "2026-01-01T00:00:00Z".into(),
             command: "postcommit bench".into(),
+            rounds: 3,
+            scale: 1.0,
             machine,
             database: "PostgreSQL 15".into(),
             peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into() }],

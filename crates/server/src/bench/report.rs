@@ -11,6 +11,10 @@ pub struct Report {
     pub started_at: String,
     /// How to repeat it.
     pub command: String,
+    /// How often each pair was measured.
+    pub rounds: usize,
+    /// By what all counts and durations were multiplied: 1 in a run that counts.
+    pub scale: f64,
     /// Where it ran.
     pub machine: Machine,
     /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on)`.
@@ -19,6 +23,14 @@ pub struct Report {
     pub peers: Vec<Peer>,
     /// In the order they were run.
     pub suites: Vec<Suite>,
+}
+
+impl Report {
+    /// How much was measured, in words.
+    pub fn extent(&self) -> String {
+        let scale = if self.scale == 1.0 { String::new() } else { format!(", at scale {}: a quick look", self.scale) };
+        format!("{}{scale}", self.rounds)
+    }
 }
 
 /// Where it ran.

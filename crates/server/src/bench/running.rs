@@ -46,11 +46,6 @@ impl Running {
         Ok(Self { tally, stop, task: tokio::spawn(dispatcher.run(told)), started })
     }
 
-    /// What it has done so far, for others to look at.
-    pub fn tally(&self) -> Arc<Tally> {
-        self.tally.clone()
-    }
-
     /// How many it has sent, durably.
     pub fn sent(&self) -> u64 {
         self.tally.sent.load(Ordering::Relaxed)

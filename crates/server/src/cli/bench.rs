@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 
-use crate::bench::report::{Bar, Finding, Report, Series, Suite};
+use crate::bench::report::{Bar, Finding, Peer, Report, Series, Suite};
 use crate::bench::suites::{ALL, Kind};
 use crate::bench::{self, Wish};
 use crate::output::{self, Column, Done, Exit, Failure, Format};
@@ -122,10 +122,20 @@ fn missed(report: &Report) -> Vec<&str> {
 fn text(report: &Report) -> String {
     let machine = &report.machine;
     let mut parts = vec![format!(
-        "postcommit {}  {}\n{}\n{} cores, {} MiB, {}\n{}",
-        report.version, report.started_at, report.database, machine.cores, machine.memory_mib, machine.cpu, machine.system
+        "postcommit {}  {}\n{}\n{} cores, {} MiB, {}\n{}\nrounds: {}",
+        report.version,
+        report.started_at,
+        report.database,
+        machine.cores,
+        machine.memory_mib,
+        machine.cpu,
+        machine.system,
+        report.extent()
     )];
-    parts.extend(report.peers.iter().map(|peer| format!("{} {}: {}", peer.name, peer.version, peer.settings)));
+    if !report.peers.is_empty() {
+        let peer = |peer: &Peer| format!("{} {}: {}", peer.name, peer.version, peer.settings);
+        parts.push(report.peers.iter().map(peer).collect::<Vec<_>>().join("\n"));
+    }
     parts.extend(report.suites.iter().map(suite_text));
     let held = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.held == Some(true)).count();
     parts.push(match missed(report).as_slice() {
@@ -197,6 +207,8 @@ mod tests {
             version: "1".into(),
             started_at: "now".into(),
             command: "x".into(),
+            rounds: 1,
+            scale: 1.0,
             machine,
             database: "x".into(),
             peers: vec![],

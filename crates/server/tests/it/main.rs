@@ -7,8 +7,11 @@
 //! - `frozen`: a worker that sleeps past its lease with a request out;
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
 //! - `installation`: what they stand on; `records`: what they compare.
+//!
+//! And beside it `cli`, the commands as a person meets them, `bench`, the benchmark's manners, and `docs`, the snippets people copy.
 #![allow(clippy::unwrap_used)]
 
+mod bench;
 mod cli;
 mod crash;
 mod database_faults;

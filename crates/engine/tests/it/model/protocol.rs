@@ -1,6 +1,7 @@
-//! The protocol of one delivery as a state machine: claim, intent, send, settle, and an adversary.
+//! The protocol of one delivery as a state machine: claim, expand, intent, send, settle, and an adversary. What may be missing, and which actions are
+//! possible; what they do is in `steps`.
 
-use super::state::{Claim, Db, End, Lease, Outcome, Provider, Row, Seen, State, Step, Worker};
+use super::state::{Claim, Db, End, Guarantee, Outcome, Provider, Row, Seen, State, Step, Worker};
 use stateright::{Model, Property};
 
 pub const NO_FALSE_SUCCESS: &str = "I1 no false success";
@@ -23,8 +24,12 @@ pub const REACHED: [&str; 3] = ["R1 sent", "R2 parked as unknown", "R3 stale tok
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
     pub guarantee: Guarantee,
+    pub own_row: OwnRow,
     pub token: TokenKind,
     pub settle: Settle,
+    /// Expanding names the token.
+    pub expansion_fenced: bool,
+    pub loss: Loss,
     pub intent: Intent,
     pub window: Window,
     /// An unclear attempt still counts when a later one is known not to have left.
@@ -37,16 +42,43 @@ pub struct Protocol {
     pub workers: usize,
     /// Attempts a delivery may have: the bound on claims, and part of the protocol itself.
     pub attempts: u8,
+    /// Leases that may run out before it is parked.
+    pub losses: u8,
     pub crashes: u8,
+    /// What was claimed may be given back so often before anything is done about it.
+    pub give_backs: u8,
     pub failovers: u8,
     pub key_expires: bool,
+    /// Somebody may make the guarantee at_most_once, at any moment.
+    pub made_stricter: bool,
 }
 
+/// What a notification's own row is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guarantee {
-    AtMostOnce,
-    Idempotent,
-    AtLeastOnce,
+pub enum OwnRow {
+    /// Nothing: the target has its row from the start. So it is with several targets.
+    Unused,
+    /// Its only target is sent and settled from it, except under at_most_once, where it is expanded
+    /// first.
+    Sends,
+    /// Under at_most_once as well, where nothing can be announced in it.
+    SendsUnannounced,
+}
+
+/// What is made of a lease that ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Whoever claims next judges the first loss that nobody has judged yet, by what its holder had
+    /// heard of.
+    Judged,
+    /// The last one: a second loss hides the first.
+    LastJudged,
+    /// Giving back takes the row for one that was never tried.
+    ForgottenWhenGivenBack,
+    /// By the present guarantee alone, as if its holder had known it.
+    ByPresentGuarantee,
+    /// Losing the notification's own row was harmless once: nothing was ever sent from it.
+    HarmlessWhenOwn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,12 +129,15 @@ pub enum Classing {
 }
 
 impl Protocol {
-    /// The product's protocol against 2 workers, 4 attempts and 2 crashes.
+    /// The product's protocol against 2 workers, 4 attempts, 2 losses and 2 crashes.
     pub const fn ours(guarantee: Guarantee) -> Self {
         Self {
             guarantee,
+            own_row: OwnRow::Unused,
             token: TokenKind::Random,
             settle: Settle::WhereTokenHolds,
+            expansion_fenced: true,
+            loss: Loss::Judged,
             intent: Intent::Fenced,
             window: Window::Kept,
             remembers_unclear: true,
@@ -111,16 +146,27 @@ impl Protocol {
             client_resends: false,
             workers: 2,
             attempts: 4,
+            losses: 2,
             crashes: 2,
+            give_backs: 0,
             failovers: 0,
             key_expires: false,
+            made_stricter: false,
         }
+    }
+
+    /// The same for the only target of a notification, which is sent from the notification's own row.
+    pub const fn at_once(guarantee: Guarantee) -> Self {
+        Self { own_row: OwnRow::Sends, ..Self::ours(guarantee) }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Claim,
+    Judge(Claim),
+    GiveBack(Claim),
+    Expand(Claim),
     Announce(Claim),
     ConnectFails(Claim),
     Send(Claim),
@@ -129,13 +175,14 @@ pub enum Action {
     Accept(Claim),
     Reply(Claim),
     NoReply(Claim),
-    OrphanAccepted,
-    OrphanVanishes,
+    OrphanAccepted(Guarantee),
+    OrphanVanishes(Guarantee),
     Crash(Claim),
     LeaseRunsOut,
     FailOver,
     WindowCloses,
     KeyForgotten,
+    MadeAtMostOnce,
 }
 
 impl Model for Protocol {
@@ -144,13 +191,15 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            db: Db { queue: Some(Row::default()), ..Db::default() },
+            db: Db { queue: Some(Row { own: self.own_row != OwnRow::Unused, ..Row::default() }), ..Db::default() },
             before: None,
             workers: Vec::new(),
-            orphans: 0,
+            orphans: Vec::new(),
             provider: Provider::default(),
+            guarantee: self.guarantee,
             last_claim: 0,
             crashes_left: self.crashes,
+            give_backs_left: self.give_backs,
             failovers_left: self.failovers,
             seen: Seen::default(),
         }]
@@ -162,6 +211,9 @@ impl Model for Protocol {
         }
         for worker in &state.workers {
             self.worker_actions(*worker, actions);
+            if state.give_backs_left > 0 && matches!(worker.step, Step::TookOver | Step::Claimed) {
+                actions.push(Action::GiveBack(worker.claim));
+            }
             if state.crashes_left > 0 {
                 actions.push(Action::Crash(worker.claim));
             }
@@ -173,25 +225,28 @@ impl Model for Protocol {
         let mut state = last.clone();
         match action {
             Action::Claim => self.claim(&mut state),
+            Action::Judge(claim) => self.judge(&mut state, claim),
+            Action::GiveBack(claim) => self.give_back(&mut state, claim),
+            Action::Expand(claim) => self.expand(&mut state, claim),
             Action::Announce(claim) => self.announce(&mut state, claim),
             Action::ConnectFails(claim) => state.step(claim, Step::Saw(Outcome::NotSent)),
             Action::Send(claim) => state.step(claim, Step::Waiting),
             Action::SendTwice(claim) => {
                 state.step(claim, Step::Waiting);
-                state.orphans += 1;
+                state.let_travel(state.heard(claim));
             }
             Action::Settle(claim) => self.settle(&mut state, claim),
             Action::Accept(claim) => {
-                state.provider.accept();
+                state.provider.accept(state.heard(claim));
                 state.step(claim, Step::Accepted);
             }
             Action::Reply(claim) => state.step(claim, Step::Saw(Outcome::Sent)),
             Action::NoReply(claim) => self.no_reply(&mut state, claim),
-            Action::OrphanAccepted => {
-                state.orphans -= 1;
-                state.provider.accept();
+            Action::OrphanAccepted(heard) => {
+                state.end_travel(heard);
+                state.provider.accept(heard);
             }
-            Action::OrphanVanishes => state.orphans -= 1,
+            Action::OrphanVanishes(heard) => state.end_travel(heard),
             Action::Crash(claim) => {
                 state.crashes_left -= 1;
                 state.leave(claim);
@@ -203,6 +258,7 @@ impl Model for Protocol {
                 state.provider.key_forgotten = true;
                 state.provider.knows_key = false;
             }
+            Action::MadeAtMostOnce => state.guarantee = Guarantee::AtMostOnce,
         }
         Some(state)
     }
@@ -210,7 +266,11 @@ impl Model for Protocol {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(NO_FALSE_SUCCESS, |_, s: &State| s.db.ledger != Some(End::Sent) || s.provider.accepted > 0),
-            Property::always(ACCEPTED_ONCE, |_, s: &State| s.provider.accepted <= 1),
+            // Where the guarantee is made stricter on the way, whoever knows of it must not add to what was accepted, nor what was
+            // accepted to what such a one sent.
+            Property::always(ACCEPTED_ONCE, |m: &Protocol, s: &State| {
+                s.provider.accepted <= 1 || (m.made_stricter && !s.provider.promised)
+            }),
             Property::always(ONE_EFFECT, |_, s: &State| s.provider.effects <= 1),
             Property::always(STALE_NEVER_WRITES, |_, s: &State| !s.seen.stale_wrote),
             Property::always(SUCCESS_STAYS, |_, s: &State| !s.seen.success_reverted),
@@ -232,9 +292,11 @@ impl Protocol {
         state.workers.len() < self.workers && state.db.queue.as_ref().is_some_and(free)
     }
 
-    fn worker_actions(&self, Worker { claim, step, .. }: Worker, actions: &mut Vec<Action>) {
+    fn worker_actions(&self, Worker { claim, step, own, heard, .. }: Worker, actions: &mut Vec<Action>) {
         match step {
-            Step::Claimed if self.announces() => actions.push(Action::Announce(claim)),
+            Step::TookOver => actions.push(Action::Judge(claim)),
+            Step::Claimed if own && heard == Guarantee::AtMostOnce && self.own_row == OwnRow::Sends => actions.push(Action::Expand(claim)),
+            Step::Claimed if !own && self.announces(heard) => actions.push(Action::Announce(claim)),
             Step::Claimed | Step::Announced => {
                 actions.extend([Action::ConnectFails(claim), Action::Send(claim)]);
                 if self.client_resends {
@@ -248,9 +310,9 @@ impl Protocol {
     }
 
     fn adversary_actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.orphans > 0 {
-            actions.extend([Action::OrphanAccepted, Action::OrphanVanishes]);
-        }
+        let mut travelling = state.orphans.clone();
+        travelling.dedup();
+        actions.extend(travelling.into_iter().flat_map(|heard| [Action::OrphanAccepted(heard), Action::OrphanVanishes(heard)]));
         if state.lease().is_some_and(|lease| !lease.ran_out) {
             actions.push(Action::LeaseRunsOut);
         }
@@ -263,138 +325,25 @@ impl Protocol {
         if state.provider.window_over && !state.provider.key_forgotten && self.key_may_go(state) {
             actions.push(Action::KeyForgotten);
         }
+        if self.made_stricter && state.guarantee != Guarantee::AtMostOnce {
+            actions.push(Action::MadeAtMostOnce);
+        }
     }
 
     /// The margin between the window and the key's life outlasts every attempt begun inside the
     /// window.
     fn key_may_go(&self, state: &State) -> bool {
-        let sending = state.orphans > 0 || state.workers.iter().any(|w| !matches!(w.step, Step::Saw(_)));
+        let sending = !state.orphans.is_empty() || state.workers.iter().any(|w| !matches!(w.step, Step::Saw(_)));
         self.window == Window::WithoutMargin || !sending
     }
 
-    fn announces(&self) -> bool {
-        self.guarantee == Guarantee::AtMostOnce && self.intent != Intent::Never
+    fn announces(&self, heard: Guarantee) -> bool {
+        heard == Guarantee::AtMostOnce && self.intent != Intent::Never
     }
 
     fn is_quiet(&self, state: &State) -> bool {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);
         actions.is_empty()
-    }
-}
-
-/// The worker's steps. Each takes one transaction at most.
-impl Protocol {
-    /// A row whose lease ran out tells its finder that an attempt was begun and not settled: it is
-    /// unclear, unless an intent was due before the first byte and none stands.
-    fn claim(&self, state: &mut State) {
-        let mut db = state.db.clone();
-        let Some(row) = &mut db.queue else { return };
-        let taken_over = row.lease.is_some();
-        if taken_over && (self.guarantee != Guarantee::AtMostOnce || row.intent.is_some()) {
-            db.unclear = true;
-        }
-        if (taken_over || self.window != Window::AtSettleOnly)
-            && let Some(end) = self.verdict(&db, state.provider)
-        {
-            db.settle(Some(end));
-            return self.commit(state, db);
-        }
-        db.attempts += 1;
-        state.last_claim += 1;
-        let claim = state.last_claim;
-        let token = match self.token {
-            TokenKind::Random => claim,
-            TokenKind::AttemptNumber => db.attempts,
-        };
-        db.queue = Some(Row { lease: Some(Lease { token, claim, ran_out: false }), intent: None });
-        state.workers.push(Worker { claim, token, step: Step::Claimed });
-        self.commit(state, db);
-    }
-
-    /// The intent is on record before the first byte leaves. Whoever cannot record it must not
-    /// send.
-    fn announce(&self, state: &mut State, claim: Claim) {
-        let Some(worker) = state.worker(claim) else {
-            return;
-        };
-        let holds = state.lease().is_some_and(|lease| lease.token == worker.token && !lease.ran_out);
-        if self.intent == Intent::Fenced && !holds {
-            state.seen.stale_turned_away = true;
-            state.leave(claim);
-            return;
-        }
-        let mut db = state.db.clone();
-        if let Some(row) = &mut db.queue {
-            row.intent = Some(worker.token);
-            state.seen.stale_wrote |= !state.is_held_by(claim);
-        }
-        self.commit(state, db);
-        state.step(claim, Step::Announced);
-    }
-
-    /// The reply is lost, or the worker's patience ends while its request still travels.
-    fn no_reply(&self, state: &mut State, claim: Claim) {
-        let accepted = state.worker(claim).is_some_and(|w| w.step == Step::Accepted);
-        if !accepted {
-            state.orphans += 1;
-        }
-        let outcome = match self.classing {
-            Classing::ResetIsNotSent if accepted => Outcome::NotSent,
-            Classing::WrittenIsSent => Outcome::Sent,
-            _ => Outcome::Unclear,
-        };
-        state.step(claim, Step::Saw(outcome));
-    }
-
-    /// One statement: where the token still holds, the row goes into the ledger or is freed. A stale
-    /// token changes nothing and is counted.
-    fn settle(&self, state: &mut State, claim: Claim) {
-        let Some(Worker { token, step: Step::Saw(outcome), .. }) = state.worker(claim) else {
-            return;
-        };
-        state.leave(claim);
-        let holds = state.lease().is_some_and(|lease| lease.token == token);
-        let mut db = state.db.clone();
-        db.unclear = outcome == Outcome::Unclear || (db.unclear && self.remembers_unclear);
-        let end = match outcome {
-            Outcome::Sent => Some(End::Sent),
-            Outcome::NotSent | Outcome::Unclear => self.verdict(&db, state.provider),
-        };
-        match self.settle {
-            _ if holds => db.settle(end),
-            Settle::WhereLeased if state.lease().is_some() => db.settle(end),
-            Settle::InsertUntied if db.ledger.is_none() && end.is_some() => db.ledger = end,
-            Settle::ByKey => {
-                db.ledger = None;
-                db.settle(end);
-            }
-            _ => {
-                state.seen.stale_turned_away = true;
-                return;
-            }
-        }
-        state.seen.stale_wrote |= !state.is_held_by(claim);
-        self.commit(state, db);
-    }
-
-    /// How a delivery that was not seen to be sent ends; `None` means it is tried again.
-    fn verdict(&self, db: &Db, provider: Provider) -> Option<End> {
-        let may_repeat = match self.guarantee {
-            Guarantee::AtMostOnce => false,
-            Guarantee::Idempotent => !provider.window_over || self.window == Window::Ignored,
-            Guarantee::AtLeastOnce => true,
-        };
-        match (db.unclear, db.attempts < self.attempts) {
-            (true, more) if !more || !may_repeat => Some(End::ParkedUnknown),
-            (false, false) => Some(End::ParkedExhausted),
-            _ => None,
-        }
-    }
-
-    fn commit(&self, state: &mut State, db: Db) {
-        state.seen.success_reverted |= state.db.ledger == Some(End::Sent) && db.ledger != Some(End::Sent);
-        let before = std::mem::replace(&mut state.db, db);
-        state.before = (state.failovers_left > 0).then_some(before);
     }
 }

@@ -62,21 +62,34 @@ pub async fn fresh(place: &Place) -> Result<(), Failure> {
 
 /// Puts that many into the queue.
 pub async fn fill(place: &Place, count: u64) -> Result<(), Failure> {
-    let client = place.client().await?;
-    let insert = client.prepare(INSERT).await?;
-    let mut from = 0;
-    while from < count {
-        insert_rows(&client, &insert, from, FILL.min(count - from)).await?;
-        from += FILL;
-    }
-    Ok(())
+    Filler::on(place).await?.fill(count).await
 }
 
-async fn insert_rows(client: &Client, insert: &tokio_postgres::Statement, from: u64, count: u64) -> Result<(), Failure> {
-    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
-    let payloads: Vec<Value> = (from..from + count).map(|i| Value::Json(payload(i))).collect();
-    client.execute(insert, &[&ids, &payloads]).await?;
-    Ok(())
+/// A connection that puts rows into the queue.
+pub struct Filler {
+    client: Client,
+    insert: tokio_postgres::Statement,
+}
+
+impl Filler {
+    pub async fn on(place: &Place) -> Result<Self, Failure> {
+        let client = place.client().await?;
+        let insert = client.prepare(INSERT).await?;
+        Ok(Self { client, insert })
+    }
+
+    /// In commits of a few thousand.
+    pub async fn fill(&self, count: u64) -> Result<(), Failure> {
+        let mut from = 0;
+        while from < count {
+            let numbers = from..count.min(from + FILL);
+            let ids: Vec<Uuid> = numbers.clone().map(|_| Uuid::now_v7()).collect();
+            let payloads: Vec<Value> = numbers.map(|i| Value::Json(payload(i))).collect();
+            self.client.execute(&self.insert, &[&ids, &payloads]).await?;
+            from += FILL;
+        }
+        Ok(())
+    }
 }
 
 /// A connection that claims and settles.

@@ -35,8 +35,13 @@ impl Ground {
         match client.batch_execute(&format!("CREATE DATABASE {name}")).await {
             Ok(()) => {
                 let url = with_database(given_url, &name);
-                let here = Postgres::open(&url).await?;
-                Ok(Self { url, here, own: Some((given, name)) })
+                match Postgres::open(&url).await {
+                    Ok(here) => Ok(Self { url, here, own: Some((given, name)) }),
+                    Err(failure) => {
+                        client.batch_execute(&format!("DROP DATABASE {name}")).await?;
+                        Err(failure.into())
+                    }
+                }
             }
             Err(e) if e.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 refuse_if_taken(&client).await?;

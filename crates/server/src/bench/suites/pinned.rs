@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use super::{Fits, Found, Kind};
 use crate::bench::Bench;
-use crate::bench::bare::postgres::{self as bare, Worker};
+use crate::bench::bare::postgres::{self as bare, Filler, Worker};
 use crate::bench::load::{Load, POURED, Pourer};
 use crate::bench::report::{Bar, Chart, Finding, Series};
 use crate::bench::running::{self, Running};
@@ -78,47 +78,86 @@ async fn pin(bench: &Bench) -> Result<Client, Failure> {
     Ok(client)
 }
 
-async fn by_us(bench: &Bench) -> Result<Windows, Failure> {
-    let (store, load) = (running::ready(bench).await?, Load::captured());
-    load.pour(&bench.place, HIGH).await?;
-    bench.place.settle().await?;
-    let pourer = Pourer::on(bench.place.client().await?, &load).await?;
-    let pinned = pin(bench).await?;
-    let running = Running::start(bench, &store).await?;
-    let (fed, tally) = (AtomicU64::new(HIGH), running.tally());
-    let backlog = || fed.load(Ordering::Relaxed).saturating_sub(tally.sent.load(Ordering::Relaxed));
-    let feeding = async {
+/// What fills the queue.
+trait Source {
+    /// [`POURED`] more.
+    fn pour(&self) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+impl Source for Pourer {
+    async fn pour(&self) -> Result<(), Failure> {
+        Pourer::pour(self, POURED).await
+    }
+}
+
+impl Source for Filler {
+    async fn pour(&self) -> Result<(), Failure> {
+        self.fill(POURED).await
+    }
+}
+
+/// What is in the queue: what was fed and is not done.
+struct Level<F> {
+    fed: AtomicU64,
+    done: F,
+}
+
+impl<F: Fn() -> u64> Level<F> {
+    fn full(done: F) -> Self {
+        Self { fed: AtomicU64::new(HIGH), done }
+    }
+
+    fn backlog(&self) -> u64 {
+        self.fed.load(Ordering::Relaxed).saturating_sub((self.done)())
+    }
+
+    /// Until it fails.
+    async fn keep(&self, source: &impl Source) -> Failure {
         loop {
-            if backlog() + POURED > HIGH {
+            if self.backlog() + POURED > HIGH {
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
-            if let Err(problem) = pourer.pour(POURED).await {
+            if let Err(problem) = source.pour().await {
                 return problem;
             }
-            fed.fetch_add(POURED, Ordering::Relaxed);
+            self.fed.fetch_add(POURED, Ordering::Relaxed);
         }
-    };
+    }
+}
+
+async fn by_us(bench: &Bench) -> Result<Windows, Failure> {
+    let (place, load) = (&bench.place, Load::captured());
+    let store = running::ready(bench).await?;
+    load.pour(place, HIGH).await?;
+    place.settle().await?;
+    let pourers = (Pourer::on(place.client().await?, &load).await?, Pourer::on(place.client().await?, &load).await?);
+    let pinned = pin(bench).await?;
+    let running = Running::start(bench, &store).await?;
+    let level = Level::full(|| running.sent());
     let windows = tokio::select! {
-        windows = watch(bench.span(SPAN) / WINDOWS, || tally.sent.load(Ordering::Relaxed), backlog) => windows,
-        problem = feeding => return Err(problem),
+        windows = watch(bench.span(SPAN), &level) => windows,
+        problem = level.keep(&pourers.0) => return Err(problem),
+        problem = level.keep(&pourers.1) => return Err(problem),
     };
     running.finish().await;
     drop(pinned);
     Ok(windows)
 }
 
-/// Counts what is finished, window by window.
-async fn watch(each: Duration, done: impl Fn() -> u64, backlog: impl Fn() -> u64) -> Windows {
+/// Counts what is finished, window by window, once the first backlog is gone and the feed has found its pace.
+async fn watch<F: Fn() -> u64>(span: Duration, level: &Level<F>) -> Windows {
+    let each = span / WINDOWS;
+    tokio::time::sleep(each / 3).await;
     let (mut rates, mut lowest) = (vec![], u64::MAX);
-    let (mut at, mut before) = (clock::monotonic(), done());
+    let (mut at, mut before) = (clock::monotonic(), (level.done)());
     for _ in 0..WINDOWS {
         let end = at + each;
         while clock::monotonic() < end {
             tokio::time::sleep(LOOK).await;
-            lowest = lowest.min(backlog());
+            lowest = lowest.min(level.backlog());
         }
-        let (now, count) = (clock::monotonic(), done());
+        let (now, count) = (clock::monotonic(), (level.done)());
         rates.push((count - before) as f64 / now.duration_since(at).as_secs_f64());
         (at, before) = (now, count);
     }
@@ -132,28 +171,18 @@ async fn by_hand(bench: &Bench) -> Result<Windows, Failure> {
     bare::fresh(place).await?;
     bare::fill(place, HIGH).await?;
     place.settle().await?;
+    let fillers = (Filler::on(place).await?, Filler::on(place).await?);
     let pinned = pin(bench).await?;
-    let (fed, done) = (AtomicU64::new(HIGH), Arc::new(AtomicU64::new(0)));
+    let done = Arc::new(AtomicU64::new(0));
     let mut working = JoinSet::new();
     for _ in 0..BARE_WORKERS {
         working.spawn(work_on(Worker::on(place).await?, done.clone()));
     }
-    let backlog = || fed.load(Ordering::Relaxed).saturating_sub(done.load(Ordering::Relaxed));
-    let feeding = async {
-        loop {
-            if backlog() + POURED > HIGH {
-                tokio::time::sleep(LOOK).await;
-                continue;
-            }
-            if let Err(problem) = bare::fill(place, POURED).await {
-                return problem;
-            }
-            fed.fetch_add(POURED, Ordering::Relaxed);
-        }
-    };
+    let level = Level::full(|| done.load(Ordering::Relaxed));
     let windows = tokio::select! {
-        windows = watch(bench.span(SPAN) / 3 / WINDOWS, || done.load(Ordering::Relaxed), backlog) => windows,
-        problem = feeding => return Err(problem),
+        windows = watch(bench.span(SPAN) / 3, &level) => windows,
+        problem = level.keep(&fillers.0) => return Err(problem),
+        problem = level.keep(&fillers.1) => return Err(problem),
         Some(problem) = working.join_next() => return Err(problem?),
     };
     drop(pinned);

@@ -1,0 +1,209 @@
+//! The lease of a notification's own row ran out, on both databases. If it has one target, that may have been sent, and the guarantee decides.
+
+use postcommit::Timestamp;
+use postcommit_engine::model::{Delivery, Guarantee, ProviderDraft};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::store::claim;
+use crate::world::World;
+
+pub fn an_hour_before(at: Timestamp) -> Timestamp {
+    Timestamp::from_micros(at.as_micros() - 3_600_000_000)
+}
+
+/// One whose worker died after claiming it: nobody knows whether it got as far as sending.
+pub async fn lose(world: &World, more: serde_json::Value) -> Delivery {
+    world.enqueue("a", more).await;
+    let held = claim(&world.store, 0, 1).await.remove(0);
+    assert_eq!((held.key.n, held.lost_since), (0, None));
+    world.expire_leases().await;
+    held
+}
+
+async fn with(world: &World, guarantee: Guarantee) -> (i32, ProviderDraft) {
+    let draft = ProviderDraft { guarantee, ..world.draft("capture", "capture", json!({})) };
+    (world.provider(draft.clone()).await, draft)
+}
+
+/// Number, state, reason and whether it may have arrived unseen.
+pub async fn ended(world: &World, id: Uuid) -> (i32, String, Option<String>, bool) {
+    let row = world.delivery(id).await;
+    (row.n, row.state, row.reason, row.unclear)
+}
+
+pub fn parked(reason: &str, unclear: bool) -> (i32, String, Option<String>, bool) {
+    (1, "parked".into(), Some(reason.into()), unclear)
+}
+
+/// Outcome and code of each attempt, in order.
+async fn log(world: &World, id: Uuid) -> Vec<(String, Option<String>)> {
+    let attempts = world.attempts(id).await;
+    assert!(attempts.iter().all(|a| a.delivery == format!("{id}.1")), "{attempts:?}");
+    assert!(attempts.iter().zip(1..).all(|(a, seq)| a.seq == seq), "{attempts:?}");
+    attempts.into_iter().map(|a| (a.outcome, a.code)).collect()
+}
+
+fn lease_expired() -> (String, Option<String>) {
+    ("unclear".into(), Some("lease_expired".into()))
+}
+
+fn sent() -> (String, Option<String>) {
+    ("sent".into(), None)
+}
+
+on_both! {
+    async fn where_repeating_is_allowed_the_lost_attempt_is_logged_and_repeated_under_its_key(world) {
+        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
+            let mut draft = world.draft(guarantee.name(), "capture", json!({}));
+            draft.guarantee = guarantee;
+            let lane = world.provider(draft).await;
+            let held = lose(&world, json!({})).await;
+            let id = held.key.notification;
+            world.pass().await;
+            assert_eq!(log(&world, id).await, [lease_expired()], "{guarantee:?}");
+            assert_eq!(world.attempts(id).await[0].at, held.leased_at, "it was made under the lease that was lost");
+            let row = world.delivery(id).await;
+            assert_eq!((row.n, row.state.as_str(), row.attempts, row.unclear), (1, "retrying", 0, true), "{guarantee:?}: it uses up no attempt");
+            let first = world.sql("SELECT lane, first_try_at FROM postcommit.delivery_queue", vec![]).await.remove(0);
+            assert_eq!((first.get::<i32>(0).unwrap(), first.get::<Timestamp>(1).unwrap()), (lane, held.leased_at));
+            world.pass().await;
+            assert_eq!(log(&world, id).await, [lease_expired(), sent()], "{guarantee:?}");
+            let said: serde_json::Value = serde_json::from_str(world.attempts(id).await[1].excerpt.as_ref().unwrap()).unwrap();
+            assert_eq!(said["key"], json!(format!("{id}_1")));
+            assert_eq!(ended(&world, id).await, (1, "sent".into(), None, true));
+        }
+    }
+
+    async fn under_at_most_once_it_was_never_sent_so_it_is_announced_and_sent(world) {
+        world.watch().await;
+        with(&world, Guarantee::AtMostOnce).await;
+        let id = lose(&world, json!({})).await.key.notification;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![sent()], (1, "sent".into(), None, false)));
+        assert_eq!(world.watched().await, ["intent 1", "row 1"]);
+    }
+
+    async fn under_at_most_once_told_just_now_it_may_have_been_sent(world) {
+        let (_, mut draft) = with(&world, Guarantee::Idempotent).await;
+        let before = lose(&world, json!({})).await.key.notification;
+        draft.guarantee = Guarantee::AtMostOnce;
+        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.pass().await;
+        // Whoever claims a moment later may not have heard of it either.
+        let after = lose(&world, json!({})).await.key.notification;
+        world.pass().await;
+        for id in [before, after] {
+            assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired()], parked("outcome_unknown", true)));
+        }
+        world.pass().await;
+        assert_eq!(world.count("attempt").await, 2, "and there it stays");
+    }
+
+    async fn a_guarantee_made_weaker_lets_it_be_repeated(world) {
+        let (_, mut draft) = with(&world, Guarantee::AtMostOnce).await;
+        let id = lose(&world, json!({})).await.key.notification;
+        draft.guarantee = Guarantee::AtLeastOnce;
+        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.pass().await;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired(), sent()], (1, "sent".into(), None, true)));
+    }
+
+    async fn a_provider_gone_meanwhile_parks_it_as_unclear(world) {
+        with(&world, Guarantee::Idempotent).await;
+        let held = lose(&world, json!({})).await;
+        let id = held.key.notification;
+        assert_eq!(world.store.delete_provider(world.tenant, "capture").await.unwrap(), Some(0), "nothing waits in its lane");
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![], parked("config", true)));
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"));
+        // Somebody has looked, and decided that it is to be sent.
+        with(&world, Guarantee::Idempotent).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!(log(&world, id).await, [sent()]);
+    }
+
+    async fn a_provider_disabled_meanwhile_parks_it_as_unclear(world) {
+        with(&world, Guarantee::AtLeastOnce).await;
+        let id = lose(&world, json!({"recipients": [{"provider": "capture", "address": "hall"}]})).await.key.notification;
+        world.execute("UPDATE postcommit.provider SET enabled = $1", vec![false.into()]).await;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![], parked("config", true)));
+    }
+
+    async fn a_lane_paused_meanwhile_keeps_it_and_what_is_known(world) {
+        let (lane, _) = with(&world, Guarantee::Idempotent).await;
+        let held = lose(&world, json!({})).await;
+        world.store.pause_lane(lane, None, "by hand").await.unwrap();
+        world.pass().await;
+        world.pass().await;
+        let row = world.delivery(held.key.notification).await;
+        assert_eq!((row.n, row.state.as_str(), row.unclear), (1, "retrying", true));
+        assert_eq!(log(&world, held.key.notification).await, [lease_expired()]);
+        world.store.resume_lane(lane).await.unwrap();
+        world.pass().await;
+        assert_eq!(log(&world, held.key.notification).await, [lease_expired(), sent()]);
+    }
+
+    async fn what_loses_every_worker_is_parked_in_the_end(world) {
+        for (guarantee, repeated) in [(Guarantee::Idempotent, parked("exhausted", true)), (Guarantee::AtMostOnce, (0, "parked".into(), Some("config".into()), false))] {
+            let draft = ProviderDraft { guarantee, ..world.draft(guarantee.name(), "capture", json!({})) };
+            world.provider(draft).await;
+            for (losses, is_over) in [(10, false), (11, true)] {
+                let id = lose(&world, json!({})).await.key.notification;
+                for _ in 1..losses {
+                    assert_eq!(claim(&world.store, 0, 1).await.len(), 1);
+                    world.expire_leases().await;
+                }
+                world.pass().await;
+                world.pass().await;
+                let expected = if is_over { repeated.clone() } else { (1, "sent".into(), None, guarantee == Guarantee::Idempotent) };
+                assert_eq!(ended(&world, id).await, expected, "{guarantee:?}, {losses} losses");
+            }
+        }
+    }
+
+    async fn what_was_cancelled_while_under_way_is_logged_before_it_ends(world) {
+        with(&world, Guarantee::Idempotent).await;
+        let id = lose(&world, json!({"entity": "e1"})).await.key.notification;
+        world.cancel("e1").await;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired()], (1, "cancelled".into(), None, true)));
+    }
+
+    async fn what_expired_while_under_way_is_logged_before_it_ends(world) {
+        with(&world, Guarantee::Idempotent).await;
+        let id = lose(&world, json!({})).await.key.notification;
+        let [due, expires] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"].map(|at| at.parse::<Timestamp>().unwrap());
+        world.execute("UPDATE postcommit.notification SET due_at = $1, expires_at = $2", vec![due.into(), expires.into()]).await;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired()], (1, "expired".into(), None, true)));
+    }
+
+    async fn a_key_that_may_be_forgotten_is_not_used_again(world) {
+        world.capture(json!({"key_window_s": 3000})).await;
+        let id = lose(&world, json!({})).await.key.notification;
+        let long_ago = an_hour_before(world.store.now().await.unwrap());
+        world.execute("UPDATE postcommit.delivery_queue SET leased_at = $1", vec![long_ago.into()]).await;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired()], parked("outcome_unknown", true)));
+        let id = lose(&world, json!({})).await.key.notification;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!(log(&world, id).await, [lease_expired(), sent()], "the provider still knows this one");
+    }
+
+    async fn several_targets_were_not_sent_and_are_expanded(world) {
+        with(&world, Guarantee::Idempotent).await;
+        let id = lose(&world, json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}]})).await.key.notification;
+        world.pass().await;
+        let rows: Vec<_> = world.deliveries(id).await.into_iter().map(|row| (row.n, row.state, row.unclear)).collect();
+        assert_eq!(rows, [(1, "sent".into(), false), (2, "sent".into(), false)]);
+        assert_eq!(world.count("attempt").await, 2);
+    }
+}

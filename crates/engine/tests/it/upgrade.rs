@@ -1,0 +1,57 @@
+//! From each schema that has been released to this one: what was enqueued before is delivered, and what was known stays known.
+
+use postcommit_engine::db::{Db, MIGRATIONS};
+use postcommit_engine::store::Store;
+
+/// What runs before the first migration.
+const POSTGRES_START: &str = "CREATE SCHEMA postcommit;
+    CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
+const SQLITE_START: &str =
+    "CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
+
+async fn count(store: &Store, table: &str) -> i64 {
+    store.db().query(&format!("SELECT count(*) FROM postcommit.{table}"), vec![]).await.unwrap()[0].get(0).unwrap()
+}
+
+#[tokio::test]
+async fn from_schema_1_on_postgres_with_roles() {
+    let database = postcommit_testkit::database().await;
+    let store = Store::open(&database.url).await.unwrap();
+    let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
+    let client = db.client().await.unwrap();
+    let noted = "INSERT INTO postcommit.migration VALUES (1, 'core')";
+    client.batch_execute(&format!("BEGIN; {POSTGRES_START}; {}; {noted}; COMMIT", MIGRATIONS[0].postgres)).await.unwrap();
+    store.db().make_roles().await.unwrap();
+    let enqueue = "SET ROLE postcommit_producer; SELECT postcommit.enqueue('a', '{\"x\": 1.0}', 'k', recipients => '[{\"email\": \"a@example.com\"}]'); RESET ROLE";
+    client.batch_execute(enqueue).await.unwrap();
+
+    store.db().migrate().await.unwrap();
+    store.db().check_schema().await.unwrap();
+    client.batch_execute(enqueue).await.expect("the roles reach what was added, and the key is recognised");
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
+    client.batch_execute(&enqueue.replace("1.0", "1")).await.unwrap();
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 1));
+    client.batch_execute("SET ROLE postcommit_worker; SELECT version FROM postcommit.provider_version; RESET ROLE").await.unwrap();
+    let held = "SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid::regclass::text LIKE 'postcommit.notification%'";
+    assert_eq!(store.db().query(held, vec![]).await.unwrap()[0].get::<i64>(0).unwrap(), 0, "limits are kept by the functions");
+    let refused = client.batch_execute("SELECT postcommit.enqueue('a', '{}', 'k2', priority => 10)").await.unwrap_err();
+    assert_eq!(refused.as_db_error().unwrap().constraint(), Some("priority_0_to_9"));
+}
+
+#[tokio::test]
+async fn from_schema_1_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.db");
+    let file = rusqlite::Connection::open(&path).unwrap();
+    file.execute_batch(&format!("{SQLITE_START}; {}; INSERT INTO postcommit_migration VALUES (1, 'core', 0)", MIGRATIONS[0].sqlite))
+        .unwrap();
+    let enqueue = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('a', '{\"x\": 1}', 'k', '[{\"email\": \"a@example.com\"}]')";
+    file.execute_batch(enqueue).unwrap();
+
+    let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    store.db().migrate().await.unwrap();
+    store.db().check_schema().await.unwrap();
+    file.execute_batch(enqueue).unwrap();
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
+    assert_eq!(store.providers_version().await.unwrap(), 1);
+}

@@ -1,0 +1,138 @@
+//! `postcommit bench`: it measures in a place of its own, leaves nothing behind, and its exit code is its verdict.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use postcommit_engine::store::Store;
+use serde_json::Value;
+
+use crate::cli::{Ran, Shell};
+
+/// Small enough to be over in seconds; what it measures then means nothing.
+const TINY: [&str; 6] = ["--scale", "0.002", "--rounds", "1", "-o", "json"];
+
+fn bench(shell: &Shell, arguments: &[&str]) -> Ran {
+    shell.run(&[&["bench"], arguments, &TINY].concat())
+}
+
+/// The ids found, having checked what every report must hold.
+fn ids(ran: &Ran) -> Vec<String> {
+    let report = ran.json();
+    for field in ["version", "started_at", "command", "database"] {
+        assert!(report[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {report}");
+    }
+    let findings: Vec<Value> =
+        report["suites"].as_array().unwrap().iter().flat_map(|s| s["findings"].as_array().unwrap().clone()).collect();
+    assert!(findings.iter().all(|f| f["ours"]["median"].as_f64().is_some_and(|median| median > 0.0)), "{report}");
+    let missed = findings.iter().any(|finding| finding["held"] == false);
+    assert_eq!(ran.code, i32::from(missed), "1 when a bar is missed, else 0: {}", ran.stderr);
+    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What lies beside the file that was named.
+fn names(shell: &Shell) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(shell.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+async fn benchmark_databases(store: &Store) -> i64 {
+    let rows = store.db().query("SELECT count(*) FROM pg_database WHERE datname LIKE 'postcommit\\_bench\\_%'", vec![]).await.unwrap();
+    rows[0].get(0).unwrap()
+}
+
+#[test]
+fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
+    let shell = Shell::empty();
+    std::fs::write(shell.path().join("app.db"), "not even a database").unwrap();
+    let ran = bench(&shell, &["enqueue", "sqlite", "--database-url", "sqlite:app.db", "--html", "report.html"]);
+    assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group"]);
+    assert_eq!(names(&shell), ["app.db", "report.html"]);
+    assert_eq!(std::fs::read_to_string(shell.path().join("app.db")).unwrap(), "not even a database", "the given file is not touched");
+    assert!(std::fs::read_to_string(shell.path().join("report.html")).unwrap().contains("P11 drain"));
+    assert!(ran.stderr.contains("bench: sqlite: round 1 of 1"), "progress is on stderr: {}", ran.stderr);
+}
+
+/// One test for all that makes databases: it can tell that none is left.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
+    let given = postcommit_testkit::database().await;
+    let store = Store::open(&given.url).await.unwrap();
+    store.db().execute_one("CREATE TABLE mine (id int)", vec![]).await.unwrap();
+    // What a killed run would have left.
+    let psql = Command::new("psql").arg(&given.url).args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"]).output().unwrap();
+    assert!(psql.status.success(), "{psql:?}");
+
+    let shell = Shell::empty();
+    let ran = bench(&shell, &["drain", "enqueue", "--no-peers", "--database-url", &given.url]);
+    let found = ids(&ran);
+    for id in ["P1", "wal", "P3", "P4"] {
+        assert!(found.contains(&id.to_owned()), "{id}: {found:?}");
+    }
+    assert_eq!(benchmark_databases(&store).await, 0, "neither its own nor the leftover");
+
+    interrupt_one(&shell, &given.url);
+    assert_eq!(benchmark_databases(&store).await, 0, "also when interrupted");
+    assert_eq!(store.db().schema_version().await.unwrap(), 0, "nothing was made in the given database");
+    assert_eq!(names(&shell), Vec::<String>::new());
+}
+
+/// Starts a long one, sends SIGINT when it has begun to measure, and waits for its end.
+fn interrupt_one(shell: &Shell, url: &str) {
+    let mut command = shell.command(&["bench", "drain", "--no-peers", "--database-url", url]);
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "bench: drain: round 1 of 3");
+    assert!(Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success());
+    assert_eq!(running.wait().unwrap().code(), Some(1));
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(rest, ["postcommit: interrupted; what was made is removed"]);
+}
+
+#[tokio::test]
+async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_nothing_is_lost() {
+    let given = postcommit_testkit::database().await;
+    let store = Store::open(&given.url).await.unwrap();
+    let login = format!("bench_{}", uuid::Uuid::new_v4().simple());
+    store.db().execute_one(&format!("CREATE ROLE {login} LOGIN"), vec![]).await.unwrap();
+    store.db().execute_one(&format!("GRANT CREATE ON DATABASE {} TO {login}", given.name()), vec![]).await.unwrap();
+    let (shell, url) = (Shell::empty(), given.url.replacen("postgres@", &format!("{login}@"), 1));
+
+    assert!(ids(&bench(&shell, &["enqueue", "--no-peers", "--database-url", &url])).contains(&"P3".to_owned()));
+    let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'postcommit%'";
+    let left: i64 = store.db().query(schemas, vec![]).await.unwrap()[0].get(0).unwrap();
+    assert_eq!(left, 0, "its schemas are gone");
+
+    store.db().migrate().await.unwrap();
+    let refused = bench(&shell, &["enqueue", "--no-peers", "--database-url", &url]).ends(4);
+    assert!(refused.stderr.contains("may not create databases, and the given one has a schema postcommit already"), "{}", refused.stderr);
+    store.db().check_schema().await.unwrap();
+    store.db().execute_one(&format!("REVOKE ALL ON DATABASE {} FROM {login}", given.name()), vec![]).await.unwrap();
+    store.db().execute_one(&format!("DROP ROLE {login}"), vec![]).await.unwrap();
+}
+
+#[test]
+fn what_cannot_be_measured_is_a_usage_error() {
+    let shell = Shell::empty();
+    for (arguments, expected) in [
+        (&["bench", "speed"][..], "there is no suite \"speed\"; there are drain, enqueue, latency"),
+        (&["bench", "drain"], "suite drain needs PostgreSQL"),
+        (&["bench", "--scale", "0"], "0.0001 to 100 are allowed"),
+        (&["bench", "--rounds", "0"], "0 is not in 1..=99"),
+        (&["bench", "--peers", "nowhere"], "--peers nowhere: is no folder"),
+    ] {
+        let ran = shell.run(arguments).ends(2);
+        assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+    }
+    assert_eq!(names(&shell), Vec::<String>::new());
+}
+
+#[test]
+fn the_suites_are_listed_with_their_bars() {
+    let listed = Shell::empty().run(&["bench", "--list", "-o", "json"]).ends(0).json();
+    let bars: String = listed.as_array().unwrap().iter().map(|suite| suite["bars"].as_str().unwrap()).collect();
+    for bar in 1..=13 {
+        assert!(bars.contains(&format!("P{bar} ")), "P{bar}: {bars}");
+    }
+}
