@@ -1,8 +1,8 @@
 //! The drivers: each turns a message into an outcome, and knows nothing of storage, timing or retries.
 
 mod capture;
-mod http;
-mod webhook;
+pub(crate) mod http;
+pub(crate) mod webhook;
 
 use std::pin::Pin;
 use std::time::Duration;

@@ -9,6 +9,9 @@
 //! - [`secret`]: what must not be readable in a backup;
 //! - [`clock`] and [`crash`]: the one clock, and the places where tests may end the process.
 
+#[cfg(feature = "bench-points")]
+#[doc(hidden)]
+pub mod bench_points;
 pub mod channel;
 pub mod clock;
 pub mod crash;

@@ -51,6 +51,23 @@ impl Store {
         &self.db
     }
 
+    /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn hot_statements() -> [(&'static str, &'static str); 9] {
+        [
+            ("claim", claim::CLAIM_POSTGRES),
+            ("claim_notification", claim::CLAIM_NOTIFICATION_POSTGRES),
+            ("load", &notifications::LOAD_POSTGRES),
+            ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
+            ("expand", expansion::EXPAND_POSTGRES),
+            ("announce", claim::INTENT_POSTGRES),
+            ("renew", claim::RENEW_POSTGRES),
+            ("settle_ended", settle::END_POSTGRES),
+            ("settle_again", settle::AGAIN_POSTGRES),
+        ]
+    }
+
     fn marks(&self) -> MutexGuard<'_, Marks> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }

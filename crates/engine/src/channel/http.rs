@@ -12,7 +12,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 const EXCERPT_CHARS: usize = 512;
 
 /// What a failed or answered call means. `secrets` are blotted out of what is kept.
-pub(super) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[String]) -> Report {
+pub(crate) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[String]) -> Report {
     match result {
         Err(failure) => failed(&failure),
         Ok(answer) => answered(&answer, guarantee, secrets),

@@ -209,7 +209,7 @@ struct Body<'a> {
 }
 
 /// The same bytes on every attempt: nothing in it depends on when or how often it is sent.
-fn body(note: &StoredNotification) -> Bytes {
+pub(crate) fn body(note: &StoredNotification) -> Bytes {
     let body = Body {
         r#type: &note.event_type,
         timestamp: note.created_at,

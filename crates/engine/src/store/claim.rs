@@ -50,7 +50,7 @@ pub struct Claim {
 /// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
 /// loop before lower priorities are touched. `now()`, not the volatile clock, so that the index can be used; `ctid` of rows locked in this
 /// very statement, so that no statistics can turn the plan. The commit does not wait for the disk: docs/decisions/0015.
-const CLAIM_POSTGRES: &str = "
+pub(super) const CLAIM_POSTGRES: &str = "
     WITH want AS MATERIALIZED (
       SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place), set_config('synchronous_commit', 'off', true)
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
@@ -80,7 +80,7 @@ const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?
     RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, coalesce(first_try_at, leased_at), channel, target,
       priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
 
-const CLAIM_NOTIFICATION_POSTGRES: &str = "
+pub(super) const CLAIM_NOTIFICATION_POSTGRES: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
@@ -236,14 +236,14 @@ impl Store {
 }
 
 /// Written only while token and lease both hold: without either, a sender that slept could announce what another has begun.
-const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
+pub(super) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
     WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
     RETURNING q.tenant, q.notification_id, q.n";
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-const RENEW_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
+pub(super) const RENEW_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
     WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
     RETURNING q.tenant, q.notification_id, q.n";

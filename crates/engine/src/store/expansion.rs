@@ -18,7 +18,7 @@ pub struct Expanded {
 }
 
 /// New rows keep the notification's due time and priority: who waited longest goes first on every lane.
-const EXPAND_POSTGRES: &str = "
+pub(super) const EXPAND_POSTGRES: &str = "
     WITH given AS MATERIALIZED (
       SELECT * FROM unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
         AS g (tenant, notification_id, token, n, lane, channel, target, state, reason, code, detail)

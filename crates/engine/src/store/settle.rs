@@ -70,7 +70,7 @@ pub struct Settled {
 
 /// What ended moves by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token. The answer is how many did;
 /// which ones follow only when some did not, since nearly always all do.
-const END_POSTGRES: &str = "
+pub(super) const END_POSTGRES: &str = "
     WITH ended AS (
       DELETE FROM postcommit.delivery_queue q
       USING unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
@@ -92,7 +92,7 @@ const END_POSTGRES: &str = "
 
 /// What is to be tried again stays in the queue; a target without a row of its own gets the notification's. Without an attempt nobody has judged yet what a
 /// lease that ran out before means: that is not forgotten.
-const AGAIN_POSTGRES: &str = "
+pub(super) const AGAIN_POSTGRES: &str = "
     WITH again AS (
       UPDATE postcommit.delivery_queue q
       SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),

@@ -1,0 +1,107 @@
+//! No statistics may turn the plans of the hot path. The worst there are: an ANALYZE that meets a queue whose rows are all dead, but not yet vacuumed,
+//! stores that the table has pages and no rows. From then on the planner believes that reading all of it costs nothing, and that any index will do.
+
+use postcommit_engine::db::{Client, Db};
+use postcommit_engine::store::Store;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::world::World;
+
+/// Rows that were in the queue once.
+const GONE: u64 = 20_000;
+/// Rows that are in it now.
+const QUEUED: usize = 1000;
+
+/// Tables that grow, or are full of what is gone.
+const LARGE: [&str; 4] = ["delivery_queue", "delivery_ledger", "attempt", "notification"];
+
+async fn client(store: &Store) -> Client {
+    let Db::Postgres(db) = store.db() else { panic!("a test of PostgreSQL's planner") };
+    db.client().await.unwrap()
+}
+
+/// Brings the queue into that state, and returns the one whose old snapshot keeps the rows from being vacuumed.
+async fn spring_the_trap(world: &World) -> Client {
+    let at_work = client(&world.store).await;
+    // Nobody but this test may vacuum or analyze.
+    for sql in [
+        "ALTER TABLE postcommit.delivery_queue SET (autovacuum_enabled = off)",
+        &format!(
+            "INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
+             SELECT {}, gen_random_uuid(), 0, 0, 5, now() FROM generate_series(1, {GONE})",
+            world.tenant
+        ),
+    ] {
+        at_work.batch_execute(sql).await.unwrap();
+    }
+    let asleep = client(&world.store).await;
+    asleep.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM postcommit.delivery_queue LIMIT 1").await.unwrap();
+    at_work.batch_execute("DELETE FROM postcommit.delivery_queue").await.unwrap();
+    at_work.batch_execute("VACUUM postcommit.delivery_queue").await.unwrap();
+    at_work.batch_execute("ANALYZE postcommit.delivery_queue").await.unwrap();
+    let sql = "SELECT reltuples::float8, relpages::float8 FROM pg_class WHERE oid = 'postcommit.delivery_queue'::regclass";
+    let row = at_work.query_one(sql, &[]).await.unwrap();
+    let (rows, pages) = (row.get::<_, f64>(0), row.get::<_, f64>(1));
+    assert!(rows == 0.0 && pages > 100.0, "the trap was not sprung: {rows} rows on {pages} pages");
+    asleep
+}
+
+/// A value of a parameter's type, as a literal: `many` elements where it is a list. Which ones does not matter to a plan, how many does.
+fn literal(kind: &str, ids: &[Uuid], many: usize) -> String {
+    let listed = |one: &str| format!("'{{{}}}'", vec![one; many].join(","));
+    let value = match kind {
+        "uuid[]" => format!("'{{{}}}'", ids[..many].iter().map(Uuid::to_string).collect::<Vec<_>>().join(",")),
+        "integer[]" => listed("1"),
+        "text[]" => listed("sent"),
+        "boolean[]" => listed("false"),
+        "timestamp with time zone[]" => listed("2027-01-01T00:00:00Z"),
+        "uuid" => format!("'{}'", ids[0]),
+        "integer" => "'1'".into(),
+        "double precision" => "'60'".into(),
+        "timestamp with time zone" => "'2027-01-01T00:00:00Z'".into(),
+        other => panic!("say what a parameter of type {other} looks like"),
+    };
+    format!("{value}::{kind}")
+}
+
+/// The plan of a statement that was prepared under that name.
+async fn plan(client: &Client, name: &str, ids: &[Uuid], many: usize) -> Value {
+    let kinds = client.query_one("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = $1", &[&name]).await.unwrap();
+    let literals: Vec<String> = kinds.get::<_, Vec<String>>(0).iter().map(|kind| literal(kind, ids, many)).collect();
+    let sql = format!("EXPLAIN (FORMAT JSON) EXECUTE {name}({})", literals.join(", "));
+    client.query_one(sql.as_str(), &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()
+}
+
+/// The plan and all below it.
+fn nodes(plan: &Value) -> Vec<&Value> {
+    let below = plan["Plans"].as_array().into_iter().flatten().flat_map(nodes);
+    std::iter::once(plan).chain(below).collect()
+}
+
+fn told(plan: &Value, depth: usize) -> String {
+    let text = |name: &str| plan[name].as_str().unwrap_or("").to_owned();
+    let own = format!("{:depth$}{} {} {} {} {}\n", "", text("Node Type"), text("Relation Name"), text("Index Name"), text("Index Cond"), text("TID Cond"));
+    let below: String = plan["Plans"].as_array().into_iter().flatten().map(|plan| told(plan, depth + 2)).collect();
+    own + &below
+}
+
+#[tokio::test]
+async fn no_statistics_turn_the_plans_of_the_hot_path() {
+    let world = World::postgres().await;
+    let _asleep = spring_the_trap(&world).await;
+    let recipients = r#"[{"email": "guest@example.com"}]"#;
+    let client = client(&world.store).await;
+    let sql = format!("SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '{recipients}') FROM generate_series(1, {QUEUED}) g");
+    let ids: Vec<Uuid> = client.query(sql.as_str(), &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    for (name, sql) in Store::hot_statements() {
+        client.batch_execute(&format!("PREPARE {name} AS {sql}")).await.unwrap();
+        for mode in ["force_generic_plan", "force_custom_plan"] {
+            client.batch_execute(&format!("SET plan_cache_mode = {mode}")).await.unwrap();
+            for many in [1, 20, 500, QUEUED] {
+                let plan = plan(&client, name, &ids, many).await;
+                println!("{name} {mode} {many}\n{}", told(&plan, 2));
+            }
+        }
+    }
+}
