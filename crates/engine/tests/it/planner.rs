@@ -81,7 +81,15 @@ fn nodes(plan: &Value) -> Vec<&Value> {
 
 fn told(plan: &Value, depth: usize) -> String {
     let text = |name: &str| plan[name].as_str().unwrap_or("").to_owned();
-    let own = format!("{:depth$}{} {} {} {} {}\n", "", text("Node Type"), text("Relation Name"), text("Index Name"), text("Index Cond"), text("TID Cond"));
+    let own = format!(
+        "{:depth$}{} {} {} {} {}\n",
+        "",
+        text("Node Type"),
+        text("Relation Name"),
+        text("Index Name"),
+        text("Index Cond"),
+        text("TID Cond")
+    );
     let below: String = plan["Plans"].as_array().into_iter().flatten().map(|plan| told(plan, depth + 2)).collect();
     own + &below
 }
@@ -92,7 +100,9 @@ async fn no_statistics_turn_the_plans_of_the_hot_path() {
     let _asleep = spring_the_trap(&world).await;
     let recipients = r#"[{"email": "guest@example.com"}]"#;
     let client = client(&world.store).await;
-    let sql = format!("SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '{recipients}') FROM generate_series(1, {QUEUED}) g");
+    let sql = format!(
+        "SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '{recipients}') FROM generate_series(1, {QUEUED}) g"
+    );
     let ids: Vec<Uuid> = client.query(sql.as_str(), &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     for (name, sql) in Store::hot_statements() {
         client.batch_execute(&format!("PREPARE {name} AS {sql}")).await.unwrap();
