@@ -1,6 +1,4 @@
 //! A lease ran out, and something more happens before anybody has judged what that means. What may have been sent must not be forgotten.
-//!
-//! BUGS: every test in here fails as the engine stands; each says why. They belong into `lost.rs` and `store.rs` once they pass.
 
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::model::{Finish, Guarantee};
@@ -13,8 +11,7 @@ use crate::lost::{an_hour_before, ended, lose, parked};
 use crate::store::{claim, in_lane};
 
 on_both! {
-    // BUG 1: giving back clears lost_since and intent, so the next claim takes the row for one that was never tried. The dispatcher gives back what it
-    // cannot read or serve (`Dispatcher::start`, `begin`), whether it was lost before or not.
+    // The dispatcher gives back what it cannot read or serve, whether it was lost before or not.
     async fn what_is_given_back_unjudged_is_still_lost(world) {
         let held = lose(&world, json!({})).await;
         let taken = claim(&world.store, 0, 1).await.remove(0);
@@ -24,7 +21,6 @@ on_both! {
         assert_eq!((next.lost_since, next.losses), (Some(held.leased_at), 1));
     }
 
-    // BUG 1, of a row in its lane.
     async fn what_is_given_back_unjudged_is_still_announced(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
@@ -38,7 +34,7 @@ on_both! {
         assert_eq!((next.lost_since, next.intent_stands), (Some(held.leased_at), true));
     }
 
-    // BUG 1, as it happens: a pass by hand in a place without the secrets key, and an at_most_once send is made twice.
+    // As it happens: a pass by hand in a place without the secrets key.
     async fn a_pass_that_cannot_serve_the_lane_does_not_forget_the_announced_send(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let secrets = [("secret".to_owned(), Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
@@ -64,8 +60,8 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // BUG 2: a second worker that dies before it has judged the first one's loss puts its own time in place of the first one's (`lost_since` is the
-    // last lease's beginning). By that time at_most_once was long told, so "certainly not sent" is concluded, and it is sent a second time.
+    // A second worker that dies before it has judged the first one's loss must not put its own time in place of the first one's: by then at_most_once
+    // was long told.
     async fn lost_twice_it_may_have_been_sent_by_the_first(world) {
         let mut draft = world.draft("capture", "capture", json!({}));
         world.provider(draft.clone()).await;
@@ -82,7 +78,6 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // BUG 2, of a row in its lane.
     async fn lost_twice_in_its_lane_it_may_have_been_sent_by_the_first(world) {
         let mut draft = world.draft("capture", "capture", json!({}));
         let lane = world.provider(draft.clone()).await;
@@ -101,8 +96,7 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // BUG 3: the notification's row does not say by which provider it was being sent. When another one has become the default meanwhile, that one's
-    // guarantee is asked, and its guarantee_since, which knows nothing of the change. Here: never sent, says the at_most_once provider, and sends it.
+    // The notification's row does not say by which provider it was being sent, and another one has become the default meanwhile.
     async fn another_provider_s_guarantee_says_nothing_about_the_lost_attempt(world) {
         world.capture(json!({})).await;
         let id = lose(&world, json!({})).await.key.notification;
