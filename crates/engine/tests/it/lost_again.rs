@@ -106,4 +106,53 @@ on_both! {
         world.pass().await;
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
+
+    // BUG 4: a row that was given back unjudged carries its loss in lost_since, without a token. `reroute_strays_once` asks for the token alone, and
+    // `enter_lane` clears lost_since: the loss is forgotten, and the at_most_once provider sends.
+    async fn given_back_unjudged_and_its_lane_gone_it_may_have_been_sent(world) {
+        let lane = world.capture(json!({})).await;
+        let id = in_lane(&world, lane, 1).await[0];
+        assert_eq!(claim(&world.store, lane, 1).await.len(), 1);
+        world.expire_leases().await;
+        let taken = claim(&world.store, lane, 1).await.remove(0);
+        world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
+        // Past the store, which would refuse: as a worker does that had not heard of the deletion when it wrote the row.
+        world.execute("DELETE FROM postcommit.provider", vec![]).await;
+        let mut newer = world.draft("newer", "capture", json!({}));
+        newer.guarantee = Guarantee::AtMostOnce;
+        world.provider(newer).await;
+        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 1);
+        world.pass().await;
+        world.pass().await;
+        assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
+    }
+
+    // BUG 5: so does cancelling, by hand or by the application: the ledger says that it was taken back, and not that it may have arrived.
+    async fn given_back_unjudged_and_cancelled_it_may_have_arrived(world) {
+        world.capture(json!({})).await;
+        let mut seen = Vec::new();
+        for by_hand in [true, false] {
+            let held = lose(&world, json!({"entity": "e1"})).await;
+            let taken = claim(&world.store, 0, 1).await.remove(0);
+            world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
+            if by_hand {
+                assert!(world.store.cancel_delivery(held.key).await.unwrap());
+            } else {
+                world.cancel("e1").await;
+            }
+            let row = world.delivery(held.key.notification).await;
+            seen.push((row.state, row.unclear));
+        }
+        assert_eq!(seen, [("cancelled".to_owned(), true), ("cancelled".to_owned(), true)]);
+    }
+
+    // BUG 6: so does a notification that cannot be read (`Settler::orphan`).
+    async fn lost_and_unreadable_it_may_have_arrived(world) {
+        world.capture(json!({})).await;
+        lose(&world, json!({})).await;
+        world.execute("DELETE FROM postcommit.notification", vec![]).await;
+        world.pass().await;
+        let row = world.sql("SELECT state, code, unclear FROM postcommit.delivery_ledger", vec![]).await.remove(0);
+        assert_eq!((row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap(), row.get::<bool>(2).unwrap()), ("parked".into(), "notification_unreadable".into(), true));
+    }
 }
