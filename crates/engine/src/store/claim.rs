@@ -80,7 +80,7 @@ const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?
     RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, coalesce(first_try_at, leased_at), channel, target,
       priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
 
-pub(super) const CLAIM_NOTIFICATION_POSTGRES: &str = "
+const CLAIM_NOTIFICATION_POSTGRES: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
@@ -238,14 +238,15 @@ impl Store {
 /// Written only while token and lease both hold: without either, a sender that slept could announce what another has begun.
 pub(super) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
-    WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
+    WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
     RETURNING q.tenant, q.notification_id, q.n";
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-pub(super) const RENEW_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
+pub(super) const RENEW_POSTGRES: &str =
+    "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
-    WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+    WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
     RETURNING q.tenant, q.notification_id, q.n";
 const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 

@@ -23,8 +23,8 @@ pub(super) const EXPAND_POSTGRES: &str = "
       SELECT * FROM unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
         AS g (tenant, notification_id, token, n, lane, channel, target, state, reason, code, detail)
     ), gone AS (
-      DELETE FROM postcommit.delivery_queue q USING (SELECT DISTINCT tenant, notification_id, token FROM given) g
-      WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = 0 AND q.lease_token = g.token
+      DELETE FROM postcommit.delivery_queue q USING (SELECT DISTINCT tenant, notification_id, 0 AS n, token FROM given) g
+      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, q.priority, q.due_at
     ), queued AS (
       INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, channel, target)

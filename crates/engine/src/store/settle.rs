@@ -76,7 +76,7 @@ pub(super) const END_POSTGRES: &str = "
       USING unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
           $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::text[], $19::text[])
         AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, state, reason)
-      WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, coalesce(g.channel, q.channel) AS channel,
         coalesce(g.target, q.target) AS target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
         q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
@@ -101,7 +101,7 @@ pub(super) const AGAIN_POSTGRES: &str = "
       FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
           $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::timestamptz[], $19::int[])
         AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, due, counted)
-      WHERE q.tenant = g.tenant AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
     ), logged AS (
       INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)

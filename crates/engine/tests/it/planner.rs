@@ -11,7 +11,7 @@ use crate::world::World;
 /// Rows that were in the queue once.
 const GONE: u64 = 20_000;
 /// Rows that are in it now.
-const QUEUED: usize = 1000;
+const QUEUED: usize = 5000;
 
 /// Tables that grow, or are full of what is gone.
 const LARGE: [&str; 4] = ["delivery_queue", "delivery_ledger", "attempt", "notification"];
@@ -79,28 +79,60 @@ fn nodes(plan: &Value) -> Vec<&Value> {
     std::iter::once(plan).chain(below).collect()
 }
 
-fn told(plan: &Value, depth: usize) -> String {
-    let text = |name: &str| plan[name].as_str().unwrap_or("").to_owned();
-    let own = format!("{:depth$}{} {} {} {} {}\n", "", text("Node Type"), text("Relation Name"), text("Index Name"), text("Index Cond"), text("TID Cond"));
-    let below: String = plan["Plans"].as_array().into_iter().flatten().map(|plan| told(plan, depth + 2)).collect();
-    own + &below
+/// What of a plan would walk over all there is: a large table read whole, or by an index whose leading columns are not told.
+fn walks(plan: &Value) -> Vec<String> {
+    let is_of = |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
+    let is_walk = |node: &&Value| {
+        let text = |name: &str| node[name].as_str().unwrap_or("");
+        let (relation, index, condition) = (text("Relation Name"), text("Index Name"), text("Index Cond"));
+        if !LARGE.iter().any(|table| is_of(relation, table) || is_of(index, table)) {
+            return false;
+        }
+        let leading = if index == "delivery_queue_claim" { ["(lane = ", "(priority = "] } else { ["(tenant = ", "id "] };
+        match text("Node Type") {
+            "Seq Scan" => true,
+            scan if scan.contains("Index") => leading.iter().any(|column| !condition.contains(column)),
+            _ => false,
+        }
+    };
+    let told =
+        |node: &Value| format!("{} on {} by {}: {}", node["Node Type"], node["Relation Name"], node["Index Name"], node["Index Cond"]);
+    nodes(plan).into_iter().filter(is_walk).map(told).collect()
+}
+
+/// Whether the queue is reached like this somewhere in the plan.
+fn reaches_queue(plan: &Value, scan: &str, index: Option<&str>) -> bool {
+    let is_it = |node: &Value| {
+        node["Node Type"] == scan && node["Relation Name"] == "delivery_queue" && index.is_none_or(|index| node["Index Name"] == index)
+    };
+    nodes(plan).into_iter().any(is_it)
 }
 
 #[tokio::test]
 async fn no_statistics_turn_the_plans_of_the_hot_path() {
     let world = World::postgres().await;
     let _asleep = spring_the_trap(&world).await;
-    let recipients = r#"[{"email": "guest@example.com"}]"#;
     let client = client(&world.store).await;
-    let sql = format!("SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '{recipients}') FROM generate_series(1, {QUEUED}) g");
+    let sql = format!(
+        "SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '[{{\"email\": \"guest@example.com\"}}]') FROM generate_series(1, {QUEUED}) g"
+    );
     let ids: Vec<Uuid> = client.query(sql.as_str(), &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     for (name, sql) in Store::hot_statements() {
         client.batch_execute(&format!("PREPARE {name} AS {sql}")).await.unwrap();
         for mode in ["force_generic_plan", "force_custom_plan"] {
             client.batch_execute(&format!("SET plan_cache_mode = {mode}")).await.unwrap();
-            for many in [1, 20, 500, QUEUED] {
+            for many in [1, 20, 500, 1000] {
                 let plan = plan(&client, name, &ids, many).await;
-                println!("{name} {mode} {many}\n{}", told(&plan, 2));
+                let case = format!("{name}, {mode}, {many} rows: {plan:#}");
+                assert_eq!(walks(&plan), Vec::<String>::new(), "{case}");
+                match name {
+                    "load" | "load_of_many" => {}
+                    "claim" => {
+                        assert!(reaches_queue(&plan, "Tid Scan", None), "{case}");
+                        assert!(reaches_queue(&plan, "Index Scan", Some("delivery_queue_claim")), "{case}");
+                    }
+                    _ => assert!(reaches_queue(&plan, "Index Scan", Some("delivery_queue_pkey")), "{case}"),
+                }
             }
         }
     }
