@@ -353,7 +353,7 @@ impl Dispatcher {
         if self.lanes.any_broken() {
             return self.lanes.refresh(&self.crew.tools).await;
         }
-        let version = self.crew.tools.store.providers_version().await?;
+        let (version, _) = self.crew.tools.store.providers_version().await?;
         self.lanes.catch_up(&self.crew.tools, version).await
     }
 

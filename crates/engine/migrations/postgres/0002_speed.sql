@@ -2,9 +2,10 @@
 
 -- Counts the changes of all providers. A claim reads it along, so that a dispatcher keeps the providers in memory and still sees every change at once.
 CREATE TABLE postcommit.provider_version (
-  version bigint NOT NULL
+  version    bigint NOT NULL,
+  rerouted_at timestamptz NOT NULL  -- when something may last have been sent by another provider than it would be now
 ) WITH (fillfactor = 50);
-INSERT INTO postcommit.provider_version VALUES (1);
+INSERT INTO postcommit.provider_version VALUES (1, '1970-01-01 00:00:00Z');
 
 CREATE FUNCTION postcommit.count_provider_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 BEGIN
@@ -12,6 +13,18 @@ BEGIN
   RETURN NULL;
 END $$;
 CREATE TRIGGER provider_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON postcommit.provider FOR EACH STATEMENT EXECUTE FUNCTION postcommit.count_provider_change();
+
+CREATE FUNCTION postcommit.note_rerouting() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
+BEGIN
+  -- Before the first provider of a tenant there was none to send by.
+  IF TG_OP <> 'INSERT' OR EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.tenant = NEW.tenant AND p.id <> NEW.id) THEN
+    UPDATE postcommit.provider_version SET rerouted_at = clock_timestamp();
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER provider_came_or_went AFTER INSERT OR DELETE ON postcommit.provider FOR EACH ROW EXECUTE FUNCTION postcommit.note_rerouting();
+CREATE TRIGGER provider_rerouted AFTER UPDATE ON postcommit.provider FOR EACH ROW
+  WHEN ((OLD.name, OLD.channel, OLD.is_default, OLD.enabled) IS DISTINCT FROM (NEW.name, NEW.channel, NEW.is_default, NEW.enabled)) EXECUTE FUNCTION postcommit.note_rerouting();
 
 -- A claimed row is half as long again as an unclaimed one: at 50 every third claim found no room on its page and wrote both indexes again.
 ALTER TABLE postcommit.delivery_queue SET (fillfactor = 35);
@@ -236,4 +249,29 @@ BEGIN
         channels text[], title text, body text, action_url text, data jsonb, topic text, schema_version int)) AS c
     ORDER BY u.place;
 END $$;
+-- As before, but what was given back after a lease had run out may have arrived.
+CREATE OR REPLACE FUNCTION postcommit.cancel(tenant text, entity text, event_type text DEFAULT NULL)
+  RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+  of_tenant int := (SELECT t.id FROM postcommit.tenant t WHERE t.name = cancel.tenant);
+  taken int;
+BEGIN
+  WITH live AS MATERIALIZED (
+    SELECT q.notification_id, q.n, q.lease_token FROM postcommit.notification note JOIN postcommit.delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
+    WHERE note.tenant = of_tenant AND note.entity = cancel.entity AND (cancel.event_type IS NULL OR note.event_type = cancel.event_type)
+  ), taken_back AS (
+    DELETE FROM postcommit.delivery_queue q USING live
+      WHERE q.tenant = of_tenant AND q.notification_id = live.notification_id AND q.n = live.n AND q.lease_token IS NULL RETURNING q.*
+  ), entered AS (
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, 'cancelled', 'cancelled', t.attempts, t.seq, t.unclear OR t.lost_since IS NOT NULL, clock_timestamp() FROM taken_back t
+      ORDER BY t.notification_id, t.n
+  ), word_left AS (
+    INSERT INTO postcommit.cancel_request (tenant, notification_id, n) SELECT of_tenant, live.notification_id, live.n FROM live ON CONFLICT DO NOTHING
+  )
+  SELECT count(*) INTO taken FROM taken_back;
+  RETURN taken;
+END $$;
+
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA postcommit FROM PUBLIC;

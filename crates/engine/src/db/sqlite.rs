@@ -236,19 +236,22 @@ fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<B
 
 /// All of a group in one transaction; one that fails is undone alone.
 fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
-    let mut transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Prepared once: as rusqlite's own savepoints they were parsed for every command, a tenth of its time.
+    let run = |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for command in group {
-        let savepoint = transaction.savepoint()?;
+        run(&transaction, "SAVEPOINT one")?;
         // A panic of one command is that command's problem: it is undone, and the thread lives on for the others.
-        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(&savepoint)));
+        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(&transaction)));
         // A full disk or the like rolls everything back: what comes later must not be committed alone, nor what came before be called done.
-        if savepoint.is_autocommit() {
+        if transaction.is_autocommit() {
             let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
             return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));
         }
-        if matches!(ran, Ok(Ok(()))) {
-            savepoint.commit()?;
+        if !matches!(ran, Ok(Ok(()))) {
+            run(&transaction, "ROLLBACK TO one")?;
         }
+        run(&transaction, "RELEASE one")?;
     }
     transaction.commit()
 }

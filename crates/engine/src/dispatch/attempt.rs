@@ -103,8 +103,9 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
 /// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
 pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
     let provider = &lane.provider;
-    // Under another guarantee nothing is announced; and others hear of a change a little later.
-    let announcing = provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
+    // Under another guarantee nothing is announced, nor what is sent from its notification's row; and others hear of a change a little later.
+    let own_row = delivery.row == delivery.key.n;
+    let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
     let certainly_unsent = announcing && !delivery.intent_stands;
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
@@ -112,10 +113,11 @@ pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, si
     settlement(delivery, lane, report, finish(verdict, None), since, Duration::ZERO)
 }
 
-/// Whether a lease of the notification's own row that ran out may have been used to send on this lane. Never under at_most_once, unless that was told
-/// just then.
-pub fn may_have_been_sent_at_once(lane: &Lane, since: Timestamp) -> bool {
-    lane.provider.guarantee != Guarantee::AtMostOnce || since <= lane.provider.guarantee_since.plus(HEARSAY)
+/// Whether a lease of the notification's own row that ran out may have been used to send. Never under at_most_once, unless that was told just then, or it
+/// would have gone to another provider then.
+pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
+    let changed_at = lane.provider.guarantee_since.max(rerouted_at);
+    lane.provider.guarantee != Guarantee::AtMostOnce || since <= changed_at.plus(HEARSAY)
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.

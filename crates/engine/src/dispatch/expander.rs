@@ -204,7 +204,8 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
 /// is not known, and the guarantee decides.
 fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, table: &Table, now: Timestamp) -> Step {
     let lane = table.lane_of(&target);
-    let sent_since = delivery.lost_since.filter(|since| lane.is_none_or(|lane| attempt::may_have_been_sent_at_once(lane, *since)));
+    let sent_since =
+        delivery.lost_since.filter(|since| lane.is_none_or(|lane| attempt::may_have_been_sent_at_once(lane, table.rerouted_at, *since)));
     match (lane, sent_since) {
         (Some(lane), Some(since)) => {
             let delivery = delivery.of_only_target(lane.provider.id, target);

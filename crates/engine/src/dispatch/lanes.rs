@@ -60,11 +60,12 @@ impl Lane {
 }
 
 /// The lanes as they were when something was claimed.
-#[derive(Default)]
 pub struct Table {
     lanes: HashMap<i32, Arc<Lane>>,
     by_tenant: HashMap<i32, Vec<Provider>>,
     lease: Duration,
+    /// When something may last have been sent by another provider than it would be now.
+    pub rerouted_at: Timestamp,
 }
 
 impl Table {
@@ -114,7 +115,8 @@ pub struct Wants {
 impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
-        Self { table: Arc::default(), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease }
+        let nothing = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease, rerouted_at: Timestamp::from_micros(0) };
+        Self { table: Arc::new(nothing), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease }
     }
 
     /// Reads the providers again if they are not those of that version.
@@ -125,9 +127,9 @@ impl Lanes {
     /// Reads the providers and makes anew what has changed. A lane keeps its slots while its concurrency stays.
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
         // The version first: a change in between is then read twice, and never missed.
-        let version = tools.store.providers_version().await?;
+        let (version, rerouted_at) = tools.store.providers_version().await?;
         let providers = tools.store.providers().await?;
-        let mut table = Table { lease: self.lease, ..Table::default() };
+        let mut table = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease: self.lease, rerouted_at };
         for provider in providers {
             table.by_tenant.entry(provider.tenant).or_default().push(provider.clone());
             let lane = self.reopen(tools, provider);

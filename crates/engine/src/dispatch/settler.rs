@@ -103,7 +103,8 @@ impl Settler {
     pub fn orphan(&self, delivery: &Delivery) {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
         let detail = "the notification was purged or cannot be read; the log of the server says more";
-        self.settle(unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into())), None);
+        let unclear = delivery.unclear || delivery.lost_since.is_some();
+        self.settle(Settlement { unclear, ..unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into())) }, None);
     }
 }
 

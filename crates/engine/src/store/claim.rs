@@ -66,7 +66,7 @@ pub(super) const CLAIM_POSTGRES: &str = "
     )
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
-      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
+      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
@@ -76,14 +76,14 @@ const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_deli
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?3) ORDER BY due_at LIMIT ?4";
 const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
 const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, leased_at = ?6,
-    lost_since = CASE WHEN lease_token IS NOT NULL THEN leased_at END, losses = losses + (lease_token IS NOT NULL), first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
+    lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL), first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
     RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, coalesce(first_try_at, leased_at), channel, target,
       priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
 
 const CLAIM_NOTIFICATION_POSTGRES: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
-      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
+      lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
     WHERE q.ctid = ANY (ARRAY(
       SELECT r.ctid FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 AND r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
         AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now())) FOR UPDATE SKIP LOCKED))
@@ -118,8 +118,8 @@ impl Store {
             }
             Db::Sqlite(db) => {
                 let wants = wants.to_vec();
-                let wanted = wants.clone();
-                // Looking first on a read connection leaves the write lock to the application while nothing is due.
+                // Looking for one first on a read connection leaves the write lock to the application while nothing is due.
+                let wanted: Vec<Want> = wants.iter().map(|want| Want { quota: 1, ..*want }).collect();
                 if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
                     return Ok(Claim::default());
                 }

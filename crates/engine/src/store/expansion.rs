@@ -76,8 +76,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
-        let sql =
-            "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL, lost_since = NULL, first_try_at = NULL
+        let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
         let key = lease.key;
         let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use postcommit::Timestamp;
+
 use super::Store;
 use crate::db::{DbError, Row, Value};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
@@ -19,13 +21,13 @@ impl Store {
         self.db.query(&sql, vec![]).await?.iter().map(provider).collect()
     }
 
-    /// Counts the changes of all providers.
+    /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn providers_version(&self) -> Result<i64, DbError> {
-        let rows = self.db.query("SELECT version FROM postcommit.provider_version", vec![]).await?;
-        rows.first().map_or(Ok(0), |row| row.get(0))
+    pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
+        let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
+        rows.first().map_or(Err(DbError::Unreadable("no provider_version".into())), |row| Ok((row.get(0)?, row.get(1)?)))
     }
 
     /// A tenant's provider by name.

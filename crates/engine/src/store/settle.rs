@@ -1,6 +1,6 @@
 //! Settle: what became of a batch of attempts, in one statement, fenced by each one's token.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use postcommit::Timestamp;
 use rusqlite::Connection;
@@ -90,11 +90,13 @@ pub(super) const END_POSTGRES: &str = "
     )
     SELECT NULL, NULL, (SELECT count(*)::int FROM ended) UNION ALL SELECT tenant, notification_id, row FROM ended WHERE (SELECT count(*) FROM ended) <> cardinality($1)";
 
-/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's.
+/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's. Without an attempt nobody has judged yet what a
+/// lease that ran out before means: that is not forgotten.
 pub(super) const AGAIN_POSTGRES: &str = "
     WITH again AS (
       UPDATE postcommit.delivery_queue q
-      SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(g.due, q.due_at), attempts = q.attempts + g.counted,
+      SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),
+        lost_since = CASE WHEN g.outcome IS NULL THEN q.lost_since END, intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END, attempts = q.attempts + g.counted,
         seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
         first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
         n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
@@ -329,7 +331,20 @@ impl<'a> Columns<'a> {
     }
 }
 
-const KEPT: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+         SELECT tenant, notification_id, coalesce(?12, n), coalesce(?13, lane), coalesce(?14, channel), coalesce(?15, target), ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11,
+           CASE WHEN ?16 THEN {now} END, {now} FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq",
+        now = sqlite::NOW
+    )
+});
+const LEAVE_SQLITE: &str =
+    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
+           lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END, attempts = attempts + ?6,
+           first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
+           n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
 
 /// Row by row with prepared statements: on SQLite there is no round trip to save.
 fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
@@ -349,12 +364,7 @@ fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<De
 
 fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
     let (key, began) = (s.lease.key, i64::from(s.attempt.is_some()));
-    let sent = if matches!(state, FinishedState::Sent | FinishedState::Delivered) { sqlite::NOW } else { "NULL" };
-    let enter = format!(
-        "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
-         SELECT tenant, notification_id, coalesce(?12, n), coalesce(?13, lane), coalesce(?14, channel), coalesce(?15, target), ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11, {sent}, {} FROM postcommit_delivery_queue {KEPT} RETURNING seq",
-        sqlite::NOW
-    );
+    let is_sent = matches!(state, FinishedState::Sent | FinishedState::Delivered);
     let provider_ref = s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.clone());
     let parameters = [
         key.tenant.into(),
@@ -372,20 +382,15 @@ fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> 
         s.place.as_ref().map(|p| p.lane).into(),
         s.place.as_ref().map(|p| p.channel.as_str()).into(),
         s.place.as_ref().map(|p| p.target.as_str()).into(),
+        is_sent.into(),
     ];
-    let seq = sqlite::query(connection, &enter, &parameters)?.first().map(|row| row.get(0)).transpose()?;
-    let leave = format!("DELETE FROM postcommit_delivery_queue {KEPT}");
-    sqlite::run(connection, &leave, &parameters[..4])?;
+    let seq = sqlite::query(connection, &ENTER_SQLITE, &parameters)?.first().map(|row| row.get(0)).transpose()?;
+    sqlite::run(connection, LEAVE_SQLITE, &parameters[..4])?;
     Ok(seq)
 }
 
 fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, DbError> {
     let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
-    let again = format!(
-        "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, intent = NULL, lost_since = NULL, due_at = coalesce(?5, due_at), attempts = attempts + ?6,
-           first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
-           n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) {KEPT} RETURNING seq"
-    );
     let began = i64::from(s.attempt.is_some());
     let parameters = [
         key.tenant.into(),
@@ -403,7 +408,7 @@ fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, 
         s.place.as_ref().map(|p| p.channel.as_str()).into(),
         s.place.as_ref().map(|p| p.target.as_str()).into(),
     ];
-    sqlite::query(connection, &again, &parameters)?.first().map(|row| row.get(0)).transpose()
+    sqlite::query(connection, AGAIN_SQLITE, &parameters)?.first().map(|row| row.get(0)).transpose()
 }
 
 fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), DbError> {

@@ -143,6 +143,28 @@ on_both! {
         assert_eq!((row.n, row.state.as_str(), row.attempts, server.requests().len()), (1, "cancelled", 1, 1));
     }
 
+    async fn a_provider_deleted_under_a_send_leaves_nothing_behind(world) {
+        let server = HttpServer::start(|request| if request.n == 1 { Reply::status(503).slow() } else { Reply::ok() });
+        world.provider(world.draft("hooks", "webhook", json!({}))).await;
+        let running = world.run().await;
+        let id = world.enqueue("a", json!({"recipients": [{"webhook": server.url("/")}]})).await;
+        server.wait_for(1).await;
+        assert_eq!(world.store.delete_provider(world.tenant, "hooks").await.unwrap(), Some(0), "nothing waits in its lane");
+        server.release();
+        world.until("it waits", async || world.delivery(id).await.state == "retrying").await;
+        running.finish().await;
+        // In a lane that is no more: a duty finds it there.
+        world.make_due().await;
+        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 1);
+        world.pass().await;
+        let row = world.delivery(id).await;
+        assert_eq!((row.n, row.state.as_str(), row.error_code.as_deref(), row.attempts), (1, "parked", Some("no_provider"), 1));
+        world.provider(world.draft("hooks", "webhook", json!({}))).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        assert_eq!((world.delivery(id).await.state.as_str(), world.attempts(id).await.len(), server.requests().len()), ("sent", 2, 2));
+    }
+
     async fn a_change_of_a_provider_counts_from_the_next_claim_on(world) {
         world.watch().await;
         // It knows no provider yet, and looks at them only when a claim tells it to.

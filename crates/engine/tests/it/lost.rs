@@ -151,6 +151,8 @@ on_both! {
         for (guarantee, repeated) in [(Guarantee::Idempotent, parked("exhausted", true)), (Guarantee::AtMostOnce, (0, "parked".into(), Some("config".into()), false))] {
             let draft = ProviderDraft { guarantee, ..world.draft(guarantee.name(), "capture", json!({})) };
             world.provider(draft).await;
+            // Long ago, so that nothing can have gone to the provider before.
+            world.execute("UPDATE postcommit.provider_version SET rerouted_at = $1", vec![Timestamp::from_micros(0).into()]).await;
             for (losses, is_over) in [(10, false), (11, true)] {
                 let id = lose(&world, json!({})).await.key.notification;
                 for _ in 1..losses {

@@ -10,6 +10,7 @@ mod egress;
 mod instructions;
 mod lost;
 mod lost_again;
+mod marks;
 mod model;
 mod operators;
 mod planner;

@@ -4,33 +4,40 @@
 use postcommit_testkit::{Child, HttpServer, Reply};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, wait_until_frozen};
-use crate::records::{Records, Told, ledger, stale_settles};
+use crate::records::{Answer, Records, Told, addresses, ledger, stale_settles};
 
 #[test]
 fn a_frozen_worker_is_overtaken_and_its_late_result_refused_on_postgresql() {
-    at_once(Guarantee::ALL.map(|guarantee| (Kind::Postgres, guarantee)), overtake);
+    together(Kind::Postgres, &Guarantee::ALL, overtake);
 }
 
 #[test]
 fn a_frozen_worker_is_overtaken_and_its_late_result_refused_on_sqlite() {
-    at_once(Guarantee::ALL.map(|guarantee| (Kind::Sqlite, guarantee)), overtake);
+    together(Kind::Sqlite, &Guarantee::ALL, overtake);
 }
 
-/// They mostly wait for leases to run out.
-fn at_once<const N: usize>(cases: [(Kind, Guarantee); N], run: fn(Kind, Guarantee)) {
-    std::thread::scope(|scope| cases.map(|(kind, guarantee)| scope.spawn(move || run(kind, guarantee))).map(|case| case.join().unwrap()));
+/// Each guarantee, sent from a row of its own and from the notification's. They mostly wait for leases to run out.
+fn together(kind: Kind, guarantees: &[Guarantee], run: fn(Kind, Hooks)) {
+    std::thread::scope(|scope| {
+        for by_rows in [true, false] {
+            // Time enough to freeze it before it gives the request up by itself.
+            let hooks = move |guarantee| Hooks { timeout_ms: 3000, by_rows, ..Hooks::of(guarantee) };
+            guarantees.iter().for_each(|guarantee| drop(scope.spawn(move || run(kind, hooks(*guarantee)))));
+        }
+    });
 }
 
-fn overtake(kind: Kind, guarantee: Guarantee) {
-    let case = format!("{kind:?}, {guarantee}");
-    // Time enough to freeze it before it gives the request up by itself.
-    let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(guarantee) });
+fn overtake(kind: Kind, hooks: Hooks) {
+    let Hooks { guarantee, by_rows, .. } = hooks;
+    let case = format!("{kind:?}, {guarantee}, by rows: {by_rows}");
+    let installation = Installation::new(kind, hooks);
     let receiver = HttpServer::start(|request| if request.n == 1 { Reply::ok().slow() } else { Reply::ok() });
     let told = enqueue_one(&installation, &receiver);
 
     let frozen = installation.serve();
     wait_until("the first request", || receiver.requests().len() == 1);
     freeze_beside_the_file(&frozen, &installation);
+    assert_eq!(sent_from(&installation), u32::from(by_rows || guarantee == Guarantee::AtMostOnce), "{case}");
     let healthy = installation.serve();
     installation.wait_until_quiet();
     let before = ledger(&installation);
@@ -48,7 +55,7 @@ fn overtake(kind: Kind, guarantee: Guarantee) {
     healthy.wait();
 
     let requests = if guarantee == Guarantee::AtMostOnce { 1 } else { 2 };
-    assert_eq!(receiver.effects_by("webhook-id"), [(format!("{}_1", told.0[0].1), requests)].into(), "{case}");
+    assert_eq!(receiver.effects_by("webhook-id"), [(format!("{}_1", told.0[0].id), requests)].into(), "{case}");
     let state = installation.rows("SELECT state, reason FROM postcommit.delivery_ledger").remove(0);
     let expected = if guarantee == Guarantee::AtMostOnce { ["parked", "outcome_unknown"] } else { ["sent", ""] };
     assert_eq!(state, expected, "{case}");
@@ -59,13 +66,14 @@ fn overtake(kind: Kind, guarantee: Guarantee) {
 #[test]
 fn a_late_result_is_refused_while_the_next_attempt_is_under_way() {
     let repeated = [Guarantee::Idempotent, Guarantee::AtLeastOnce];
-    at_once(repeated.map(|guarantee| (Kind::Postgres, guarantee)), meet_the_next_attempt);
-    at_once(repeated.map(|guarantee| (Kind::Sqlite, guarantee)), meet_the_next_attempt);
+    together(Kind::Postgres, &repeated, meet_the_next_attempt);
+    together(Kind::Sqlite, &repeated, meet_the_next_attempt);
 }
 
-fn meet_the_next_attempt(kind: Kind, guarantee: Guarantee) {
-    let case = format!("{kind:?}, {guarantee}");
-    let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(guarantee) });
+fn meet_the_next_attempt(kind: Kind, hooks: Hooks) {
+    let Hooks { guarantee, by_rows, .. } = hooks;
+    let case = format!("{kind:?}, {guarantee}, by rows: {by_rows}");
+    let installation = Installation::new(kind, hooks);
     let receiver = HttpServer::start(|_| Reply::ok().slow());
     let told = enqueue_one(&installation, &receiver);
 
@@ -117,9 +125,14 @@ fn an_at_most_once_send_cannot_be_announced_under_a_lease_that_is_gone() {
 }
 
 fn enqueue_one(installation: &Installation, receiver: &HttpServer) -> Told {
-    let target = format!("webhook:{}", receiver.url("/hook"));
+    let target = format!("webhook:{}", addresses(&receiver.url("/hook"), 1)[0]);
     let id = installation.run(&["enqueue", "case.made", "--to", &target, "--key", "k"]).trim().to_owned();
-    Told(vec![("k".into(), id)])
+    Told(vec![Answer { key: "k".into(), id, targets: 1 }])
+}
+
+/// The number of the row that holds what is under way: 0 is the notification's own.
+fn sent_from(installation: &Installation) -> u32 {
+    installation.rows("SELECT n FROM postcommit.delivery_queue")[0][0].parse().unwrap()
 }
 
 /// Freezes it while it does not hold SQLite's write lock: with that it would hold everybody up, not only its delivery.

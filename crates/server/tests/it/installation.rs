@@ -55,11 +55,14 @@ pub struct Hooks {
     pub concurrency: u32,
     /// The lane's lease is four seconds longer.
     pub timeout_ms: u32,
+    /// Every target gets a row of its own: the lease of a notification's row is too short to send under. Otherwise one with a single target is sent
+    /// from its own row.
+    pub by_rows: bool,
 }
 
 impl Hooks {
     pub fn of(guarantee: Guarantee) -> Self {
-        Self { guarantee, concurrency: 32, timeout_ms: 1000 }
+        Self { guarantee, concurrency: 32, timeout_ms: 1000, by_rows: false }
     }
 }
 
@@ -68,6 +71,7 @@ pub struct Installation {
     place: Place,
     folder: TempDir,
     batch: u32,
+    lease_s: u32,
 }
 
 enum Place {
@@ -92,7 +96,8 @@ impl Installation {
     }
 
     fn prepared(place: Place, folder: TempDir, hooks: Hooks) -> Self {
-        let this = Self { place, folder, batch: 500 };
+        let lease_s = if hooks.by_rows { 2 } else { hooks.timeout_ms.div_ceil(1000) + 4 };
+        let this = Self { place, folder, batch: 500, lease_s };
         this.run(&["migrate"]);
         let (timeout, concurrency) = (hooks.timeout_ms.to_string(), hooks.concurrency.to_string());
         let create = ["providers", "create", "hooks", "--driver", "webhook", "--guarantee", hooks.guarantee.name()];
@@ -130,7 +135,7 @@ impl Installation {
         command.args(args).current_dir(self.folder.path());
         for (name, value) in [
             ("DATABASE_URL", self.url().as_str()),
-            ("DISPATCH_LEASE_S", "2"),
+            ("DISPATCH_LEASE_S", self.lease_s.to_string().as_str()),
             ("DISPATCH_INTERVAL_MS", "50"),
             ("DISPATCH_BATCH", self.batch.to_string().as_str()),
             ("DISPATCH_STOP_GRACE_S", "20"),

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio_postgres::NoTls;
 
 use crate::installation::{GUARD, Guarantee, Hooks, Installation, Kind, full_form, within};
-use crate::records::{Counts, Records, Told};
+use crate::records::{Answer, Counts, Records, Told, addresses};
 
 /// Notifications of one transaction of the client's.
 const TRANSACTION: usize = 250;
@@ -50,8 +50,8 @@ fn kill_loop(kind: Kind, guarantee: Guarantee) {
     let counts = records.counts();
     println!("{kind:?}, {guarantee}: {kills} kills, {counts:?}");
     assert_eq!(records.violations(guarantee), Vec::<String>::new());
-    let Counts { notifications, sent, parked, .. } = counts;
-    assert_eq!((notifications, sent + parked), (notes, notes));
+    let Counts { notifications, targets, sent, parked, .. } = counts;
+    assert_eq!((notifications, targets, sent + parked), (notes, notes + notes / 2, notes + notes / 2));
 }
 
 /// Each server lives until a random number of requests have come out of it, and a random moment more.
@@ -67,18 +67,19 @@ fn kill_again_and_again(installation: &Installation, receiver: &Receiver, notes:
     }
 }
 
-/// The application: a few hundred in each transaction, through the SDK.
-fn enqueue_all(installation: &Installation, notes: usize, target: &str) -> Told {
+/// The application: a few hundred in each transaction, through the SDK. Every second one has two recipients.
+fn enqueue_all(installation: &Installation, notes: usize, url: &str) -> Told {
     let note = |i: usize| {
         let event = Notification::event("load.made", json!({ "i": i })).key(format!("k{i}"));
-        event.to(Recipient::webhook(target)).build().unwrap()
+        addresses(url, 1 + i % 2).into_iter().fold(event, |event, address| event.to(Recipient::webhook(address))).build().unwrap()
     };
     let all: Vec<Notification> = (0..notes).map(note).collect();
     let mut told = Told::default();
     let mut enqueue = enqueuer(installation);
     for batch in all.chunks(TRANSACTION) {
         let ids = enqueue(batch);
-        told.0.extend(batch.iter().zip(ids).map(|(note, id)| (note.idempotency_key.clone(), id)));
+        let answer = |(note, id): (&Notification, String)| Answer { key: note.idempotency_key.clone(), id, targets: note.recipients.len() };
+        told.0.extend(batch.iter().zip(ids).map(answer));
     }
     told
 }

@@ -7,9 +7,23 @@ use postcommit_testkit::HttpServer;
 
 use crate::installation::{Guarantee, Installation, Row};
 
-/// What the client was told: key and id, once per answer.
+/// What the client was told, once per answer.
 #[derive(Clone, Debug, Default)]
-pub struct Told(pub Vec<(String, String)>);
+pub struct Told(pub Vec<Answer>);
+
+/// One answer, and what the client knows about its own question.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub key: String,
+    pub id: String,
+    /// How many recipients it named.
+    pub targets: usize,
+}
+
+/// The addresses of so many recipients: the number that a delivery must carry is the last part of its address.
+pub fn addresses(url: &str, targets: usize) -> Vec<String> {
+    (1..=targets).map(|n| format!("{url}/{n}")).collect()
+}
 
 /// One finished delivery.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +47,7 @@ pub struct Records {
     sent_twice: Vec<Row>,
     /// How often each webhook id arrived.
     journal: HashMap<String, usize>,
-    /// Requests whose webhook id is not that of the notification in their body.
+    /// Requests whose webhook id is not that of the notification in their body and the recipient in their address.
     mislabelled: Vec<String>,
 }
 
@@ -41,6 +55,8 @@ pub struct Records {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     pub notifications: usize,
+    /// Recipients that the client named, each once.
+    pub targets: usize,
     pub sent: usize,
     pub parked: usize,
     pub requests: usize,
@@ -70,8 +86,10 @@ impl Records {
     pub fn counts(&self) -> Counts {
         let of_state = |state: &str| self.ledger.iter().filter(|row| row.state == state).count();
         let requests = self.journal.values().sum();
+        let targets: HashMap<&str, usize> = self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
         Counts {
             notifications: self.notifications.len(),
+            targets: targets.into_values().sum(),
             sent: of_state("sent"),
             parked: of_state("parked"),
             requests,
@@ -88,22 +106,26 @@ impl Records {
     /// N1: every id the client was told exists, under the key it was told for.
     fn durability(&self) -> Vec<String> {
         let known: HashSet<(&str, &str)> = self.notifications.iter().map(|(id, key)| (key.as_str(), id.as_str())).collect();
-        let lost: Vec<_> = self.told.0.iter().filter(|(key, id)| !known.contains(&(key.as_str(), id.as_str()))).collect();
+        let lost: Vec<_> = self.told.0.iter().filter(|answer| !known.contains(&(answer.key.as_str(), answer.id.as_str()))).collect();
         violation("N1 told to the client, not in the database", &lost)
     }
 
-    /// N2: nothing is left in the queue, and every notification has exactly one outcome.
+    /// N2: nothing is left in the queue, and every recipient of every notification has exactly one outcome, under its own number.
     fn no_limbo(&self) -> Vec<String> {
-        let mut outcomes: HashMap<&str, usize> = HashMap::new();
+        let targets: HashMap<&str, usize> = self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
+        let mut outcomes: HashMap<&str, Vec<&str>> = HashMap::new();
         for row in &self.ledger {
-            *outcomes.entry(&row.notification).or_default() += 1;
+            outcomes.entry(&row.notification).or_default().push(&row.webhook_id);
         }
-        let odd: Vec<_> = self.notifications.iter().filter(|(id, _)| outcomes.get(id.as_str()) != Some(&1)).collect();
+        outcomes.values_mut().for_each(|ids| ids.sort_unstable());
+        let wanted = |id: &str, key: &str| (1..=targets.get(key).copied().unwrap_or(1)).map(|n| format!("{id}_{n}")).collect::<Vec<_>>();
+        let has_all = |id: &str, key: &str| outcomes.get(id).is_some_and(|ids| *ids == wanted(id, key));
+        let odd: Vec<_> = self.notifications.iter().filter(|(id, key)| !has_all(id, key)).collect();
         let known: HashSet<&str> = self.notifications.iter().map(|(id, _)| id.as_str()).collect();
         let strange: Vec<_> = self.ledger.iter().filter(|row| !known.contains(row.notification.as_str())).collect();
         [
             violation("N2 left in the queue", &self.queue),
-            violation("N2 not exactly one ledger row", &odd),
+            violation("N2 not exactly one ledger row for each recipient", &odd),
             violation("N2 in the ledger without a notification", &strange),
             violation("N3 more than one attempt that succeeded", &self.sent_twice),
         ]
@@ -116,7 +138,7 @@ impl Records {
         for (_, key) in &self.notifications {
             *by_key.entry(key).or_default() += 1;
         }
-        let asked: HashSet<&str> = self.told.0.iter().map(|(key, _)| key.as_str()).collect();
+        let asked: HashSet<&str> = self.told.0.iter().map(|answer| answer.key.as_str()).collect();
         let odd: Vec<_> = by_key.into_iter().filter(|(key, count)| *count != 1 || !asked.contains(key)).collect();
         violation("N6 a key with more than one notification, or with one nobody asked for", &odd)
     }
@@ -125,8 +147,11 @@ impl Records {
     fn keys_are_stable(&self) -> Vec<String> {
         let known: HashSet<&str> = self.ledger.iter().map(|row| row.webhook_id.as_str()).collect();
         let strange: Vec<_> = self.journal.keys().filter(|id| !known.contains(id.as_str())).collect();
-        [violation("N5 a webhook id of no delivery", &strange), violation("N5 a webhook id that is not the body's", &self.mislabelled)]
-            .concat()
+        [
+            violation("N5 a webhook id of no delivery", &strange),
+            violation("N5 a webhook id that is not the body's and the address's", &self.mislabelled),
+        ]
+        .concat()
     }
 
     /// N7: sent means it arrived; arrived and not sent means the ledger says that it does not know.
@@ -173,7 +198,7 @@ fn finished(row: &Row) -> Finished {
 
 fn mislabelled(request: &postcommit_testkit::Request) -> Option<String> {
     let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap_or_default();
-    let expected = format!("{}_1", body["id"].as_str().unwrap_or_default());
+    let expected = format!("{}_{}", body["id"].as_str().unwrap_or_default(), request.path.rsplit('/').next().unwrap_or_default());
     let labelled = request.header("webhook-id").unwrap_or_default();
     (labelled != expected).then(|| format!("{labelled} instead of {expected}"))
 }

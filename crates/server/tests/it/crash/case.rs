@@ -7,11 +7,13 @@ use std::time::Duration;
 use postcommit_testkit::{Child, Receiver};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, wait_until_frozen, within};
-use crate::records::{Records, Told, ledger, stale_settles};
+use crate::records::{Answer, Records, Told, addresses, ledger, stale_settles};
 
-/// Notifications of one case; in batches of three, so that every place is passed several times.
+/// Notifications of one case; in batches of three, so that every place is passed several times. Every second one has two recipients and is expanded;
+/// the others are sent from their own row, unless that must be announced.
 const NOTES: usize = 8;
 const BATCH: u32 = 3;
+const TARGETS: usize = NOTES + NOTES / 2;
 /// What a panic left behind is taken over within a lease or two; a survivor that still holds it after this never lets go.
 const HEALS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -72,14 +74,15 @@ impl Case {
     pub fn run(&self) -> Ran {
         let installation = Installation::new(self.kind, Hooks::of(self.guarantee)).in_batches_of(BATCH);
         let receiver = Receiver::start(&installation.path("journal"));
-        let client = Client { installation: &installation, target: receiver.server().url("/hook"), told: Told::default() };
+        let client = Client { installation: &installation, url: receiver.server().url("/hook"), told: Told::default() };
         let mut ran = Ran { on_path: self.is_on_path(), ..Ran::default() };
         let told =
             if self.point.starts_with("enqueue.") { self.crash_client(client, &mut ran) } else { self.crash_server(client, &mut ran) };
         let records = Records::read(told, &installation, receiver.server(), receiver.counts());
         ran.violations.extend(records.violations(self.guarantee));
-        if records.counts().notifications != NOTES {
-            ran.violations.push(format!("N6 {} notifications instead of {NOTES}", records.counts().notifications));
+        let counts = records.counts();
+        if (counts.notifications, counts.targets, counts.sent + counts.parked) != (NOTES, TARGETS, TARGETS) {
+            ran.violations.push(format!("N6 {counts:?} instead of {NOTES} notifications to {TARGETS} recipients"));
         }
         if (self.nth == 1 || !ran.on_path) && ran.fired != ran.on_path {
             ran.violations.push(format!("fired: {}, on the path: {}", ran.fired, ran.on_path));
@@ -102,20 +105,19 @@ impl Case {
     fn crash_client(&self, mut client: Client<'_>, ran: &mut Ran) -> Told {
         let _server = client.installation.serve();
         for i in 1..=NOTES {
-            let key = format!("k{i}");
             if i != self.nth {
-                client.enqueue(&key);
+                client.enqueue(i);
                 continue;
             }
-            let doomed = client.doomed(&key, &self.crash(1));
+            let doomed = client.doomed(i, &self.crash(1));
             ran.fired = doomed.wait_for_line_or_exit("crash point").is_some();
             if self.action == Action::Stop {
                 wait_until_frozen(&doomed);
                 ran.held_file = client.installation.file_is_held();
-                self.ask_beside(&mut client, &key, &doomed);
+                self.ask_beside(&mut client, i, &doomed);
             } else {
                 doomed.wait();
-                client.enqueue(&key);
+                client.enqueue(i);
             }
         }
         client.installation.wait_until_quiet();
@@ -123,20 +125,20 @@ impl Case {
     }
 
     /// Asks again while the first process is frozen, and lets that go on. Inside its transaction it holds the key: the second waits for it.
-    fn ask_beside(&self, client: &mut Client<'_>, key: &str, frozen: &Child) {
-        let again = Child::spawn(client.command(key));
+    fn ask_beside(&self, client: &mut Client<'_>, i: usize, frozen: &Child) {
+        let again = Child::spawn(client.command(i));
         if self.point != "enqueue.in_tx" {
             again.wait();
         }
         frozen.cont();
         for process in [frozen, &again] {
             assert!(process.wait().success(), "{:?}", process.output());
-            client.hear(key, &process.wait_for_line("\"id\""));
+            client.hear(i, &process.wait_for_line("\"id\""));
         }
     }
 
     fn crash_server(&self, mut client: Client<'_>, ran: &mut Ran) -> Told {
-        (1..=NOTES).for_each(|i| client.enqueue(&format!("k{i}")));
+        (1..=NOTES).for_each(|i| client.enqueue(i));
         let installation = client.installation;
         let doomed = installation.doomed(&["serve"], &self.crash(self.nth));
         ran.fired = fires(&doomed, installation);
@@ -215,30 +217,37 @@ fn survive(panicked: &Child, installation: &Installation, ran: &mut Ran) {
 /// An application that enqueues by the command line and writes down what it was told.
 struct Client<'a> {
     installation: &'a Installation,
-    target: String,
+    url: String,
     told: Told,
 }
 
 impl Client<'_> {
-    fn enqueue(&mut self, key: &str) {
-        let target = format!("webhook:{}", self.target);
-        let said = self.installation.run(&["enqueue", "case.made", "--to", &target, "--key", key, "-o", "jsonl"]);
-        self.hear(key, &said);
+    fn enqueue(&mut self, i: usize) {
+        let output = self.command(i).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        self.hear(i, &String::from_utf8(output.stdout).unwrap());
     }
 
-    fn command(&self, key: &str) -> std::process::Command {
-        let target = format!("webhook:{}", self.target);
-        self.installation.command(&["enqueue", "case.made", "--to", &target, "--key", key, "-o", "jsonl"])
+    fn command(&self, i: usize) -> std::process::Command {
+        let (key, to) = (format!("k{i}"), addresses(&self.url, targets(i)));
+        let mut command = self.installation.command(&["enqueue", "case.made", "--key", &key, "-o", "jsonl"]);
+        command.args(to.iter().flat_map(|address| ["--to".to_owned(), format!("webhook:{address}")]));
+        command
     }
 
-    fn doomed(&self, key: &str, crash: &str) -> Child {
-        let mut command = self.command(key);
+    fn doomed(&self, i: usize, crash: &str) -> Child {
+        let mut command = self.command(i);
         command.env("POSTCOMMIT_CRASH", crash);
         Child::spawn(command)
     }
 
-    fn hear(&mut self, key: &str, said: &str) {
+    fn hear(&mut self, i: usize, said: &str) {
         let answer: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
-        self.told.0.push((key.to_owned(), answer["id"].as_str().unwrap().to_owned()));
+        self.told.0.push(Answer { key: format!("k{i}"), id: answer["id"].as_str().unwrap().to_owned(), targets: targets(i) });
     }
+}
+
+/// How many recipients the i-th notification has.
+fn targets(i: usize) -> usize {
+    1 + (i + 1) % 2
 }
