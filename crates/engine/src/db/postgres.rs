@@ -21,7 +21,7 @@ const POOL_SIZE: usize = 12;
 /// What the planner may not do. Statistics of a queue whose rows are all dead, but not yet vacuumed, say that reading all of it costs next to nothing;
 /// with them settling 500 took 15 s instead of 6 ms. So a table is read whole only where there is no index at all, and then without compiling for it.
 /// The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no merge along it. tests/it/planner.rs looks.
-const PLANS: &str = "-c jit=off";
+const PLANS: &str = "-c enable_seqscan=off -c jit=off";
 
 /// A pool of connections.
 #[derive(Clone)]
