@@ -151,6 +151,8 @@ pub struct Dispatcher {
     idle_until: Option<Instant>,
     /// The last look brought work.
     busy: bool,
+    /// Where a stop is told, once it runs.
+    stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
 }
 
@@ -166,7 +168,7 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, refreshed_at: None })
+        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, stop: None, refreshed_at: None })
     }
 
     /// What was done so far.
@@ -177,6 +179,7 @@ impl Dispatcher {
 
     /// Delivers until told to stop, then finishes what is under way, within the grace.
     pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
+        self.stop = Some(stop.clone());
         let bell = Bell::hang(&self.crew.tools.store);
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
@@ -290,6 +293,11 @@ impl Dispatcher {
         let Some(first) = deliveries.first() else { return Ok(0) };
         let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
+        if self.stop.as_ref().is_some_and(|stop| *stop.borrow() != Stop::No) {
+            // Told while the claim was under way: nothing more is begun.
+            self.crew.settler.return_unbegun(deliveries);
+            return Ok(0);
+        }
         if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
             // They go back at once rather than when the lease runs out.
             self.crew.settler.return_unbegun(deliveries);
