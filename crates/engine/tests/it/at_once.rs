@@ -153,9 +153,9 @@ on_both! {
         server.release();
         world.until("it waits", async || world.delivery(id).await.state == "retrying").await;
         running.finish().await;
-        // In a lane that is no more: a duty finds it there.
+        // In a lane that is no more: a duty finds it there, this one or the dispatcher's own.
         world.make_due().await;
-        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 1);
+        world.store.reroute_strays_once().await.unwrap();
         world.pass().await;
         let row = world.delivery(id).await;
         assert_eq!((row.n, row.state.as_str(), row.error_code.as_deref(), row.attempts), (1, "parked", Some("no_provider"), 1));
