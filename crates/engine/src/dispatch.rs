@@ -42,6 +42,9 @@ use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
 use leases::Leases;
 use settler::Settler;
 
+/// How long after the last work we look again and again before we fall asleep.
+const LINGER: Duration = Duration::from_millis(50);
+
 /// `[dispatch]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -151,6 +154,8 @@ pub struct Dispatcher {
     idle_until: Option<Instant>,
     /// The last look brought work.
     busy: bool,
+    /// When a look last did.
+    worked_at: Option<Instant>,
     /// Where a stop is told, once it runs.
     stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
@@ -168,7 +173,7 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, stop: None, refreshed_at: None })
+        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, worked_at: None, stop: None, refreshed_at: None })
     }
 
     /// What was done so far.
@@ -189,6 +194,10 @@ impl Dispatcher {
             match self.round(None).await {
                 Ok(Looked::Began(_)) => {}
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
+                // On a busy day the next commit is a moment away: falling asleep in between would make everybody ring.
+                Ok(Looked::Nothing) if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) => {
+                    tokio::time::sleep(LINGER / 25).await;
+                }
                 Ok(Looked::Nothing) => {
                     let certain = self.fall_idle().await;
                     if !certain || self.round(None).await.is_ok_and(|looked| looked == Looked::Nothing) {
@@ -267,11 +276,15 @@ impl Dispatcher {
             self.lanes.note_backlogs(&wants, &claim.deliveries);
             begun += self.start(claim, before, lease).await?;
         }
-        // A single wake-up does not end the sleep: saying so, and that we sleep again, would be two writes for each notification of a quiet day.
-        if begun > 0 && self.busy {
+        // One notification does not end the sleep: saying so, and that we sleep again, would be two writes for each of a quiet day. More than one is a day
+        // that is not quiet, on which nobody should pay for a bell.
+        if begun > 1 || (begun > 0 && self.busy) {
             self.awake().await;
         }
         self.busy = begun > 0;
+        if begun > 0 {
+            self.worked_at = Some(clock::monotonic());
+        }
         if begun > 0 {
             return Ok(Looked::Began(begun));
         }
