@@ -236,7 +236,7 @@ fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<B
 
 /// All of a group in one transaction; one that fails is undone alone.
 fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
-    // Prepared once: as rusqlite's own savepoints they were parsed for every command, a tenth of its time.
+    // Prepared once: rusqlite's own savepoints are parsed for every command.
     let run = |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for command in group {

@@ -27,8 +27,8 @@ const HEARSAY: Duration = Duration::from_secs(360);
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
-/// Sends that share a task. Waking another thread for each send cost more than the sends of a driver that answers at once; a whole batch in one task
-/// would leave the other threads idle.
+/// Sends that share a task: with a task for each, a driver that answers at once wakes another thread for each; with one task for a whole batch, the other
+/// threads are idle.
 const TOGETHER: usize = 16;
 
 /// Sets a claimed batch of one lane on its way.
