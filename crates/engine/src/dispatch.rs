@@ -129,8 +129,8 @@ impl Reckoning {
 /// What a look at the queue brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Looked {
-    /// So many were begun.
-    Began(usize),
+    /// Something was begun.
+    Began,
     /// There is nothing due.
     Nothing,
     /// There was no room to look for more.
@@ -192,7 +192,7 @@ impl Dispatcher {
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             match self.round(None).await {
-                Ok(Looked::Began(_)) => {}
+                Ok(Looked::Began) => {}
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
                 // On a busy day the next commit is a moment away: falling asleep in between would make everybody ring.
                 Ok(Looked::Nothing) if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) => {
@@ -246,7 +246,7 @@ impl Dispatcher {
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
             };
             match looked {
-                Looked::Began(_) => {}
+                Looked::Began => {}
                 Looked::Nothing if quiet => return Ok(()),
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
                 Looked::Nothing | Looked::Full => {
@@ -282,11 +282,9 @@ impl Dispatcher {
             self.awake().await;
         }
         self.busy = begun > 0;
-        if begun > 0 {
+        if self.busy {
             self.worked_at = Some(clock::monotonic());
-        }
-        if begun > 0 {
-            return Ok(Looked::Began(begun));
+            return Ok(Looked::Began);
         }
         Ok(if full { Looked::Full } else { Looked::Nothing })
     }
@@ -297,7 +295,7 @@ impl Dispatcher {
         let lease = self.lanes.longest_lease();
         let claim = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
         let begun = self.start(claim, before, lease).await?;
-        Ok(if begun > 0 { Looked::Began(begun) } else { Looked::Nothing })
+        Ok(if begun > 0 { Looked::Began } else { Looked::Nothing })
     }
 
     /// Takes the slots of what was claimed and sets it on its way. What this process cannot serve goes back.

@@ -19,8 +19,8 @@ use crate::store::{Lease, Place, Settlement, Store};
 const BATCH: usize = 1000;
 /// Statements under way at once.
 const WRITERS: usize = 2;
-/// Results that may wait to be written: as much as is being written, and as much again.
-const ROOM: usize = 2 * WRITERS * BATCH / 2;
+/// Results not yet written, at most: as many as can be under way at once.
+const ROOM: usize = WRITERS * BATCH;
 
 /// What was done so far, by outcome.
 #[derive(Debug, Default)]
