@@ -15,18 +15,24 @@ use super::trips::Counter;
 use super::value::{Row, Value};
 use super::{Address, DbError};
 
-/// Connections one process holds at most. Dispatch uses a handful; the rest is for the API.
-const POOL_SIZE: usize = 12;
+/// Connections one process holds at most, for lists, single rows and the API.
+const POOL_SIZE: usize = 8;
+/// And for the hot path: a claim, what it reads, the writers of results, renewals, announcements.
+const HOT_POOL_SIZE: usize = 6;
 
-/// What the planner may not do. Statistics of a queue whose rows are all dead, but not yet vacuumed, say that reading all of it costs next to nothing;
-/// with them settling 500 took 15 s instead of 6 ms. So a table is read whole only where there is no index at all, and then without compiling for it.
-/// The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no merge along it. tests/it/planner.rs looks.
+/// What the planner may not do. Statistics of a queue whose rows are all dead, but not yet vacuumed, say that reading all of it costs next to nothing.
+/// So a table is read whole only where there is no index at all, and then without compiling for it.
 const PLANS: &str = "-c enable_seqscan=off -c jit=off";
+/// On the hot path rows are reached one by one along an index, and a statement is planned once for a connection: planning what to read for every batch
+/// took 2 µs a delivery. The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no walk along it. With
+/// such statistics settling 500 took 15 s instead of 6 ms; tests/it/planner.rs looks.
+const HOT_PLANS: &str = "-c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan";
 
-/// A pool of connections.
+/// Two pools of connections: what is right for a list is a trap for the hot path.
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
+    hot: Pool,
     config: Arc<Config>,
     tls: Option<MakeRustlsConnect>,
     pub(super) counter: Arc<Counter>,
@@ -44,14 +50,10 @@ impl Postgres {
     /// When the URL is bad or nobody answers.
     pub async fn open(url: &str) -> Result<Self, DbError> {
         let (config, tls) = configure(url)?;
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = match tls.clone() {
-            Some(tls) => Manager::from_config(config.clone(), tls, recycling),
-            None => Manager::from_config(config.clone(), NoTls, recycling),
-        };
-        let pool = Pool::builder(manager).max_size(POOL_SIZE).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
-        let pool = pool.build().map_err(|e| DbError::Unreachable(e.to_string()))?;
-        let db = Self { pool, config: config.into(), tls, counter: Arc::default() };
+        let mut hot = config.clone();
+        hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default()));
+        let (pool, hot) = (pool(&config, &tls, POOL_SIZE)?, pool(&hot, &tls, HOT_POOL_SIZE)?);
+        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default() };
         drop(db.client().await?);
         Ok(db)
     }
@@ -61,7 +63,19 @@ impl Postgres {
     /// # Errors
     /// When none can be had.
     pub async fn client(&self) -> Result<Client, DbError> {
-        let object = self.pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
+        self.take(&self.pool).await
+    }
+
+    /// A connection for the hot path.
+    ///
+    /// # Errors
+    /// When none can be had.
+    pub async fn hot(&self) -> Result<Client, DbError> {
+        self.take(&self.hot).await
+    }
+
+    async fn take(&self, pool: &Pool) -> Result<Client, DbError> {
+        let object = pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
         Ok(Client::new(object, self.counter.clone()))
     }
 
@@ -105,6 +119,16 @@ impl Postgres {
         transaction.commit().await.map_err(refused)?;
         Ok(touched)
     }
+}
+
+fn pool(config: &Config, tls: &Option<MakeRustlsConnect>, size: usize) -> Result<Pool, DbError> {
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = match tls {
+        Some(tls) => Manager::from_config(config.clone(), tls.clone(), recycling),
+        None => Manager::from_config(config.clone(), NoTls, recycling),
+    };
+    let pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
+    pool.build().map_err(|e| DbError::Unreachable(e.to_string()))
 }
 
 fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> {

@@ -80,13 +80,17 @@ const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?
     RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, coalesce(first_try_at, leased_at), channel, target,
       priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
 
-const CLAIM_NOTIFICATION_POSTGRES: &str = "
+/// Its rows first, by their key alone: next to a due time or a lane the planner might walk along the index by those.
+pub(super) const CLAIM_NOTIFICATION_POSTGRES: &str = "
+    WITH of_it AS MATERIALIZED (
+      SELECT r.ctid, r.lane, r.due_at, r.lease_until FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 FOR UPDATE SKIP LOCKED
+    )
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
     WHERE q.ctid = ANY (ARRAY(
-      SELECT r.ctid FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 AND r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
-        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now())) FOR UPDATE SKIP LOCKED))
+      SELECT r.ctid FROM of_it r WHERE r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
+        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now()))))
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 const FREE_OF_NOTIFICATION_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue q WHERE tenant = ?1 AND notification_id = ?2 AND due_at <= ?4
@@ -104,7 +108,7 @@ impl Store {
         let mut looked = None;
         let found = match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let statement = client.prepare_cached(CLAIM_POSTGRES).await.map_err(postgres::refused)?;
                 let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
                 let look = self.marks().look(&lanes);
@@ -155,7 +159,7 @@ impl Store {
         let token = Uuid::new_v4();
         match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let statement = client.prepare_cached(CLAIM_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
                 let rows = client
                     .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))])
@@ -191,7 +195,7 @@ impl Store {
         crash_point!("intent.before");
         let announced = match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let statement = client.prepare_cached(INTENT_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
                 let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens]).await.map_err(postgres::refused)?;
@@ -218,7 +222,7 @@ impl Store {
     pub async fn renew(&self, leases: &[Lease], lease: Duration) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let statement = client.prepare_cached(RENEW_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
                 let rows =

@@ -47,7 +47,7 @@ impl Store {
         batch.sort_by_key(|e| e.lease.key);
         let expanded = match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let statement = client.prepare_cached(EXPAND_POSTGRES).await.map_err(postgres::refused)?;
                 let c = Columns::of(&batch);
                 let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 11] =

@@ -103,7 +103,7 @@ impl Store {
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
         let rows = match &self.db {
             Db::Postgres(db) => {
-                let client = db.client().await?;
+                let client = db.hot().await?;
                 let (mut tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
                 let of_one = tenants.iter().all(|tenant| Some(tenant) == tenants.first());
                 tenants.truncate(if of_one { 1 } else { tenants.len() });

@@ -146,7 +146,7 @@ impl Store {
         let mut sorted: Vec<&Settlement> = batch.iter().collect();
         sorted.sort_unstable_by_key(|s| s.lease.key);
         let (ended, again): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|s| state_of(s.finish).is_some());
-        let mut client = db.client().await?;
+        let mut client = db.hot().await?;
         if ended.is_empty() || again.is_empty() {
             let (sql, part) = if again.is_empty() { (END_POSTGRES, ended) } else { (AGAIN_POSTGRES, again) };
             let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
