@@ -33,8 +33,8 @@ CREATE FUNCTION postcommit.fingerprints_of(event_type text, payload jsonb, entit
 CREATE FUNCTION postcommit.short_fields(event_type text, idempotency_key text, entity text, topic text, correlation_id text, title text, channels text[]) RETURNS text LANGUAGE sql STABLE
   RETURN concat_ws(E'\t', event_type, idempotency_key, entity, topic, correlation_id, title, channels);
 
--- True for what is far within every limit, which is nearly everything; otherwise limit_exceeded has to look closely. Every function named in an expression costs a
--- transaction that enqueues one notification 0.3 µs even where it is not reached, which makes 35 µs for all of limit_exceeded and 10 for this.
+-- True for what is far within every limit, which is nearly everything; otherwise limit_exceeded has to look closely. PL/pgSQL prepares an expression anew in every
+-- transaction, all functions named in it, reached or not: limit_exceeded made 147,000 of the 591,000 instructions of one enqueue.
 CREATE FUNCTION postcommit.plainly_kept(short_fields text, content text, payload jsonb, recipients jsonb, channels text[], action_url text, data jsonb, priority int,
     due_at timestamptz, expires_at timestamptz, source jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE
   RETURN action_url IS NULL AND data IS NULL AND source IS NULL
@@ -44,7 +44,7 @@ CREATE FUNCTION postcommit.plainly_kept(short_fields text, content text, payload
     AND jsonb_typeof(recipients) = 'array' AND jsonb_array_length(recipients) <= 1000 AND NOT jsonb_path_exists(recipients, '$.**{33}')
     AND priority BETWEEN 0 AND 9 AND expires_at > due_at;
 
--- Dispatchers that would hear the bell. Read by enqueue along with a row it writes anyway: by a function of its own it cost 7 µs more.
+-- Dispatchers that would hear the bell. Read by enqueue along with a row it writes anyway: calling ring for it took 28,000 instructions.
 CREATE VIEW postcommit.asleep AS SELECT worker FROM postcommit.idle WHERE until > clock_timestamp();
 
 CREATE OR REPLACE FUNCTION postcommit.ring(due timestamptz) RETURNS void LANGUAGE plpgsql AS $$
