@@ -29,6 +29,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0002_speed.sql"),
         sqlite: include_str!("../../migrations/sqlite/0002_speed.sql"),
     },
+    Migration {
+        version: 3,
+        name: "lean",
+        postgres: include_str!("../../migrations/postgres/0003_lean.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0003_lean.sql"),
+    },
 ];
 
 /// Grants and roles, for `migrate --roles`.

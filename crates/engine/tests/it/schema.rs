@@ -106,6 +106,39 @@ on_both! {
     }
 }
 
+/// Each is beyond a limit that only `limit_exceeded` knows; none may pass for plainly kept.
+#[tokio::test]
+async fn what_is_plainly_kept_is_within_every_limit() {
+    let world = World::postgres().await;
+    let fields = ["event_type", "idempotency_key", "entity", "title", "channels", "payload", "recipients", "priority", "expires_at"];
+    let attempt = async |field: &str, value: &str| {
+        let mut values = ["'e'", "'k'", "'1'", "'t'", "'{email}'", "'{}'", "'[]'", "5", "NULL"].map(str::to_owned);
+        values[fields.iter().position(|known| *known == field).unwrap()] = value.to_owned();
+        let named: Vec<String> = fields.iter().zip(&values).map(|(field, value)| format!("{field} => {value}")).collect();
+        world.store.db().execute_one(&format!("SELECT postcommit.enqueue({})", named.join(", ")), vec![]).await.map(drop)
+    };
+    for (field, value) in [
+        ("event_type", "''"),
+        ("event_type", "repeat('ä', 256)"),
+        ("idempotency_key", "''"),
+        ("idempotency_key", "'k' || chr(10)"),
+        ("entity", "''"),
+        ("title", "chr(13)"),
+        ("channels", "'{NULL}'"),
+        ("channels", "'{{a},{b}}'"),
+        ("channels", "'{\"a b\"}'"),
+        ("channels", "array_fill('a'::text, ARRAY[33])"),
+        ("payload", "(repeat('[', 34) || repeat(']', 34))::jsonb"),
+        ("recipients", "'1'"),
+        ("recipients", "to_jsonb(array_fill(1, ARRAY[1001]))"),
+        ("priority", "-1"),
+        ("expires_at", "now()"),
+    ] {
+        assert!(attempt(field, value).await.unwrap_err().to_string().contains(field), "{field} => {value}");
+    }
+    attempt("channels", "array_fill('a'::text, ARRAY[32])").await.unwrap();
+}
+
 #[tokio::test]
 async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
     let world = World::postgres().await;

@@ -39,6 +39,37 @@ async fn from_schema_1_on_postgres_with_roles() {
 }
 
 #[tokio::test]
+async fn from_schema_2_on_postgres_keys_are_recognised_by_every_door() {
+    let database = postcommit_testkit::database().await;
+    let store = Store::open(&database.url).await.unwrap();
+    let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
+    let client = db.client().await.unwrap();
+    let noted = "INSERT INTO postcommit.migration VALUES (1, 'core'), (2, 'speed')";
+    let until_2 = format!("BEGIN; {POSTGRES_START}; {}; {}; {noted}; COMMIT", MIGRATIONS[0].postgres, MIGRATIONS[1].postgres);
+    client.batch_execute(&until_2).await.unwrap();
+    let one = "SELECT postcommit.enqueue('a', '{\"x\": 1.0}', 'k', title => 'it''s', channels => '{email}')";
+    client.batch_execute(one).await.unwrap();
+
+    store.db().migrate().await.unwrap();
+    let many = "SELECT * FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"payload\": {\"x\": 1.0}, \"idempotency_key\": \"k\", \"title\": \"it''s\", \"channels\": [\"email\"]}]')";
+    client.batch_execute(&format!("{one}; {many}")).await.unwrap();
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
+    client
+        .batch_execute(&format!(
+            "{}; {}; {}",
+            one.replace("1.0", "1"),
+            many.replace("1.0", "1"),
+            one.replace("email}'", "email}', body => ''")
+        ))
+        .await
+        .unwrap();
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 3));
+    // And what is enqueued now has the same fingerprint by both.
+    client.batch_execute(&format!("{}; {}", one.replace("'k'", "'k2'"), many.replace("\"k\"", "\"k2\""))).await.unwrap();
+    assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (2, 3));
+}
+
+#[tokio::test]
 async fn from_schema_1_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("app.db");

@@ -1,0 +1,1 @@
+-- Lean: nothing on SQLite yet.
