@@ -75,63 +75,60 @@ impl Waiting {
 /// Sets a claimed batch of one lane on its way.
 pub async fn attempt_batch(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, slots: Option<OwnedSemaphorePermit>) {
     let ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await;
-    let nobody = Arc::new(Waiting::new(vec![]));
-    spawn_attempts(crew, lane, ready, &nobody, clock, slots);
+    let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: Arc::new(Waiting::new(vec![])), clock };
+    spawn_attempts(&group, ready, slots);
 }
 
-/// Begins as many of those that wait as there are slots; these go on with the others.
+/// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
 pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: Reckoning, slots: OwnedSemaphorePermit) {
     let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
     let ready = check_all(crew, lane, first, clock.now());
-    spawn_attempts(crew, lane, ready, waiting, clock, Some(slots));
+    let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
+    spawn_attempts(&group, ready, Some(slots));
 }
 
-fn spawn_attempts(
-    crew: &Arc<Crew>,
-    lane: &Arc<Lane>,
-    ready: Vec<Claimed>,
-    waiting: &Arc<Waiting>,
+/// What sends that share a task have in common.
+#[derive(Clone)]
+struct Group {
+    crew: Arc<Crew>,
+    lane: Arc<Lane>,
+    waiting: Arc<Waiting>,
     clock: Reckoning,
-    mut slots: Option<OwnedSemaphorePermit>,
-) {
+}
+
+fn spawn_attempts(group: &Group, ready: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
     let mut ready = ready.into_iter();
     while ready.len() > 0 {
         let some: Vec<_> =
             ready.by_ref().take(TOGETHER).map(|claimed| (claimed, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
-        tokio::spawn(attempt_some(crew.clone(), lane.clone(), some, waiting.clone(), clock));
+        tokio::spawn(attempt_some(group.clone(), some));
     }
 }
 
-async fn attempt_some(
-    crew: Arc<Crew>,
-    lane: Arc<Lane>,
-    some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>,
-    waiting: Arc<Waiting>,
-    clock: Reckoning,
-) {
-    let (crew, lane, waiting) = (&*crew, &*lane, &*waiting);
+async fn attempt_some(group: Group, some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>) {
+    let group = &group;
     let attempts = some.into_iter().map(|(first, slot)| async move {
-        let mut next = Some(first);
+        let (mut next, mut checked) = (Some(first), true);
         while let Some((delivery, note)) = next {
-            let unsettled = crew.leases.guard([Lease::of(&delivery)]);
+            let unsettled = group.crew.leases.guard([Lease::of(&delivery)]);
             // A panic of ours concerns this delivery alone, as one of the driver does.
-            let attempted = AssertUnwindSafe(attempt(crew, lane, &delivery, &note, clock.now())).catch_unwind().await;
+            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, checked)).catch_unwind().await;
             if attempted.is_ok() {
                 unsettled.disarm();
             }
-            next = next_to_begin(crew, lane, waiting, clock);
+            (next, checked) = (group.waiting.next(), false);
         }
         drop(slot);
     });
     attempts.collect::<FuturesUnordered<_>>().collect::<()>().await;
 }
 
-fn next_to_begin(crew: &Crew, lane: &Lane, waiting: &Waiting, clock: Reckoning) -> Option<Claimed> {
-    loop {
-        let (delivery, note) = waiting.next()?;
-        match check(&delivery, &note, lane, clock.now()) {
-            Some(settlement) => crew.settler.settle(settlement, None),
-            None => return Some((delivery, note)),
+impl Group {
+    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
+        let now = self.clock.now();
+        match check(delivery, note, &self.lane, now) {
+            Some(settlement) if !checked => self.crew.settler.settle(settlement, None),
+            _ => attempt(&self.crew, &self.lane, delivery, note, now).await,
         }
     }
 }
