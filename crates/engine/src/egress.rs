@@ -13,6 +13,7 @@ mod pool;
 mod wire;
 
 use std::fmt;
+use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,7 +183,7 @@ pub struct Egress(Arc<Inner>);
 
 struct Inner {
     dialer: Dialer,
-    idle: Pool<Connection>,
+    idle: Pool<Box<Connection>>,
 }
 
 impl Egress {
@@ -215,31 +216,49 @@ impl Egress {
 
     /// Makes `call` once.
     ///
+    /// The future holds the request but not the call: it is moved about, and small blocks are cheap to come by.
+    ///
     /// # Errors
     /// No answer came. Once the head of an answer is there the call has succeeded, whatever its status and
     /// whatever becomes of its body.
-    pub async fn send(&self, call: Call) -> Result<Answer, Failure> {
-        self.check_url(&call.url)?;
-        let place = Place::of(&call.url)?;
-        let deadline = Deadline::after(call.timeout);
-        if let Some(idle) = self.idle(&place, &call) {
-            match self.exchange(idle, &place, &call, deadline).await {
-                // The peer closed the connection before a byte of the request left, and none can leave now:
-                // a new connection carries the request for the first time.
-                Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
-                done => return done,
+    pub fn send(&self, call: Call) -> impl Future<Output = Result<Answer, Failure>> + Send + use<'_> {
+        let (fresh, deadline) = (call.fresh, Deadline::after(call.timeout));
+        let ready = self.ready(call);
+        async move {
+            let (place, request) = ready.as_ref().map_err(Clone::clone)?;
+            if !fresh && let Some(idle) = self.0.idle.take(place) {
+                match self.exchange(idle, place, request, deadline).await {
+                    // The peer closed the connection before a byte of the request left, and none can leave now:
+                    // a new connection carries the request for the first time.
+                    Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
+                    done => return done,
+                }
             }
+            // In a box of its own: dialling is rare and its state is large.
+            let dialled = Box::pin(async {
+                let connection = self.0.dialer.open(place, deadline).await?;
+                self.exchange(connection, place, request, deadline).await
+            });
+            dialled.await
         }
-        let connection = self.0.dialer.open(&place, deadline).await?;
-        self.exchange(connection, &place, &call, deadline).await
     }
 
-    fn idle(&self, place: &Place, call: &Call) -> Option<Connection> {
-        if call.fresh { None } else { self.0.idle.take(place) }
+    /// Where to, and what to say there, if that may be called.
+    fn ready(&self, call: Call) -> Result<(Place, Request<Full<Bytes>>), Failure> {
+        let place = Place::of(&call.url)?;
+        let request = request(call)?;
+        self.0.dialer.check_literal(&place)?;
+        Ok((place, request))
     }
 
-    async fn exchange(&self, connection: Connection, place: &Place, call: &Call, deadline: Deadline) -> Result<Answer, Failure> {
-        let (answer, connection) = connection.exchange(request(call)?, deadline).await?;
+    async fn exchange(
+        &self,
+        connection: Box<Connection>,
+        place: &Place,
+        request: &Request<Full<Bytes>>,
+        deadline: Deadline,
+    ) -> Result<Answer, Failure> {
+        let (answer, connection) = connection.exchange(request, deadline).await?;
         if let Some(connection) = connection {
             self.0.idle.put(place.clone(), connection);
         }
@@ -253,16 +272,16 @@ impl fmt::Debug for Egress {
     }
 }
 
-fn request(call: &Call) -> Result<Request<Full<Bytes>>, Failure> {
-    let mut request = Request::new(Full::new(call.body.clone()));
-    *request.method_mut() = call.method.clone();
-    *request.uri_mut() = place::target(&call.url)?;
-    let mut headers = call.headers.clone();
+fn request(call: Call) -> Result<Request<Full<Bytes>>, Failure> {
+    let Call { method, url, mut headers, body, .. } = call;
     for name in &OURS {
         headers.remove(name);
     }
-    let host = HeaderValue::from_str(&call.url[Position::BeforeHost..Position::AfterPort]);
+    let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort]);
     headers.insert(header::HOST, host.map_err(|_| place::bad_url("the URL's host is malformed"))?);
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = method;
+    *request.uri_mut() = place::target(&url)?;
     *request.headers_mut() = headers;
     Ok(request)
 }

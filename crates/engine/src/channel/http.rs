@@ -30,18 +30,18 @@ fn failed(failure: &Failure) -> Report {
 }
 
 fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[String]) -> Report {
-    let code = format!("http_{}", answer.status);
+    let code = || format!("http_{}", answer.status);
     let after = retry_after(answer);
     let outcome = match answer.status {
         200..=299 => Outcome::Sent,
-        401..=403 | 407 => Outcome::config(code),
+        401..=403 | 407 => Outcome::config(code()),
         // Somebody holds our key at this moment; where keys count, that is a reason to come back.
-        409 | 423 if guarantee == Guarantee::Idempotent => Outcome::Deferred { code, after },
-        425 | 429 | 503 | 507 => Outcome::Deferred { code, after },
+        409 | 423 if guarantee == Guarantee::Idempotent => Outcome::Deferred { code: code(), after },
+        425 | 429 | 503 | 507 => Outcome::Deferred { code: code(), after },
         // The request was read and something broke behind it.
-        408 | 500..=599 => Outcome::unclear(code),
-        300..=499 => Outcome::refused(code),
-        _ => Outcome::Rejected { code, because: crate::model::Because::Unrecognised },
+        408 | 500..=599 => Outcome::unclear(code()),
+        300..=499 => Outcome::refused(code()),
+        _ => Outcome::Rejected { code: code(), because: crate::model::Because::Unrecognised },
     };
     let detail = (answer.status >= 300).then(|| sentence(answer.status));
     let evidence = Evidence { detail, provider_ref: None, excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()) };

@@ -8,22 +8,30 @@ use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use hmac::{Hmac, KeyInit, Mac};
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
+use std::future::ready;
 use url::{Position, Url};
 use uuid::Uuid;
 
 use super::{Driver, Message, Parts, Sending, http};
 use crate::clock;
-use crate::egress::{Call, Egress};
+use crate::egress::{Answer, Call, Egress, Failure};
 use crate::model::{Because, Guarantee, Outcome, Report, StoredNotification};
 use crate::secret::Secret;
 
 const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+/// Headers of our own, and the host.
+const OWN_HEADERS: usize = 7;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -123,30 +131,31 @@ pub fn sign(keys: &[Vec<u8>], id: &str, timestamp: i64, body: &[u8]) -> String {
 
 impl Driver for Webhook {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
-        Box::pin(async move {
-            let url = match self.url_for(message.target) {
-                Ok(url) => url,
-                Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
-            };
-            let body = body(message.note);
-            let headers = match self.headers(&message, &body) {
-                Some(headers) => headers,
-                None => return Outcome::refused("bad_header").into(),
-            };
-            // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
-            let fresh = self.guarantee == Guarantee::AtMostOnce;
-            let call = Call { method: Method::POST, url: url.clone(), headers, body, timeout: message.timeout, fresh };
-            // A receiver may echo what it was sent: neither the secrets nor the address's path and query may come back into the audit.
-            let mut blots: Vec<String> =
-                self.secret.iter().flat_map(|secret| secret.reveal().split_whitespace()).map(str::to_owned).collect();
-            blots.extend([message.target.to_owned(), url[Position::BeforePath..].to_owned()]);
-            blots.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() > 3));
-            self.own_rules(http::report(self.egress.send(call).await, self.guarantee, &blots))
-        })
+        match self.call(&message) {
+            Ok(call) => Box::pin(self.egress.send(call).map(move |result| self.report(result, message.target))),
+            Err(report) => Box::pin(ready(report)),
+        }
     }
 }
 
 impl Webhook {
+    fn call(&self, message: &Message<'_>) -> Result<Call, Report> {
+        let url = self.url_for(message.target).map_err(|problem| Report::from(Outcome::refused("bad_url")).because(problem))?;
+        let body = body(message.note);
+        let headers = self.headers(message, &body).ok_or_else(|| Report::from(Outcome::refused("bad_header")))?;
+        // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
+        let fresh = self.guarantee == Guarantee::AtMostOnce;
+        Ok(Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh })
+    }
+
+    fn report(&self, result: Result<Answer, Failure>, target: &str) -> Report {
+        let blots = match &result {
+            Ok(answer) if !answer.body.is_empty() => self.blots(target),
+            _ => vec![],
+        };
+        self.own_rules(http::report(result, self.guarantee, &blots))
+    }
+
     fn url_for(&self, target: &str) -> Result<Url, String> {
         match (Url::parse(target), &self.url) {
             (Ok(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
@@ -158,16 +167,29 @@ impl Webhook {
     fn headers(&self, message: &Message<'_>, body: &[u8]) -> Option<HeaderMap> {
         let id = message.key.provider_key();
         let seconds = clock::now().as_micros() / 1_000_000;
-        let mut headers = self.headers.clone();
+        let mut headers = HeaderMap::with_capacity(self.headers.len() + OWN_HEADERS);
+        headers.extend(self.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        let key = HeaderValue::from_str(&id).ok()?;
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
-        headers.insert("webhook-id", id.parse().ok()?);
-        headers.insert("idempotency-key", id.parse().ok()?);
-        headers.insert("webhook-timestamp", seconds.into());
+        headers.insert(WEBHOOK_ID, key.clone());
+        headers.insert(IDEMPOTENCY_KEY, key);
+        headers.insert(WEBHOOK_TIMESTAMP, seconds.into());
         if !self.keys.is_empty() {
-            headers.insert("webhook-signature", sign(&self.keys, &id, seconds, body).parse().ok()?);
+            headers.insert(WEBHOOK_SIGNATURE, sign(&self.keys, &id, seconds, body).try_into().ok()?);
         }
         Some(headers)
+    }
+
+    /// A receiver may echo what it was sent: neither the secrets nor the address's path and query may come back into the audit.
+    fn blots(&self, target: &str) -> Vec<String> {
+        let mut blots: Vec<String> = self.secret.iter().flat_map(|secret| secret.reveal().split_whitespace()).map(str::to_owned).collect();
+        blots.push(target.to_owned());
+        if let Ok(url) = self.url_for(target) {
+            blots.push(url[Position::BeforePath..].to_owned());
+            blots.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() > 3));
+        }
+        blots
     }
 
     fn own_rules(&self, mut report: Report) -> Report {

@@ -1,13 +1,13 @@
 //! One delivery's pipeline: check → permit → render → send → judge → settle. The steps are small; this file holds them together.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postcommit::Timestamp;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::lanes::Lane;
 use super::settler::{place_of, unbegun};
@@ -31,33 +31,106 @@ const TEXT_CHARS: usize = 1000;
 /// threads are idle.
 const TOGETHER: usize = 16;
 
-/// Sets a claimed batch of one lane on its way.
-pub async fn attempt_batch(
-    crew: &Arc<Crew>,
-    lane: &Arc<Lane>,
-    batch: Vec<Claimed>,
-    clock: Reckoning,
-    mut slots: Option<OwnedSemaphorePermit>,
-) {
-    let mut ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await.into_iter();
-    while ready.len() > 0 {
-        let some: Vec<_> =
-            ready.by_ref().take(TOGETHER).map(|claimed| (claimed, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
-        tokio::spawn(attempt_some(crew.clone(), lane.clone(), some, clock));
+/// Deliveries that wait for a slot of their lane. A slot whose send is over takes the next of them, rather than being let go and asked for again.
+pub struct Waiting {
+    left: Mutex<std::vec::IntoIter<Claimed>>,
+    all_begun: Notify,
+}
+
+impl Waiting {
+    pub fn new(batch: Vec<Claimed>) -> Self {
+        Self { left: Mutex::new(batch.into_iter()), all_begun: Notify::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Until none waits any more.
+    pub async fn all_begun(&self) {
+        while self.len() > 0 {
+            self.all_begun.notified().await;
+        }
+    }
+
+    /// Those that no slot took: from now on none will.
+    pub fn take_rest(&self) -> Vec<Claimed> {
+        self.lock().by_ref().collect()
+    }
+
+    fn next(&self) -> Option<Claimed> {
+        let mut left = self.lock();
+        let next = left.next()?;
+        if left.len() == 0 {
+            self.all_begun.notify_one();
+        }
+        Some(next)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, std::vec::IntoIter<Claimed>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn attempt_some(crew: Arc<Crew>, lane: Arc<Lane>, some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>, clock: Reckoning) {
-    let (crew, lane) = (&*crew, &*lane);
-    let attempts = some.into_iter().map(|((delivery, note), slot)| async move {
-        let unsettled = crew.leases.guard([Lease::of(&delivery)]);
-        // A panic of ours concerns this delivery alone, as one of the driver does.
-        let attempted = AssertUnwindSafe(attempt(crew, lane, &delivery, &note, clock.now(), slot)).catch_unwind().await;
-        if attempted.is_ok() {
-            unsettled.disarm();
+/// Sets a claimed batch of one lane on its way.
+pub async fn attempt_batch(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, slots: Option<OwnedSemaphorePermit>) {
+    let ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await;
+    let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: Arc::new(Waiting::new(vec![])), clock };
+    spawn_attempts(&group, ready, slots);
+}
+
+/// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
+pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: Reckoning, slots: OwnedSemaphorePermit) {
+    let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
+    let ready = check_all(crew, lane, first, clock.now());
+    let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
+    spawn_attempts(&group, ready, Some(slots));
+}
+
+/// What sends that share a task have in common.
+#[derive(Clone)]
+struct Group {
+    crew: Arc<Crew>,
+    lane: Arc<Lane>,
+    waiting: Arc<Waiting>,
+    clock: Reckoning,
+}
+
+fn spawn_attempts(group: &Group, ready: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
+    let mut ready = ready.into_iter();
+    while ready.len() > 0 {
+        let some: Vec<_> =
+            ready.by_ref().take(TOGETHER).map(|claimed| (claimed, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
+        tokio::spawn(attempt_some(group.clone(), some));
+    }
+}
+
+async fn attempt_some(group: Group, some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>) {
+    let group = &group;
+    let attempts = some.into_iter().map(|(first, slot)| async move {
+        let (mut next, mut checked) = (Some(first), true);
+        while let Some((delivery, note)) = next {
+            let unsettled = group.crew.leases.guard([Lease::of(&delivery)]);
+            // A panic of ours concerns this delivery alone, as one of the driver does.
+            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, checked)).catch_unwind().await;
+            if attempted.is_ok() {
+                unsettled.disarm();
+            }
+            (next, checked) = (group.waiting.next(), false);
         }
+        drop(slot);
     });
     attempts.collect::<FuturesUnordered<_>>().collect::<()>().await;
+}
+
+impl Group {
+    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
+        let now = self.clock.now();
+        match check(delivery, note, &self.lane, now) {
+            Some(settlement) if !checked => self.crew.settler.settle(settlement, None),
+            _ => attempt(&self.crew, &self.lane, delivery, note, now).await,
+        }
+    }
 }
 
 /// Settles what should not be begun, and returns the rest.
@@ -142,14 +215,7 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed>
 }
 
 /// One attempt, from permit to settle.
-async fn attempt(
-    crew: &Crew,
-    lane: &Lane,
-    delivery: &Delivery,
-    note: &StoredNotification,
-    now: Timestamp,
-    slot: Option<OwnedSemaphorePermit>,
-) {
+async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp) {
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
         return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None);
@@ -159,7 +225,6 @@ async fn attempt(
     let took = began.elapsed();
     // The next send may begin while this result is being written; but results that wait to be written are bounded, too.
     let room = crew.settler.room().await;
-    drop(slot);
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
     let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));

@@ -10,9 +10,10 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::attempt::{self, Waiting};
 use super::lanes::{self, EXPANSION, Lane, Table};
 use super::settler::unbegun;
-use super::{Claimed, Crew, Reckoning, attempt};
+use super::{Claimed, Crew, Reckoning};
 use crate::db::DbError;
 use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
 use crate::store::{Expanded, Lease, Settlement};
@@ -60,28 +61,29 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
 async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, held: Option<OwnedSemaphorePermit>) {
-    let waiting = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
-    let mut batch = batch.into_iter();
+    let unsettled = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
+    let waiting = Arc::new(Waiting::new(batch));
     let patience = tokio::time::sleep(PATIENCE);
     tokio::pin!(patience);
-    while batch.len() > 0 {
+    loop {
         let first = tokio::select! {
             biased;
+            () = waiting.all_begun() => None,
             slot = lane.slots.clone().acquire_owned() => slot.ok(),
             () = &mut patience => None,
         };
         let Some(mut slots) = first else { break };
-        let more = lanes::take_up_to(&lane.slots, batch.len() - 1);
+        let more = lanes::take_up_to(&lane.slots, waiting.len().saturating_sub(1));
         more.into_iter().for_each(|more| slots.merge(more));
-        let ready = batch.by_ref().take(slots.num_permits()).collect();
-        attempt::attempt_batch(crew, lane, ready, clock, Some(slots)).await;
+        attempt::attempt_waiting(crew, lane, &waiting, clock, slots);
     }
-    if batch.len() > 0 {
+    let rest = waiting.take_rest();
+    if !rest.is_empty() {
         lane.set_backlog(true);
     }
-    let late: Vec<Step> = batch.map(|(delivery, _)| Step::Expand(as_expanded(&delivery))).collect();
+    let late: Vec<Step> = rest.iter().map(|(delivery, _)| Step::Expand(as_expanded(delivery))).collect();
     write_all(crew, late, clock.now()).await;
-    waiting.disarm();
+    unsettled.disarm();
     drop(held);
     crew.stir.notify_one();
 }

@@ -71,7 +71,7 @@ impl Dialer {
     }
 
     /// Opens a connection to `place`. Nothing of the request is written.
-    pub(super) async fn open(&self, place: &Place, deadline: Deadline) -> Result<Connection, Failure> {
+    pub(super) async fn open(&self, place: &Place, deadline: Deadline) -> Result<Box<Connection>, Failure> {
         let addresses = self.addresses(place, deadline).await?;
         let tcp = self.connect(place, &addresses, deadline).await?;
         let opened = if place.tls {

@@ -7,18 +7,21 @@ use std::time::{Duration, Instant};
 use super::place::Place;
 use crate::clock;
 
-/// Idle connections kept for one place.
-pub(super) const IDLE_PER_PLACE: usize = 32;
+/// Idle connections kept for one place: with fewer than are in use at once, each call beyond would close one
+/// and open another.
+pub(super) const IDLE_PER_PLACE: usize = 256;
 /// Idle connections kept in all.
 pub(super) const IDLE_IN_ALL: usize = 512;
 /// How long a connection may be idle. Common servers close idle connections after five seconds, and a
 /// request that crosses such a close in flight has an unclear outcome.
 pub(super) const IDLE_AGE: Duration = Duration::from_secs(4);
+/// How often the idle ones are looked at, while there are any.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Something the pool can keep.
 pub(super) trait Reusable: Send + 'static {
     /// Whether another request can be sent on it, as far as is known now.
-    fn usable(&self) -> bool;
+    fn usable(&mut self) -> bool;
 }
 
 struct Idle<C> {
@@ -27,8 +30,12 @@ struct Idle<C> {
 }
 
 impl<C: Reusable> Idle<C> {
-    fn fit(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) < IDLE_AGE && self.connection.usable()
+    fn fit(&mut self, now: Instant) -> bool {
+        self.young(now) && self.connection.usable()
+    }
+
+    fn young(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) < IDLE_AGE
     }
 }
 
@@ -43,17 +50,16 @@ impl<C: Reusable> Shelves<C> {
         self.idle.values().map(Vec::len).sum()
     }
 
-    fn drop_unfit(&mut self, now: Instant) {
+    fn keep(&mut self, mut fit: impl FnMut(&mut Idle<C>) -> bool) {
         self.idle.retain(|_, shelf| {
-            shelf.retain(|idle| idle.fit(now));
+            shelf.retain_mut(&mut fit);
             !shelf.is_empty()
         });
     }
 
     fn take(&mut self, place: &Place, now: Instant) -> Option<C> {
         let shelf = self.idle.get_mut(place)?;
-        shelf.retain(|idle| idle.fit(now));
-        let idle = shelf.pop();
+        let idle = std::iter::from_fn(|| shelf.pop()).find_map(|mut idle| idle.fit(now).then_some(idle));
         if shelf.is_empty() {
             self.idle.remove(place);
         }
@@ -62,7 +68,7 @@ impl<C: Reusable> Shelves<C> {
 
     fn put(&mut self, place: Place, connection: C, now: Instant) {
         if self.count() >= IDLE_IN_ALL {
-            self.drop_unfit(now);
+            self.keep(|idle| idle.young(now));
         }
         if self.count() >= IDLE_IN_ALL {
             return;
@@ -100,13 +106,15 @@ impl<C: Reusable> Pool<C> {
     }
 }
 
-/// Closes what nobody came back for. Runs only while something is idle, and never keeps the pool alive.
+/// Closes what nobody came back for, and what the peer has closed. Runs only while something is idle, and never
+/// keeps the pool alive.
 async fn sweep<C: Reusable>(pool: Weak<Mutex<Shelves<C>>>) {
     loop {
-        tokio::time::sleep(IDLE_AGE).await;
+        tokio::time::sleep(LOOK).await;
         let Some(pool) = pool.upgrade() else { return };
         let mut shelves = lock(&pool);
-        shelves.drop_unfit(clock::monotonic());
+        let now = clock::monotonic();
+        shelves.keep(|idle| idle.fit(now));
         if shelves.idle.is_empty() {
             shelves.sweeping = false;
             return;
@@ -127,7 +135,7 @@ mod tests {
     struct Fake(usize, bool);
 
     impl Reusable for Fake {
-        fn usable(&self) -> bool {
+        fn usable(&mut self) -> bool {
             self.1
         }
     }

@@ -23,8 +23,8 @@ struct Gauge {
 
 /// Counts the bytes written since the current request began, and can stop them for good.
 ///
-/// The task that drives a connection writes while another one gives up on it. One lock covers both the write
-/// and its count, so that no byte can leave after [`Meter::close`] has told how many did.
+/// One lock covers both the write and its count, so that no byte can leave after [`Meter::close`] has told how
+/// many did, whoever drives the connection.
 #[derive(Debug, Default)]
 pub(super) struct Meter(Mutex<Gauge>);
 
