@@ -13,7 +13,6 @@ mod pool;
 mod wire;
 
 use std::fmt;
-use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -216,46 +215,35 @@ impl Egress {
 
     /// Makes `call` once.
     ///
-    /// The future holds the request but not the call: it is moved about, and small blocks are cheap to come by.
-    ///
     /// # Errors
     /// No answer came. Once the head of an answer is there the call has succeeded, whatever its status and
     /// whatever becomes of its body.
-    pub fn send(&self, call: Call) -> impl Future<Output = Result<Answer, Failure>> + Send + use<'_> {
+    pub async fn send(&self, call: Call) -> Result<Answer, Failure> {
         let (fresh, deadline) = (call.fresh, Deadline::after(call.timeout));
-        let ready = self.ready(call);
-        async move {
-            let (place, request) = ready.as_ref().map_err(Clone::clone)?;
-            if !fresh && let Some(idle) = self.0.idle.take(place) {
-                match self.exchange(idle, place, request, deadline).await {
-                    // The peer closed the connection before a byte of the request left, and none can leave now:
-                    // a new connection carries the request for the first time.
-                    Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
-                    done => return done,
-                }
-            }
-            // In a box of its own: dialling is rare and its state is large.
-            let dialled = Box::pin(async {
-                let connection = self.0.dialer.open(place, deadline).await?;
-                self.exchange(connection, place, request, deadline).await
-            });
-            dialled.await
-        }
-    }
-
-    /// Where to, and what to say there, if that may be called.
-    fn ready(&self, call: Call) -> Result<(Place, Request<Full<Bytes>>), Failure> {
         let place = Place::of(&call.url)?;
         let request = request(call)?;
         self.0.dialer.check_literal(&place)?;
-        Ok((place, request))
+        if !fresh && let Some(idle) = self.0.idle.take(&place) {
+            match self.exchange(idle, &place, request.clone(), deadline).await {
+                // The peer closed the connection before a byte of the request left, and none can leave now:
+                // a new connection carries the request for the first time.
+                Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
+                done => return done,
+            }
+        }
+        // In a box: dialling is rare and its state is large, and a send is moved about.
+        Box::pin(async {
+            let connection = self.0.dialer.open(&place, deadline).await?;
+            self.exchange(connection, &place, request, deadline).await
+        })
+        .await
     }
 
     async fn exchange(
         &self,
         connection: Box<Connection>,
         place: &Place,
-        request: &Request<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
         deadline: Deadline,
     ) -> Result<Answer, Failure> {
         let (answer, connection) = connection.exchange(request, deadline).await?;

@@ -8,20 +8,18 @@ use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures_util::FutureExt;
 use hmac::{Hmac, KeyInit, Mac};
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
-use std::future::ready;
 use url::{Position, Url};
 use uuid::Uuid;
 
 use super::{Driver, Message, Parts, Sending, http};
 use crate::clock;
-use crate::egress::{Answer, Call, Egress, Failure};
+use crate::egress::{Call, Egress};
 use crate::model::{Because, Guarantee, Outcome, Report, StoredNotification};
 use crate::secret::Secret;
 
@@ -131,31 +129,30 @@ pub fn sign(keys: &[Vec<u8>], id: &str, timestamp: i64, body: &[u8]) -> String {
 
 impl Driver for Webhook {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
-        match self.call(&message) {
-            Ok(call) => Box::pin(self.egress.send(call).map(move |result| self.report(result, message.target))),
-            Err(report) => Box::pin(ready(report)),
-        }
+        Box::pin(async move {
+            let url = match self.url_for(message.target) {
+                Ok(url) => url,
+                Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
+            };
+            let body = body(message.note);
+            let headers = match self.headers(&message, &body) {
+                Some(headers) => headers,
+                None => return Outcome::refused("bad_header").into(),
+            };
+            // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
+            let fresh = self.guarantee == Guarantee::AtMostOnce;
+            let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
+            let result = self.egress.send(call).await;
+            let blots = match &result {
+                Ok(answer) if !answer.body.is_empty() => self.blots(message.target),
+                _ => vec![],
+            };
+            self.own_rules(http::report(result, self.guarantee, &blots))
+        })
     }
 }
 
 impl Webhook {
-    fn call(&self, message: &Message<'_>) -> Result<Call, Report> {
-        let url = self.url_for(message.target).map_err(|problem| Report::from(Outcome::refused("bad_url")).because(problem))?;
-        let body = body(message.note);
-        let headers = self.headers(message, &body).ok_or_else(|| Report::from(Outcome::refused("bad_header")))?;
-        // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
-        let fresh = self.guarantee == Guarantee::AtMostOnce;
-        Ok(Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh })
-    }
-
-    fn report(&self, result: Result<Answer, Failure>, target: &str) -> Report {
-        let blots = match &result {
-            Ok(answer) if !answer.body.is_empty() => self.blots(target),
-            _ => vec![],
-        };
-        self.own_rules(http::report(result, self.guarantee, &blots))
-    }
-
     fn url_for(&self, target: &str) -> Result<Url, String> {
         match (Url::parse(target), &self.url) {
             (Ok(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),

@@ -95,7 +95,7 @@ impl Connection {
     /// Sends `request` and reads the answer. The connection comes back when it can carry another request.
     pub(super) async fn exchange(
         mut self: Box<Self>,
-        request: &Request<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
         deadline: Deadline,
     ) -> Result<(Answer, Option<Box<Self>>), Failure> {
         self.meter.begin();
@@ -118,7 +118,7 @@ impl Connection {
             truncated: end == End::TooLong,
             body_complete: end == End::Whole,
         };
-        let at_rest = answer.body_complete && self.comes_to_rest(deadline, timer).await;
+        let at_rest = answer.body_complete && self.comes_to_rest(deadline).await;
         Ok((answer, at_rest.then_some(self)))
     }
 
@@ -130,10 +130,10 @@ impl Connection {
     /// Writes `request` and waits for the head of the answer.
     async fn request(
         &mut self,
-        request: &Request<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
         timer: Pin<&mut Sleep>,
     ) -> Result<Result<Response<Incoming>, SendError>, Late> {
-        let answer = self.sender.try_send_request(request.clone());
+        let answer = self.sender.try_send_request(request);
         match self.driver.run_for(answer, timer).await? {
             Some(answer) => Ok(answer.map_err(|unsent| SendError::Http(unsent.into_error()))),
             None => Ok(Err(SendError::Ended)),
@@ -162,9 +162,9 @@ impl Connection {
 
     /// Whether the peer keeps the connection open and has taken the whole request. A peer may answer before
     /// it has read everything; the rest of that request must not count for the next one.
-    async fn comes_to_rest(&mut self, deadline: Deadline, mut timer: Pin<&mut Sleep>) -> bool {
+    async fn comes_to_rest(&mut self, deadline: Deadline) -> bool {
         if !self.sender.is_ready() {
-            timer.as_mut().reset((clock::monotonic() + deadline.left().min(REST)).into());
+            let timer = pin!(sleep(deadline.left().min(REST)));
             let rested = self.driver.run_for(self.sender.ready(), timer).await;
             return matches!(rested, Ok(Some(Ok(())))) && !self.driver.ended;
         }
