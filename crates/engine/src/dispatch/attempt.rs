@@ -126,10 +126,10 @@ async fn attempt_some(group: Group, some: Vec<(Claimed, Option<OwnedSemaphorePer
 impl Group {
     async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
         let now = self.clock.now();
-        match check(delivery, note, &self.lane, now) {
-            Some(settlement) if !checked => self.crew.settler.settle(settlement, None),
-            _ => attempt(&self.crew, &self.lane, delivery, note, now).await,
+        if !checked && let Some(settlement) = check(delivery, note, &self.lane, now) {
+            return self.crew.settler.settle(settlement, None);
         }
+        attempt(&self.crew, &self.lane, delivery, note, now).await;
     }
 }
 
