@@ -4,16 +4,18 @@ use std::os::unix::fs::MetadataExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use postcommit::Timestamp;
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OpenFlags, Params, ToSql, TransactionBehavior, params_from_iter};
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 use super::DbError;
 use super::trips::{Counter, note_statement};
-use super::value::{Row, Value};
+use super::value::{Cells, FromValue, Row, Value, read};
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
 const GROUP: usize = 256;
@@ -100,7 +102,7 @@ impl Sqlite {
         answer.await.map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?
     }
 
-    /// Runs `work` on a read-only connection.
+    /// Runs `work` on a read-only connection, in one transaction: it sees one state of the file, and takes the file's lock once.
     ///
     /// # Errors
     /// What `work` returned.
@@ -115,7 +117,7 @@ impl Sqlite {
         let ran = tokio::task::spawn_blocking(move || {
             let idle = this.readers.lock().ok().and_then(|mut readers| readers.pop());
             let connection = idle.map_or_else(|| open_reader(&this.path), Ok)?;
-            let result = this.counter.around(|| work(&connection));
+            let result = this.counter.around(|| read_within(&connection, work));
             if let Ok(mut readers) = this.readers.lock()
                 && readers.len() < READERS
             {
@@ -256,6 +258,76 @@ fn write_group(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
     transaction.commit()
 }
 
+fn read_within<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T, DbError>) -> Result<T, DbError> {
+    let transaction = connection.unchecked_transaction().map_err(refused)?;
+    let result = work(&transaction);
+    transaction.finish().map_err(refused)?;
+    result
+}
+
+/// A statement that is executed for many rows: looked up once, and its parameters borrowed.
+pub(crate) struct Prepared<'c>(CachedStatement<'c>);
+
+impl<'c> Prepared<'c> {
+    pub(crate) fn on(connection: &'c Connection, sql: &str) -> Result<Self, DbError> {
+        connection.prepare_cached(sql).map(Self).map_err(refused)
+    }
+
+    /// Runs it. Returns how many rows it touched.
+    pub(crate) fn run(&mut self, parameters: impl Params) -> Result<usize, DbError> {
+        note_statement();
+        self.0.execute(parameters).map_err(refused)
+    }
+
+    /// Reads every row of its answer.
+    pub(crate) fn rows<T>(&mut self, parameters: impl Params, mut read: impl FnMut(&mut Current<'_>) -> T) -> Result<Vec<T>, DbError> {
+        note_statement();
+        let mut rows = self.0.query(parameters).map_err(refused)?;
+        let mut all = Vec::new();
+        while let Some(row) = rows.next().map_err(refused)? {
+            all.push(read(&mut Current(row)));
+        }
+        Ok(all)
+    }
+
+    /// Reads the first row of its answer, if there is one.
+    pub(crate) fn first<T>(
+        &mut self,
+        parameters: impl Params,
+        read: impl FnOnce(&mut Current<'_>) -> Result<T, DbError>,
+    ) -> Result<Option<T>, DbError> {
+        note_statement();
+        let mut rows = self.0.query(parameters).map_err(refused)?;
+        rows.next().map_err(refused)?.map(|row| read(&mut Current(row))).transpose()
+    }
+}
+
+/// The row that a statement stands at.
+pub(crate) struct Current<'a>(&'a rusqlite::Row<'a>);
+
+impl Cells for Current<'_> {
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        read(self.0.get_ref(place).map(from_sqlite).map_err(refused)?, place)
+    }
+}
+
+/// An id as a parameter: the text that the columns hold, written on the stack.
+pub(crate) struct Id([u8; 36]);
+
+impl From<Uuid> for Id {
+    fn from(id: Uuid) -> Self {
+        let mut text = [0; 36];
+        id.hyphenated().encode_lower(&mut text);
+        Self(text)
+    }
+}
+
+impl ToSql for Id {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(ValueRef::Text(&self.0)))
+    }
+}
+
 /// Runs a statement that returns rows.
 pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
     let mut statement = connection.prepare_cached(sql).map_err(refused)?;
@@ -268,6 +340,13 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
         all.push(Row(cells.collect::<Result<_, _>>()?));
     }
     Ok(all)
+}
+
+/// What this database's clock says.
+pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
+    static SELECT_NOW: LazyLock<String> = LazyLock::new(|| format!("SELECT {NOW}"));
+    let now = Prepared::on(connection, &SELECT_NOW)?.first((), |row| row.take(0))?;
+    now.ok_or_else(|| DbError::Unreadable("no time".into()))
 }
 
 /// Runs statements that write.

@@ -126,7 +126,7 @@ impl Cells for tokio_postgres::Row {
     }
 }
 
-fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
+pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
     T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
