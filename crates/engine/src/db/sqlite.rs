@@ -16,9 +16,13 @@ use uuid::Uuid;
 use super::DbError;
 use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
+use crate::clock;
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
 const GROUP: usize = 256;
+/// So many at once are a crowd, for which the first of it waits so long at most: about as long as its commit alone would take.
+const CROWD: usize = 8;
+const GATHER: Duration = Duration::from_micros(300);
 /// How long a writer waits for the application's transaction.
 const BUSY: Duration = Duration::from_secs(10);
 /// Idle read connections kept.
@@ -219,13 +223,11 @@ impl<T: Send, F: FnOnce(&Connection) -> Result<T, DbError> + Send> Command for W
 }
 
 fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<Box<dyn Command>>, counter: &Counter) {
+    let mut crowd = 1;
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
-        while group.len() < GROUP
-            && let Ok(next) = commands.try_recv()
-        {
-            group.push(next);
-        }
+        gather(&mut commands, &mut group, crowd);
+        crowd = group.len();
         let committed = counter.around(|| write_group(&mut connection, &mut group)).map_err(|e| e.to_string());
         if committed.is_ok() {
             counter.commit();
@@ -233,6 +235,22 @@ fn write_all(mut connection: Connection, mut commands: mpsc::UnboundedReceiver<B
         for command in group {
             command.answer(committed.clone());
         }
+    }
+}
+
+/// Takes who waits already. Where many came last time they are about to come again: the first of them must not have a commit alone.
+fn gather(commands: &mut mpsc::UnboundedReceiver<Box<dyn Command>>, group: &mut Vec<Box<dyn Command>>, crowd: usize) {
+    let began = clock::monotonic();
+    loop {
+        while group.len() < GROUP
+            && let Ok(next) = commands.try_recv()
+        {
+            group.push(next);
+        }
+        if crowd < CROWD || group.len() >= crowd || began.elapsed() > GATHER {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
 

@@ -136,6 +136,12 @@ pub trait FromValue: Sized {
     fn from_value(value: Value) -> Option<Self>;
 }
 
+impl FromValue for Value {
+    fn from_value(value: Value) -> Option<Self> {
+        Some(value)
+    }
+}
+
 impl<T: FromValue> FromValue for Option<T> {
     fn from_value(value: Value) -> Option<Self> {
         if matches!(value, Value::Null) { Some(None) } else { T::from_value(value).map(Some) }
