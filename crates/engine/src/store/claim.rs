@@ -304,7 +304,7 @@ fn claim_sqlite(
     let mut rows = Vec::new();
     for want in open_lanes(connection, wants, now)? {
         let mut left = want.quota;
-        for priority in (0..=9).rev().filter(|_| want.quota > 0) {
+        for priority in (0..=9).rev() {
             let mut last = None;
             let more = due.rows((now.as_micros(), want.lane, priority, latest, left), |row| {
                 last = Some([14, 0, 1, 2].map(|place| row.take(place).unwrap_or(Value::Null)));
