@@ -75,7 +75,8 @@ pub(super) const CLAIM_POSTGRES: &str = "
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
 /// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
-/// thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out. UPDATE … RETURNING copies each row on the way: 6.8 µs a row.
+/// thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out. UPDATE … RETURNING copies each row on the way: 6.8 µs
+/// a row against 5.7, under perf.
 static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let free = "lane = ?2 AND priority = ?3 AND due_at <= ?4 AND (lease_until IS NULL OR lease_until < ?1)";
     format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE {free} ORDER BY due_at, tenant, notification_id, n LIMIT ?5")

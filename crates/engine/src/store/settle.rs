@@ -346,7 +346,7 @@ const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = N
            first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
            n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
 
-/// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted takes less than RETURNING, for
+/// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted is no slower than RETURNING, for
 /// which SQLite makes a table each time.
 fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
     let mut pen = Pen::on(connection)?;
