@@ -45,6 +45,9 @@ use settler::Settler;
 /// How long after the last work we look again and again before we fall asleep.
 const LINGER: Duration = Duration::from_millis(50);
 
+/// The coarser of the two databases' clocks.
+const TICK: Duration = Duration::from_millis(1);
+
 /// `[dispatch]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -238,6 +241,8 @@ impl Dispatcher {
         }
         // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
         let started = self.crew.tools.store.now().await?;
+        // SQLite's clock counts milliseconds: what a claim in this one puts off to "at once" would still be due.
+        tokio::time::sleep(TICK).await;
         loop {
             // Asked before looking: what is under way may be just about to put something into a lane.
             let quiet = self.crew.leases.is_empty();

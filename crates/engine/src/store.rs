@@ -24,6 +24,7 @@ pub use health::{PartitionHealth, QueueHealth};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use settle::{Attempted, Place, Settled, Settlement};
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::db::{Db, DbError};
@@ -34,6 +35,8 @@ use marks::Marks;
 pub struct Store {
     db: Db,
     marks: Arc<Mutex<Marks>>,
+    /// Whether the last claim found something, on SQLite.
+    found: Arc<AtomicBool>,
 }
 
 impl Store {
@@ -42,7 +45,7 @@ impl Store {
     /// # Errors
     /// When it cannot be reached or the URL is not one of ours.
     pub async fn open(url: &str) -> Result<Self, DbError> {
-        Ok(Self { db: Db::open(url).await?, marks: Arc::default() })
+        Ok(Self { db: Db::open(url).await?, marks: Arc::default(), found: Arc::default() })
     }
 
     /// The database below, for migrations.

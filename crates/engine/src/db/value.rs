@@ -126,7 +126,7 @@ impl Cells for tokio_postgres::Row {
     }
 }
 
-fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
+pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
     T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
@@ -134,6 +134,12 @@ fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
 pub trait FromValue: Sized {
     /// The value as this type, if it is one.
     fn from_value(value: Value) -> Option<Self>;
+}
+
+impl FromValue for Value {
+    fn from_value(value: Value) -> Option<Self> {
+        Some(value)
+    }
 }
 
 impl<T: FromValue> FromValue for Option<T> {

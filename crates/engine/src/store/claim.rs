@@ -1,15 +1,18 @@
 //! Claiming under a lease, announcing a send, renewing.
 
+use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use rusqlite::Connection;
+use rusqlite::{Connection, params};
 use uuid::Uuid;
 
 use super::Store;
 use super::notifications::readable;
 use crate::crash_point;
-use crate::db::{Cells, Db, DbError, Row, postgres, sqlite};
+use crate::db::sqlite::{Id, Prepared};
+use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::{Delivery, DeliveryKey};
 
 /// How much a lane can start now.
@@ -71,14 +74,28 @@ pub(super) const CLAIM_POSTGRES: &str = "
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
-/// The same for one lane and priority; the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out.
-const DUE_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue
-    WHERE lane = ?1 AND priority = ?2 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?3) ORDER BY due_at LIMIT ?4";
+/// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
+/// thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out. UPDATE … RETURNING copies each row on the way: 6.8 µs
+/// a row against 5.7, under perf.
+static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let free = "lane = ?2 AND priority = ?3 AND due_at <= ?4 AND (lease_until IS NULL OR lease_until < ?1)";
+    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE {free} ORDER BY due_at, tenant, notification_id, n LIMIT ?5")
+});
+static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let up_to = "due_at <= ?6 AND (due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
+    format!("{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)")
+});
+const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
+    WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
 const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
-const CLAIM_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = ?4, lease_until = ?5, leased_at = ?6,
-    lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL), first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3
-    RETURNING tenant, notification_id, n, lane, attempts, losses, seq, lost_since, intent IS NOT NULL, unclear, coalesce(first_try_at, leased_at), channel, target,
-      priority, due_at, leased_at, (SELECT version FROM postcommit_provider_version)";
+/// A row as [`SET_LEASE_SQLITE`] will leave it.
+const AS_CLAIMED_SQLITE: &str = "tenant, notification_id, n, lane, attempts, losses + (lease_token IS NOT NULL), seq,
+    CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, intent IS NOT NULL, unclear,
+    coalesce(first_try_at, CASE WHEN lease_token IS NOT NULL THEN leased_at END, ?1), channel, target, priority, due_at, ?1,
+    (SELECT version FROM postcommit_provider_version)";
+const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at = ?1, lease_until = ?2, lease_token = ?3,
+    lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL),
+    first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END";
 
 /// Its rows first, by their key alone: next to a due time or a lane the planner might walk along the index by those.
 pub(super) const CLAIM_NOTIFICATION_POSTGRES: &str = "
@@ -93,8 +110,12 @@ pub(super) const CLAIM_NOTIFICATION_POSTGRES: &str = "
         AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now()))))
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
-const FREE_OF_NOTIFICATION_SQLITE: &str = "SELECT tenant, notification_id, n FROM postcommit_delivery_queue q WHERE tenant = ?1 AND notification_id = ?2 AND due_at <= ?4
-    AND (lease_until IS NULL OR lease_until < ?3) AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > ?3))";
+const OF_NOTIFICATION_SQLITE: &str = "tenant = ?4 AND notification_id = ?5 AND due_at <= ?6 AND (lease_until IS NULL OR lease_until < ?1)
+    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1))";
+static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
+});
+static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {OF_NOTIFICATION_SQLITE}"));
 
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
@@ -118,21 +139,23 @@ impl Store {
                     .await
                     .map_err(postgres::refused)?;
                 looked = Some(look);
-                claim(rows, token)?
+                claim(rows, token)
             }
             Db::Sqlite(db) => {
-                let wants = wants.to_vec();
-                // Looking for one first on a read connection leaves the write lock to the application while nothing is due.
-                let wanted: Vec<Want> = wants.iter().map(|want| Want { quota: 1, ..*want }).collect();
-                if db.read(move |connection| due(connection, &wanted, due_before)).await?.is_empty() {
+                let (wants, wanted) = (wants.to_vec(), wants.to_vec());
+                // Looking first on a read connection leaves the write lock to the application while nothing is due. Where a claim has just found
+                // something the next one will, too.
+                if !self.found.load(Ordering::Relaxed) && !db.read(move |connection| is_due(connection, &wanted, due_before)).await? {
                     return Ok(Claim::default());
                 }
-                let rows = db.write(move |connection| {
-                    let rows = lease_due(connection, &wants, token, lease, due_before)?;
+                let written = db.write(move |connection| {
+                    let found = claim_sqlite(connection, &wants, token, lease, due_before)?;
                     crash_point!("claim.in_tx");
-                    Ok(rows)
+                    Ok(found)
                 });
-                claim(rows.await?, token)?
+                let found = written.await?;
+                self.found.store(!found.deliveries.is_empty(), Ordering::Relaxed);
+                found
             }
         };
         crash_point!("claim.after_commit");
@@ -165,15 +188,18 @@ impl Store {
                     .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))])
                     .await
                     .map_err(postgres::refused)?;
-                claim(rows, token)
+                Ok(claim(rows, token))
             }
             Db::Sqlite(db) => {
-                let rows = db.write(move |connection| {
-                    let parameters = [tenant.into(), id.into(), now(connection)?.into(), due_before.into()];
-                    let rows = sqlite::query(connection, FREE_OF_NOTIFICATION_SQLITE, &parameters)?;
-                    lease_rows(connection, rows, token, lease)
-                });
-                claim(rows.await?, token)
+                db.write(move |connection| {
+                    let now = sqlite::now(connection)?;
+                    let (until, by, id) = (now.plus(lease).as_micros(), Id::from(token), Id::from(id));
+                    let parameters = params![now.as_micros(), until, by, tenant, id, due_before.as_micros()];
+                    let rows = Prepared::on(connection, &DUE_OF_NOTIFICATION_SQLITE)?.rows(parameters, |row| leased(row, token))?;
+                    Prepared::on(connection, &LEASE_OF_NOTIFICATION_SQLITE)?.run(parameters)?;
+                    Ok(found(rows))
+                })
+                .await
             }
         }
     }
@@ -254,52 +280,61 @@ pub(super) const RENEW_POSTGRES: &str =
     RETURNING q.tenant, q.notification_id, q.n";
 const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 
-fn due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -> Result<Vec<Row>, DbError> {
-    let now = now(connection)?;
-    let latest = due_before.map_or(now, |before| before.min(now));
-    let mut picked = Vec::new();
-    for want in wants {
-        if !sqlite::query(connection, HELD_SQLITE, &[want.lane.into(), now.into()])?.is_empty() {
-            continue;
-        }
-        let mut left = want.quota;
-        for priority in (0_i32..=9).rev() {
-            if left > 0 {
-                let rows =
-                    sqlite::query(connection, DUE_SQLITE, &[want.lane.into(), priority.into(), now.into(), left.into(), latest.into()])?;
-                left -= i32::try_from(rows.len()).unwrap_or(left);
-                picked.extend(rows);
+/// Whether a claim would find anything.
+fn is_due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -> Result<bool, DbError> {
+    let now = sqlite::now(connection)?;
+    let latest = due_before.map_or(now, |before| before.min(now)).as_micros();
+    let mut look = Prepared::on(connection, IS_DUE_SQLITE)?;
+    for want in open_lanes(connection, wants, now)? {
+        for priority in (0..=9).rev() {
+            if look.first((want.lane, priority, latest, now.as_micros()), |_| Ok(()))?.is_some() {
+                return Ok(true);
             }
         }
     }
-    Ok(picked)
+    Ok(false)
 }
 
-fn lease_due(
+fn claim_sqlite(
     connection: &Connection,
     wants: &[Want],
     token: Uuid,
     lease: Duration,
     due_before: Option<Timestamp>,
-) -> Result<Vec<Row>, DbError> {
-    let rows = due(connection, wants, due_before)?;
-    lease_rows(connection, rows, token, lease)
-}
-
-fn lease_rows(connection: &Connection, rows: Vec<Row>, token: Uuid, lease: Duration) -> Result<Vec<Row>, DbError> {
-    let now = now(connection)?;
-    let mut claimed = Vec::new();
-    for row in rows {
-        let mut parameters = row.0;
-        parameters.extend([token.into(), now.plus(lease).into(), now.into()]);
-        claimed.extend(sqlite::query(connection, CLAIM_SQLITE, &parameters)?);
+) -> Result<Claim, DbError> {
+    let now = sqlite::now(connection)?;
+    let latest = due_before.map_or(now, |before| before.min(now)).as_micros();
+    let (until, by) = (now.plus(lease).as_micros(), Id::from(token));
+    let (mut due, mut hold) = (Prepared::on(connection, &DUE_SQLITE)?, Prepared::on(connection, &LEASE_SQLITE)?);
+    let mut rows = Vec::new();
+    for want in open_lanes(connection, wants, now)? {
+        let mut left = want.quota;
+        for priority in (0..=9).rev() {
+            let mut last = None;
+            let more = due.rows((now.as_micros(), want.lane, priority, latest, left), |row| {
+                last = Some([14, 0, 1, 2].map(|place| row.take(place).unwrap_or(Value::Null)));
+                leased(row, token)
+            })?;
+            if let Some([due_at, tenant, id, n]) = last {
+                hold.run(params![now.as_micros(), until, by, want.lane, priority, due_at, tenant, id, n])?;
+            }
+            left -= i32::try_from(more.len()).unwrap_or(left);
+            rows.extend(more);
+        }
     }
-    Ok(claimed)
+    Ok(found(rows))
 }
 
-fn now(connection: &Connection) -> Result<Timestamp, DbError> {
-    let rows = sqlite::query(connection, &format!("SELECT {}", sqlite::NOW), &[])?;
-    rows.first().map_or(Err(DbError::Unreadable("no time".into())), |row| row.get(0))
+/// Those that want something and are neither paused nor held.
+fn open_lanes(connection: &Connection, wants: &[Want], now: Timestamp) -> Result<Vec<Want>, DbError> {
+    let mut held = Prepared::on(connection, HELD_SQLITE)?;
+    let mut open = Vec::with_capacity(wants.len());
+    for want in wants.iter().filter(|want| want.quota > 0) {
+        if held.first((want.lane, now.as_micros()), |_| Ok(()))?.is_none() {
+            open.push(*want);
+        }
+    }
+    Ok(open)
 }
 
 fn each_lease(connection: &Connection, leases: &[Lease], sql: &str) -> Result<Vec<Row>, DbError> {
@@ -328,11 +363,23 @@ pub(super) fn key(row: &mut impl Cells) -> Result<DeliveryKey, DbError> {
     Ok(DeliveryKey { tenant: row.take(0)?, notification: row.take(1)?, n: row.take(2)? })
 }
 
-fn claim(mut rows: Vec<impl Cells>, token: Uuid) -> Result<Claim, DbError> {
-    let providers = rows.first_mut().map_or(Ok(0), |row| row.take(16))?;
-    let mut deliveries = readable(rows, |mut row| delivery(&mut row, token));
+fn claim(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Claim {
+    found(rows.into_iter().map(|mut row| leased(&mut row, token)))
+}
+
+/// A row, and the state of the providers that comes along with it.
+type Leased = Result<(Delivery, i64), DbError>;
+
+fn leased(row: &mut impl Cells, token: Uuid) -> Leased {
+    Ok((delivery(row, token)?, row.take(16)?))
+}
+
+fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
+    let rows = readable(rows);
+    let providers = rows.first().map_or(0, |(_, providers)| *providers);
+    let mut deliveries: Vec<Delivery> = rows.into_iter().map(|(delivery, _)| delivery).collect();
     deliveries.sort_unstable_by_key(|d| d.key);
-    Ok(Claim { deliveries, providers })
+    Claim { deliveries, providers }
 }
 
 fn delivery(row: &mut impl Cells, token: Uuid) -> Result<Delivery, DbError> {

@@ -148,7 +148,7 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY notification_id DESC, n LIMIT ${}", parameters.len()));
-        Ok(readable(self.db.query(&sql, parameters).await?, |row| listed(&row)))
+        Ok(readable(self.db.query(&sql, parameters).await?.iter().map(listed)))
     }
 
     /// One delivery.

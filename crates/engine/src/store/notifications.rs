@@ -94,6 +94,11 @@ pub(super) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     )
 });
 const GATHERED_POSTGRES: &str = "string_agg(c.n::text, ',')";
+static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let columns = COLUMNS.replace("{gathered}", GATHERED_SQLITE);
+    sqlite::dialect(&format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"))
+});
+const GATHERED_SQLITE: &str = "group_concat(c.n, ',')";
 
 impl Store {
     /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
@@ -101,7 +106,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
-        let rows = match &self.db {
+        match &self.db {
             Db::Postgres(db) => {
                 let client = db.hot().await?;
                 let (mut tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
@@ -111,22 +116,21 @@ impl Store {
                     client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
                 let (first, last) = (ids.iter().min(), ids.iter().max());
                 let rows = client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
-                return Ok(readable(rows, |mut row| stored(&mut row)));
+                Ok(readable(rows.into_iter().map(|mut row| stored(&mut row))))
             }
             Db::Sqlite(db) => {
-                let sql = sqlite::dialect(&format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns()));
                 let keys = keys.to_vec();
                 db.read(move |connection| {
+                    let mut load = sqlite::Prepared::on(connection, &LOAD_SQLITE)?;
                     let mut rows = Vec::with_capacity(keys.len());
                     for (tenant, id) in keys {
-                        rows.extend(sqlite::query(connection, &sql, &[tenant.into(), id.into()])?);
+                        rows.extend(load.rows((tenant, sqlite::Id::from(id)), |row| stored(row))?);
                     }
-                    Ok(rows)
+                    Ok(readable(rows))
                 })
-                .await?
+                .await
             }
-        };
-        Ok(readable(rows, |mut row| stored(&mut row)))
+        }
     }
 
     /// One notification by its id, whoever owns it, or only this tenant's.
@@ -166,7 +170,7 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY id DESC LIMIT ${}", parameters.len()));
-        Ok(readable(self.db.query(&sql, parameters).await?, |row| listed(&row)))
+        Ok(readable(self.db.query(&sql, parameters).await?.iter().map(listed)))
     }
 
     /// The status of one notification.
@@ -192,7 +196,7 @@ impl Store {
 
     /// What a notification is read from; the cancel requests as one text, which each database gathers in its own way.
     fn columns(&self) -> String {
-        let gathered = if self.db.kind() == "postgres" { GATHERED_POSTGRES } else { "group_concat(c.n, ',')" };
+        let gathered = if self.db.kind() == "postgres" { GATHERED_POSTGRES } else { GATHERED_SQLITE };
         COLUMNS.replace("{gathered}", gathered)
     }
 
@@ -235,9 +239,9 @@ impl Store {
 }
 
 /// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
-pub(super) fn readable<R, T>(rows: Vec<R>, read: impl Fn(R) -> Result<T, DbError>) -> Vec<T> {
+pub(super) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
     let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
-    rows.into_iter().filter_map(|row| read(row).inspect_err(tell).ok()).collect()
+    rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
 
 fn listed(row: &Row) -> Result<NotificationRow, DbError> {

@@ -1,15 +1,16 @@
 //! Settle: what became of a batch of attempts, in one statement, fenced by each one's token.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use postcommit::Timestamp;
-use rusqlite::Connection;
+use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{Lease, Store};
 use crate::crash_point;
-use crate::db::{Db, DbError, Value, postgres, sqlite};
+use crate::db::sqlite::{Id, Prepared};
+use crate::db::{Cells, Db, DbError, postgres, sqlite};
 use crate::model::{DeliveryKey, Evidence, Finish, FinishedState};
 
 /// What became of one claimed delivery.
@@ -331,106 +332,151 @@ impl<'a> Columns<'a> {
     }
 }
 
-static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
-         SELECT tenant, notification_id, coalesce(?12, n), coalesce(?13, lane), coalesce(?14, channel), coalesce(?15, target), ?5, ?6, ?7, ?8, attempts + ?9, seq + ?9, unclear OR ?10, ?11,
-           CASE WHEN ?16 THEN {now} END, {now} FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq",
-        now = sqlite::NOW
-    )
-});
-const LEAVE_SQLITE: &str =
-    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+const LOOK_SQLITE: &str = "SELECT lane, channel, target, attempts, seq, unclear FROM postcommit_delivery_queue
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
+const ENTER_SQLITE: &str = "INSERT INTO postcommit_delivery_ledger
+    (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+const LOG_SQLITE: &str = "INSERT INTO postcommit_attempt
+    (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
 const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
            lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END, attempts = attempts + ?6,
            first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
            n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
 
-/// Row by row with prepared statements: on SQLite there is no round trip to save.
+/// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted is no slower than RETURNING, for
+/// which SQLite makes a table each time.
 fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+    let mut pen = Pen::on(connection)?;
     let mut applied = Vec::with_capacity(batch.len());
     for settlement in batch {
         let seq = match state_of(settlement.finish) {
-            Some(state) => end_sqlite(connection, settlement, state)?,
-            None => again_sqlite(connection, settlement)?,
+            Some(state) => pen.end(settlement, state)?,
+            None => pen.again(settlement)?,
         };
         if let Some(seq) = seq {
-            log_sqlite(connection, settlement, seq)?;
+            pen.log(settlement, seq)?;
             applied.push(settlement.lease.key);
         }
     }
     Ok(applied)
 }
 
-fn end_sqlite(connection: &Connection, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
-    let (key, began) = (s.lease.key, i64::from(s.attempt.is_some()));
-    let is_sent = matches!(state, FinishedState::Sent | FinishedState::Delivered);
-    let provider_ref = s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.clone());
-    let parameters = [
-        key.tenant.into(),
-        key.notification.into(),
-        key.n.into(),
-        s.lease.token.into(),
-        state.name().into(),
-        state.reason().into(),
-        s.code.clone().into(),
-        s.detail.clone().into(),
-        began.into(),
-        s.unclear.into(),
-        provider_ref.into(),
-        s.place.as_ref().map(|p| p.n).into(),
-        s.place.as_ref().map(|p| p.lane).into(),
-        s.place.as_ref().map(|p| p.channel.as_str()).into(),
-        s.place.as_ref().map(|p| p.target.as_str()).into(),
-        is_sent.into(),
-    ];
-    let seq = sqlite::query(connection, &ENTER_SQLITE, &parameters)?.first().map(|row| row.get(0)).transpose()?;
-    sqlite::run(connection, LEAVE_SQLITE, &parameters[..4])?;
-    Ok(seq)
+/// What a batch is written with.
+struct Pen<'c> {
+    look: Prepared<'c>,
+    leave: Prepared<'c>,
+    enter: Prepared<'c>,
+    again: Prepared<'c>,
+    log: Prepared<'c>,
+    now: i64,
 }
 
-fn again_sqlite(connection: &Connection, s: &Settlement) -> Result<Option<i64>, DbError> {
-    let (key, (due, counted)) = (s.lease.key, due_of(s.finish));
-    let began = i64::from(s.attempt.is_some());
-    let parameters = [
-        key.tenant.into(),
-        key.notification.into(),
-        key.n.into(),
-        s.lease.token.into(),
-        due.into(),
-        counted.into(),
-        began.into(),
-        s.unclear.into(),
-        s.code.clone().into(),
-        s.detail.clone().into(),
-        s.place.as_ref().map(|p| p.n).into(),
-        s.place.as_ref().map(|p| p.lane).into(),
-        s.place.as_ref().map(|p| p.channel.as_str()).into(),
-        s.place.as_ref().map(|p| p.target.as_str()).into(),
-    ];
-    sqlite::query(connection, AGAIN_SQLITE, &parameters)?.first().map(|row| row.get(0)).transpose()
+/// What the queue says of a delivery that ends.
+struct Left {
+    lane: i32,
+    channel: Option<String>,
+    target: Option<String>,
+    attempts: i64,
+    seq: i64,
+    unclear: bool,
 }
 
-fn log_sqlite(connection: &Connection, s: &Settlement, seq: i64) -> Result<(), DbError> {
-    let Some(attempt) = &s.attempt else { return Ok(()) };
-    let key = s.key();
-    let sql = "INSERT INTO postcommit_attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
-    let evidence = attempt.evidence.clone();
-    let parameters: [Value; 13] = [
-        key.tenant.into(),
-        key.notification.into(),
-        key.n.into(),
-        seq.into(),
-        attempt.at.into(),
-        (&*attempt.provider).into(),
-        attempt.outcome.into(),
-        s.code.clone().into(),
-        s.detail.clone().into(),
-        attempt.latency_ms.into(),
-        evidence.provider_ref.into(),
-        evidence.excerpt.into(),
-        s.lease.token.into(),
-    ];
-    sqlite::run(connection, sql, &parameters).map(drop)
+impl<'c> Pen<'c> {
+    fn on(connection: &'c Connection) -> Result<Self, DbError> {
+        Ok(Self {
+            look: Prepared::on(connection, LOOK_SQLITE)?,
+            leave: Prepared::on(connection, LEAVE_SQLITE)?,
+            enter: Prepared::on(connection, ENTER_SQLITE)?,
+            again: Prepared::on(connection, AGAIN_SQLITE)?,
+            log: Prepared::on(connection, LOG_SQLITE)?,
+            now: sqlite::now(connection)?.as_micros(),
+        })
+    }
+
+    /// From the queue into the ledger. Returns the attempt's number; none when the lease was gone.
+    fn end(&mut self, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
+        let (key, id) = (s.lease.key, Id::from(s.lease.key.notification));
+        let Some(left) = self.look.first(params![key.tenant, id, key.n, Id::from(s.lease.token)], |row| left(row))? else {
+            return Ok(None);
+        };
+        self.leave.run(params![key.tenant, id, key.n])?;
+        let place = s.place.as_ref();
+        let began = i64::from(s.attempt.is_some());
+        let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
+        self.enter.run(params![
+            key.tenant,
+            id,
+            place.map_or(key.n, |p| p.n),
+            place.map_or(left.lane, |p| p.lane),
+            place.map_or(left.channel.as_deref(), |p| Some(&p.channel)),
+            place.map_or(left.target.as_deref(), |p| Some(&p.target)),
+            state.name(),
+            state.reason(),
+            s.code,
+            s.detail,
+            left.attempts + began,
+            left.seq + began,
+            left.unclear || s.unclear,
+            s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.as_deref()),
+            sent_at,
+            self.now,
+        ])?;
+        Ok(Some(left.seq + began))
+    }
+
+    fn again(&mut self, s: &Settlement) -> Result<Option<i64>, DbError> {
+        let (key, (due, counted), place) = (s.lease.key, due_of(s.finish), s.place.as_ref());
+        let parameters = params![
+            key.tenant,
+            Id::from(key.notification),
+            key.n,
+            Id::from(s.lease.token),
+            due.map(Timestamp::as_micros),
+            counted,
+            s.attempt.is_some(),
+            s.unclear,
+            s.code,
+            s.detail,
+            place.map(|p| p.n),
+            place.map(|p| p.lane),
+            place.map(|p| p.channel.as_str()),
+            place.map(|p| p.target.as_str()),
+        ];
+        self.again.rows(parameters, |row| row.take(0))?.pop().transpose()
+    }
+
+    fn log(&mut self, s: &Settlement, seq: i64) -> Result<(), DbError> {
+        let Some(attempt) = &s.attempt else { return Ok(()) };
+        let key = s.key();
+        let logged = self.log.run(params![
+            key.tenant,
+            Id::from(key.notification),
+            key.n,
+            seq,
+            attempt.at.as_micros(),
+            &*attempt.provider,
+            attempt.outcome,
+            s.code,
+            s.detail,
+            attempt.latency_ms,
+            attempt.evidence.provider_ref,
+            attempt.evidence.excerpt,
+            Id::from(s.lease.token),
+        ]);
+        logged.map(drop)
+    }
+}
+
+fn left(row: &mut impl Cells) -> Result<Left, DbError> {
+    Ok(Left {
+        lane: row.take(0)?,
+        channel: row.take(1)?,
+        target: row.take(2)?,
+        attempts: row.take(3)?,
+        seq: row.take(4)?,
+        unclear: row.take(5)?,
+    })
 }

@@ -7,6 +7,7 @@ mod world;
 mod at_once;
 mod dispatch;
 mod egress;
+mod enqueue;
 mod instructions;
 mod lost;
 mod lost_again;
