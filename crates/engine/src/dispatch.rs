@@ -114,6 +114,9 @@ pub enum Stop {
 /// A claimed row and the notification behind it.
 type Claimed = (Delivery, Arc<StoredNotification>);
 
+/// Notifications by their ids.
+type Notes = HashMap<Uuid, Arc<StoredNotification>>;
+
 /// The database's time, reckoned from a claim: asking for it would cost a round trip.
 #[derive(Debug, Clone, Copy)]
 struct Reckoning {
@@ -305,7 +308,7 @@ impl Dispatcher {
 
     /// Takes the slots of what was claimed and sets it on its way. What this process cannot serve goes back.
     async fn start(&mut self, claim: Claim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
-        let Claim { deliveries, providers } = claim;
+        let Claim { deliveries, providers, notes } = claim;
         let Some(first) = deliveries.first() else { return Ok(0) };
         let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
@@ -319,6 +322,7 @@ impl Dispatcher {
             self.crew.settler.return_unbegun(deliveries);
             return Err(problem);
         }
+        let notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
         let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
         deliveries.into_iter().for_each(|delivery| by_lane.entry(delivery.lane).or_default().push(delivery));
@@ -333,7 +337,7 @@ impl Dispatcher {
             };
             begun += batch.len();
             // The next claim need not wait until these are read.
-            tokio::spawn(begin(self.crew.clone(), way, batch, clock));
+            tokio::spawn(begin(self.crew.clone(), way, batch, notes.clone(), clock));
         }
         Ok(begun)
     }
@@ -411,9 +415,9 @@ enum Way {
 }
 
 /// Reads what a batch is about, and hands it on.
-async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, clock: Reckoning) {
+async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes: Notes, clock: Reckoning) {
     let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
-    match load(&crew, batch).await {
+    match load(&crew, batch, notes).await {
         Ok(batch) => match way {
             Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
             Way::Attempt(lane, slots) => attempt::attempt_batch(&crew, &lane, batch, clock, slots).await,
@@ -426,15 +430,17 @@ async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, clock: Reckoning
     unsettled.disarm();
 }
 
-/// The notifications behind a batch, each read once.
-async fn load(crew: &Crew, batch: Vec<Delivery>) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
+/// The notifications behind a batch, each read once. Some are there already.
+async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
     let mut keys: Vec<(i32, Uuid)> = batch.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
     keys.dedup();
-    let notes = match crew.tools.store.notifications(&keys).await {
-        Ok(notes) => notes,
-        Err(problem) => return Err((batch, problem)),
-    };
-    let notes: HashMap<Uuid, Arc<StoredNotification>> = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
+    keys.retain(|(_, id)| !notes.contains_key(id));
+    if !keys.is_empty() {
+        match crew.tools.store.notifications(&keys).await {
+            Ok(read) => notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note)))),
+            Err(problem) => return Err((batch, problem)),
+        }
+    }
     let mut claimed = Vec::with_capacity(batch.len());
     for delivery in batch {
         match notes.get(&delivery.key.notification) {

@@ -57,10 +57,11 @@ impl Store {
     /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
     #[doc(hidden)]
     #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 9] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 10] {
         [
-            ("claim", claim::CLAIM_POSTGRES),
-            ("claim_notification", claim::CLAIM_NOTIFICATION_POSTGRES),
+            ("claim", &claim::CLAIM_POSTGRES),
+            ("claim_reading", &claim::CLAIM_READING_POSTGRES),
+            ("claim_notification", &claim::CLAIM_NOTIFICATION_POSTGRES),
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
             ("expand", expansion::EXPAND_POSTGRES),

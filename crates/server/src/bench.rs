@@ -4,7 +4,7 @@
 //! - [`place`]: where: a database or file of its own, gone afterwards;
 //! - `load`: what is enqueued; `application`: by whom; `running`: our dispatcher at work in this process; `child`: processes of our own; [`sink`]: receivers;
 //! - `bare`: the same work without us, by hand; `peers`: the same work by other programs;
-//! - `series`: measurements, their middle and spread; [`report`]: what was found; [`html`]: as a page; `machine`: on what;
+//! - `series`: measurements, their middle and spread; `profile`: what they took of the processors; [`report`]: what was found; [`html`]: as a page; `machine`: on what;
 //! - `progress`: what is going on, for who waits.
 
 mod application;
@@ -15,6 +15,7 @@ mod load;
 mod machine;
 mod peers;
 pub mod place;
+mod profile;
 mod progress;
 pub mod report;
 mod running;

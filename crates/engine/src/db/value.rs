@@ -126,6 +126,12 @@ impl Cells for tokio_postgres::Row {
     }
 }
 
+impl Cells for &tokio_postgres::Row {
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        read(from_postgres(self, place)?, place)
+    }
+}
+
 pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
     T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }

@@ -17,23 +17,29 @@ pub struct Expanded {
     pub targets: Vec<Target>,
 }
 
-/// New rows keep the notification's due time and priority: who waited longest goes first on every lane.
+/// New rows keep the notification's due time and priority: who waited longest goes first on every lane. A notification's targets travel with its row as
+/// arrays: joining them to it afterwards would compare every target with every notification.
 pub(super) const EXPAND_POSTGRES: &str = "
     WITH given AS MATERIALIZED (
-      SELECT * FROM unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
+      SELECT tenant, notification_id, 0 AS n, token, array_agg(g.n) AS ns, array_agg(lane) AS lanes, array_agg(channel) AS channels, array_agg(target) AS targets, array_agg(state) AS states,
+        array_agg(reason) AS reasons, array_agg(code) AS codes, array_agg(detail) AS details
+      FROM unnest($1::int[], $2::uuid[], $3::uuid[], $4::int[], $5::int[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
         AS g (tenant, notification_id, token, n, lane, channel, target, state, reason, code, detail)
+      GROUP BY tenant, notification_id, token
     ), gone AS (
-      DELETE FROM postcommit.delivery_queue q USING (SELECT DISTINCT tenant, notification_id, 0 AS n, token FROM given) g
+      DELETE FROM postcommit.delivery_queue q USING given g
       WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-      RETURNING q.tenant, q.notification_id, q.priority, q.due_at
+      RETURNING q.tenant, q.notification_id, q.priority, q.due_at, g.ns, g.lanes, g.channels, g.targets, g.states, g.reasons, g.codes, g.details
+    ), target AS (
+      SELECT gone.tenant, gone.notification_id, gone.priority, gone.due_at, t.*
+      FROM gone CROSS JOIN LATERAL unnest(ns, lanes, channels, targets, states, reasons, codes, details) AS t (n, lane, channel, target, state, reason, code, detail)
     ), queued AS (
       INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, channel, target)
-      SELECT tenant, notification_id, given.n, given.lane, gone.priority, gone.due_at, given.channel, given.target
-      FROM gone JOIN given USING (tenant, notification_id) WHERE given.state IS NULL ORDER BY tenant, notification_id, given.n
+      SELECT tenant, notification_id, n, lane, priority, due_at, channel, target FROM target WHERE state IS NULL ORDER BY tenant, notification_id, n
     ), entered AS (
       INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, finished_at)
-      SELECT tenant, notification_id, given.n, 0, given.channel, given.target, given.state, given.reason, given.code, given.detail, 0, 0, clock_timestamp()
-      FROM gone JOIN given USING (tenant, notification_id) WHERE given.state IS NOT NULL ORDER BY tenant, notification_id, given.n
+      SELECT tenant, notification_id, n, 0, channel, target, state, reason, code, detail, 0, 0, clock_timestamp() FROM target WHERE state IS NOT NULL
+      ORDER BY tenant, notification_id, n
     )
     SELECT count(*) FROM gone";
 
