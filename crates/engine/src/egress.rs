@@ -228,6 +228,12 @@ impl Egress {
                 // The peer closed the connection before a byte of the request left, and none can leave now:
                 // a new connection carries the request for the first time.
                 Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
+                Err(failure) => {
+                    if matches!(failure.code, "closed" | "reset") {
+                        self.0.idle.distrust(&place);
+                    }
+                    return Err(failure);
+                }
                 done => return done,
             }
         }

@@ -332,7 +332,8 @@ fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
 
 fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, at: Timestamp, took: Duration) -> Settlement {
     let Report { outcome, evidence } = report;
-    let unclear = matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
+    let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
+    let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
     let detail = evidence.detail.as_deref().map(storable);
     let evidence = Evidence {
         detail: None,

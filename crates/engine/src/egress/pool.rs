@@ -17,6 +17,8 @@ pub(super) const IDLE_IN_ALL: usize = 512;
 pub(super) const IDLE_AGE: Duration = Duration::from_secs(4);
 /// How often the idle ones are looked at, while there are any.
 const LOOK: Duration = Duration::from_millis(250);
+/// How long nothing is kept for a place that closed a kept connection under a request.
+pub(super) const DISTRUST: Duration = Duration::from_secs(60);
 
 /// Something the pool can keep.
 pub(super) trait Reusable: Send + 'static {
@@ -42,6 +44,8 @@ impl<C: Reusable> Idle<C> {
 /// The idle connections by place, the one used last at the end.
 struct Shelves<C> {
     idle: HashMap<Place, Vec<Idle<C>>>,
+    /// Places that closed a connection under a request, and when they last did.
+    distrusted: HashMap<Place, Instant>,
     sweeping: bool,
 }
 
@@ -66,7 +70,20 @@ impl<C: Reusable> Shelves<C> {
         idle.map(|idle| idle.connection)
     }
 
+    /// Some peers answer and hang up without having said so. Whoever is asked again at once on the same connection loses that request, and nobody
+    /// knows what became of it.
+    fn distrust(&mut self, place: &Place, now: Instant) {
+        self.idle.remove(place);
+        if self.distrusted.len() >= IDLE_IN_ALL {
+            self.distrusted.retain(|_, since| now.saturating_duration_since(*since) < DISTRUST);
+        }
+        self.distrusted.insert(place.clone(), now);
+    }
+
     fn put(&mut self, place: Place, connection: C, now: Instant) {
+        if self.distrusted.get(&place).is_some_and(|since| now.saturating_duration_since(*since) < DISTRUST) {
+            return;
+        }
         if self.count() >= IDLE_IN_ALL {
             self.keep(|idle| idle.young(now));
         }
@@ -86,13 +103,18 @@ pub(super) struct Pool<C>(Arc<Mutex<Shelves<C>>>);
 
 impl<C: Reusable> Pool<C> {
     pub(super) fn new() -> Self {
-        let shelves = Shelves { idle: HashMap::new(), sweeping: false };
+        let shelves = Shelves { idle: HashMap::new(), distrusted: HashMap::new(), sweeping: false };
         Self(Arc::new(Mutex::new(shelves)))
     }
 
     /// The connection to `place` that was used last, if one is still fit.
     pub(super) fn take(&self, place: &Place) -> Option<C> {
         lock(&self.0).take(place, clock::monotonic())
+    }
+
+    /// `place` has closed a kept connection under a request: for a while each call opens its own.
+    pub(super) fn distrust(&self, place: &Place) {
+        lock(&self.0).distrust(place, clock::monotonic());
     }
 
     /// Keeps `connection` for the next call. The oldest of its place makes room; a full pool drops it.
@@ -145,7 +167,7 @@ mod tests {
     }
 
     fn shelves() -> (Shelves<Fake>, Instant) {
-        (Shelves { idle: HashMap::new(), sweeping: true }, clock::monotonic())
+        (Shelves { idle: HashMap::new(), distrusted: HashMap::new(), sweeping: true }, clock::monotonic())
     }
 
     #[test]
@@ -175,6 +197,18 @@ mod tests {
         assert_eq!(shelves.take(&place("a"), now), None);
         shelves.put(place("a"), Fake(2, true), now);
         assert_eq!(shelves.take(&place("a"), now + IDLE_AGE), None);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_while_for_a_place_that_hung_up() {
+        let (mut shelves, now) = shelves();
+        shelves.put(place("a"), Fake(1, true), now);
+        shelves.put(place("b"), Fake(2, true), now);
+        shelves.distrust(&place("a"), now);
+        shelves.put(place("a"), Fake(3, true), now);
+        assert_eq!((shelves.take(&place("a"), now), shelves.take(&place("b"), now)), (None, Some(Fake(2, true))));
+        shelves.put(place("a"), Fake(4, true), now + DISTRUST);
+        assert_eq!(shelves.take(&place("a"), now + DISTRUST), Some(Fake(4, true)));
     }
 
     #[test]

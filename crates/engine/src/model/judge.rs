@@ -61,6 +61,10 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Deferred { after, .. } => again(case, after.unwrap_or_default()),
         Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
         Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
+        // Nobody has said that it was not taken.
+        Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
+            Verdict::Park(Reason::OutcomeUnknown)
+        }
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries => {
             Verdict::Park(Reason::Rejected)
         }
@@ -154,6 +158,9 @@ mod tests {
             (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
             (Outcome::Rejected { because: Because::Refused, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
             (Outcome::Rejected { because: Because::Config, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Config)),
+            (Outcome::Rejected { because: Because::Unrecognised, .. }, Guarantee::AtMostOnce) => {
+                assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
+            }
             (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }

@@ -117,6 +117,7 @@ on_both! {
         assert_eq!(after_one(&world, |_| Reply::Close).await, unknown("closed"));
         assert_eq!(after_one(&world, |_| Reply::Garbage).await, unknown("bad_answer"));
         assert_eq!(after_one(&world, |_| Reply::status(500)).await, unknown("http_500"));
+        assert_eq!(after_one(&world, |_| Reply::status(666)).await, unknown("http_666"));
         // Nobody listens: nothing can have been sent, so even at_most_once tries again.
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let id = world.enqueue("t", json!({"recipients": [{"webhook": format!("http://{nobody}/")}]})).await;

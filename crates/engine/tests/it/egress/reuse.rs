@@ -81,6 +81,25 @@ async fn bytes_are_counted_for_this_request_only() {
     assert!((1..1000).contains(&failure.bytes_written), "{failure:?}");
 }
 
+/// A peer that answers and hangs up without having said so loses one request of ours, not one after the other.
+#[tokio::test]
+async fn a_peer_that_hung_up_under_a_request_gets_new_connections() {
+    let peer = Peer::new(|mut stream| async move {
+        read_request(&mut stream).await;
+        stream.write_all(OK.as_bytes()).await.unwrap();
+        // Gone only when the next request has arrived: so it is certain to be lost.
+        read_request(&mut stream).await;
+    })
+    .await;
+    let egress = egress();
+    answered(&egress, get(&peer.url())).await;
+    assert_eq!(failed(&egress, get(&peer.url())).await.code, "closed");
+    for calls in 2..=5 {
+        answered(&egress, get(&peer.url())).await;
+        assert_eq!(peer.accepted(), calls);
+    }
+}
+
 #[tokio::test]
 async fn an_idle_connection_that_the_peer_closed_does_not_fail_the_next_call() {
     let gone = Arc::new(Notify::new());

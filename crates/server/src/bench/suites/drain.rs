@@ -31,7 +31,7 @@ struct Drained {
 
 /// What is known about a drain that is too slow.
 const KNOWN: &str = "The bare drain reads no payload and writes less of everything: inside the server settle takes 10 µs a row against 5, and reading the notification 5 \
-    against none. Brought something and stayed: sending from the notification's own row, claims that do not wait for the disk, plans made once. Brought too \
+    against none. Brought something and stayed: sending from the notification's own row, plans made once. Brought too \
     little for what it would cost: finding rows by their place on the page (1 µs), fewer columns for what was simply sent (1.5 µs)";
 
 async fn run(bench: &Bench) -> Result<Found, Failure> {
