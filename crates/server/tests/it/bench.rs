@@ -65,9 +65,9 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     assert!(psql.status.success(), "{psql:?}");
 
     let shell = Shell::empty();
-    let ran = bench(&shell, &["drain", "enqueue", "--no-peers", "--database-url", &given.url]);
+    let ran = bench(&shell, &["drain", "enqueue", "growth", "--no-peers", "--database-url", &given.url]);
     let found = ids(&ran);
-    for id in ["P1", "wal", "P3", "P4"] {
+    for id in ["P1", "wal", "P3", "P4", "P6 history", "P6 backlog"] {
         assert!(found.contains(&id.to_owned()), "{id}: {found:?}");
     }
     assert_eq!(benchmark_databases(&store).await, 0, "neither its own nor the leftover");
