@@ -24,6 +24,7 @@ pub mod sink;
 pub mod suites;
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ use peers::Runner;
 use place::Place;
 use progress::Progress;
 use report::{Machine, Report, Suite};
-use suites::Kind;
+use suites::{Found, Kind};
 
 /// What was asked for.
 pub struct Wish {
@@ -89,19 +90,12 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     let mut bench = Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: vec![], egress, scale: wish.scale };
     bench.peers = invite(&bench, wish.peers.as_deref()).await;
     let bench = Arc::new(bench);
-    // On a task of its own: a panic in there must not keep us from taking things away.
-    let mut measuring = tokio::spawn(measure(bench.clone(), wish));
-    let measured = tokio::select! {
-        measured = &mut measuring => measured.unwrap_or_else(|e| Err(e.into())),
-        () = told => {
-            measuring.abort();
-            let _ = measuring.await;
-            Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"))
-        }
-    };
+    let measured = measure(&bench, wish, told).await;
     bench.progress.step("removing what was made");
-    bench.place.remove().await?;
-    measured
+    let removed = bench.place.remove().await;
+    let mut report = measured?;
+    report.problems.extend(removed.err().map(|failure| failure.to_string()));
+    Ok(report)
 }
 
 /// Other programs make schemas as they like: they take part only where the whole database is ours.
@@ -123,7 +117,9 @@ fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
+/// Suite by suite. One that fails does not take what the others found with it.
+async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>) -> Result<Report, Failure> {
+    let mut told = pin!(told);
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION").into(),
         started_at: clock::now().to_string(),
@@ -134,19 +130,36 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
         database: bench.place.describe().await?,
         peers: bench.peers.iter().map(|runner| runner.peer.clone()).collect(),
         suites: vec![],
+        problems: vec![],
     };
     for kind in wish.suites {
         bench.progress.suite(kind.name);
         let started = clock::monotonic();
-        let found = (kind.run)(&bench).await.map_err(|f| Failure::new(f.exit(), format!("{}: {f}", kind.name)))?;
+        let here = bench.clone();
+        // On a task of its own: a panic in there must not keep us from taking things away.
+        let mut measuring = tokio::spawn(async move { (kind.run)(&here).await });
+        let found = tokio::select! {
+            found = &mut measuring => found.unwrap_or_else(|e| Err(e.into())),
+            () = &mut told => {
+                measuring.abort();
+                let _ = measuring.await;
+                if report.suites.is_empty() {
+                    return Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"));
+                }
+                report.problems.push(format!("interrupted in {}: what follows was not measured", kind.name));
+                break;
+            }
+        };
         let seconds = clock::monotonic().duration_since(started).as_secs_f64();
-        report.suites.push(Suite {
-            name: kind.name.into(),
-            about: kind.about.into(),
-            seconds,
-            findings: found.findings,
-            charts: found.charts,
-        });
+        let (found, problem) = match found {
+            Ok(found) => (found, None),
+            Err(failure) => {
+                bench.progress.note(&format!("{} failed: {failure}", kind.name));
+                (Found::default(), Some(failure.to_string()))
+            }
+        };
+        let (name, about) = (kind.name.into(), kind.about.into());
+        report.suites.push(Suite { name, about, seconds, findings: found.findings, charts: found.charts, problem });
     }
     Ok(report)
 }

@@ -23,6 +23,8 @@ pub struct Report {
     pub peers: Vec<Peer>,
     /// In the order they were run.
     pub suites: Vec<Suite>,
+    /// What went wrong beside the suites: it was interrupted, something could not be removed.
+    pub problems: Vec<String>,
 }
 
 impl Report {
@@ -30,6 +32,12 @@ impl Report {
     pub fn extent(&self) -> String {
         let scale = if self.scale == 1.0 { String::new() } else { format!(", at scale {}: a quick look", self.scale) };
         format!("{}{scale}", self.rounds)
+    }
+
+    /// All that kept it from being complete.
+    pub fn failures(&self) -> Vec<String> {
+        let suites = self.suites.iter().filter_map(|suite| Some(format!("{}: {}", suite.name, suite.problem.as_ref()?)));
+        suites.chain(self.problems.iter().cloned()).collect()
     }
 }
 
@@ -70,6 +78,8 @@ pub struct Suite {
     pub findings: Vec<Finding>,
     /// Figures over time or over a size, for charts.
     pub charts: Vec<Chart>,
+    /// Why it could not be measured; it has no findings then.
+    pub problem: Option<String>,
 }
 
 /// One figure: a ratio of two series measured in turns, or a plain number.
