@@ -1,6 +1,7 @@
 //! `postcommit bench`: measures this build on this machine and holds it to its bars.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
@@ -56,6 +57,9 @@ impl Bench {
         telemetry::start(&LogSettings { level: "error".into(), format: settings.log.format.clone() });
         let suites = self.chosen(settings)?;
         let wish = Wish { suites, rounds: self.rounds.into(), scale: self.scale, peers: self.peers()?, command: command() };
+        if let Some(file) = &self.html {
+            writable(file).map_err(|e| Failure::new(Exit::Usage, format!("--html {}: {e}", file.display())))?;
+        }
         let report = bench::run(wish, settings).await?;
         if let Some(file) = &self.html {
             let written = std::fs::write(file, bench::html::page(&report));
@@ -89,6 +93,17 @@ impl Bench {
             if fits(&kind) { Ok(kind) } else { Err(usage(format!("suite {name} needs {}; see --database-url", kind.fits.name()))) }
         };
         self.suites.iter().map(find).collect()
+    }
+}
+
+/// Whether it could be written at the end of a long run. A file that is there stays as it is, one that is not is not left behind.
+fn writable(file: &Path) -> std::io::Result<()> {
+    match std::fs::OpenOptions::new().append(true).open(file) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            drop(std::fs::File::create_new(file)?);
+            std::fs::remove_file(file)
+        }
+        opened => opened.map(drop),
     }
 }
 

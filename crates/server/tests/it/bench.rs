@@ -121,6 +121,8 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["bench", "--scale", "0"], "0.0001 to 100 are allowed"),
         (&["bench", "--rounds", "0"], "0 is not in 1..=99"),
         (&["bench", "--peers", "nowhere"], "--peers nowhere: is no folder"),
+        (&["bench", "--html", "nowhere/report.html"], "--html nowhere/report.html: No such file or directory"),
+        (&["bench", "--html", "."], "--html .: Is a directory"),
     ] {
         let ran = shell.run(arguments).ends(2);
         assert!(ran.stderr.contains(expected), "{}", ran.stderr);
