@@ -17,7 +17,7 @@ pub struct Report {
     pub scale: f64,
     /// Where it ran.
     pub machine: Machine,
-    /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on)`.
+    /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its own`.
     pub database: String,
     /// Peers that took part.
     pub peers: Vec<Peer>,

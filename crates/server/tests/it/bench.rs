@@ -54,6 +54,21 @@ fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
     assert!(ran.stderr.contains("bench: sqlite: round 1 of 1"), "progress is on stderr: {}", ran.stderr);
 }
 
+#[test]
+fn a_relative_path_is_the_same_for_other_processes() {
+    let shell = Shell::empty();
+    std::fs::create_dir(shell.path().join("sub")).unwrap();
+    for url in ["sqlite:app.db", "sqlite:sub/app.db"] {
+        let ran = bench(&shell, &["binary", "memory", "--database-url", url]);
+        assert_eq!(ids(&ran), ["P13 size", "P13 start", "P9 growth", "P9 total"]);
+        let folder = shell.path().join(url.trim_start_matches("sqlite:")).parent().unwrap().canonicalize().unwrap();
+        let database = ran.json()["database"].as_str().unwrap().to_owned();
+        assert!(database.ends_with(&format!(", in {}", folder.display())), "{database}");
+    }
+    let refused = bench(&shell, &["binary", "--database-url", "sqlite:nowhere/app.db"]).ends(2);
+    assert!(refused.stderr.contains("there is no folder ") && refused.stderr.contains("/nowhere to measure in"), "{}", refused.stderr);
+}
+
 /// One test for all that makes databases: it can tell that none is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {

@@ -103,7 +103,8 @@ impl Ground {
         let row = self.client().await?.query_one(sql, &[]).await?;
         let at = |place: usize| row.get::<_, String>(place);
         let version = at(0).split(' ').next().unwrap_or_default().to_owned();
-        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {})", at(1), at(2), at(3)))
+        let place = if self.is_own() { "a database of its own" } else { "schemas of its own in the given database" };
+        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {}), in {place}", at(1), at(2), at(3)))
     }
 
     pub async fn remove(&self) -> Result<(), Failure> {
