@@ -23,7 +23,7 @@ mod series;
 pub mod sink;
 pub mod suites;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
-use peers::Runner;
+use peers::Peers;
 use place::Place;
 use progress::Progress;
 use report::{Machine, Report, Suite};
@@ -49,8 +49,8 @@ pub struct Wish {
     pub rounds: usize,
     /// Multiplies all counts and durations.
     pub scale: f64,
-    /// Where other programs are, if any are to take part.
-    pub peers: Option<PathBuf>,
+    /// Where other programs are that take part, or why none do.
+    pub peers: Result<PathBuf, String>,
     /// How to repeat it.
     pub command: String,
 }
@@ -63,7 +63,7 @@ pub struct Bench {
     /// As the settings say: the benchmark measures the product as it is set up.
     pub dispatch: DispatchSettings,
     /// Other programs that take part.
-    pub peers: Vec<Runner>,
+    pub peers: Peers,
     /// The sinks are on this machine.
     pub egress: Egress,
     scale: f64,
@@ -87,8 +87,9 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     let allow = "127.0.0.0/8".parse().into_iter().collect();
     let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() }).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let (place, dispatch) = (Place::make(settings).await?, settings.dispatch.clone());
-    let mut bench = Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: vec![], egress, scale: wish.scale };
-    bench.peers = invite(&bench, wish.peers.as_deref()).await;
+    let mut bench =
+        Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: Peers::default(), egress, scale: wish.scale };
+    bench.peers = invite(&bench, &wish.peers).await;
     let bench = Arc::new(bench);
     let measured = measure(&bench, wish, told).await;
     bench.progress.step("removing what was made");
@@ -99,10 +100,12 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
 }
 
 /// Other programs make schemas as they like: they take part only where the whole database is ours.
-async fn invite(bench: &Bench, folder: Option<&Path>) -> Vec<Runner> {
+async fn invite(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
     match (folder, bench.place.postgres()) {
-        (Some(folder), Ok(ground)) if ground.is_own() => peers::installed(folder).await,
-        _ => vec![],
+        (Err(why), _) => Peers::none(why),
+        (Ok(_), Err(_)) => Peers::none("peers need PostgreSQL"),
+        (Ok(_), Ok(ground)) if !ground.is_own() => Peers::none("peers need a database of their own, and this login may create none"),
+        (Ok(folder), Ok(_)) => peers::installed(folder).await,
     }
 }
 
@@ -128,7 +131,7 @@ async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>)
         scale: bench.scale,
         machine: Machine::here(),
         database: bench.place.describe().await?,
-        peers: bench.peers.iter().map(|runner| runner.peer.clone()).collect(),
+        peers: vec![],
         suites: vec![],
         problems: vec![],
     };
@@ -161,6 +164,8 @@ async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>)
         let (name, about) = (kind.name.into(), kind.about.into());
         report.suites.push(Suite { name, about, seconds, findings: found.findings, charts: found.charts, problem });
     }
+    // Now it is known what they could not do.
+    report.peers = bench.peers.listed();
     Ok(report)
 }
 

@@ -100,7 +100,8 @@ fn facts(report: &Report) -> String {
 fn peer(peer: &Peer) -> String {
     let settings =
         if peer.settings.is_empty() { String::new() } else { format!(r#" <span class="quiet">({})</span>"#, esc(&peer.settings)) };
-    format!("<dd>{} {}{settings}</dd>", esc(&peer.name), esc(&peer.version))
+    let problem = peer.problem.as_deref().map_or(String::new(), |p| format!(r#" <span class="missed">✗</span> {}"#, esc(p)));
+    format!("<dd>{} {}{settings}{problem}</dd>", esc(&peer.name), esc(&peer.version))
 }
 
 fn summary(report: &Report) -> String {
@@ -118,12 +119,10 @@ fn summary(report: &Report) -> String {
 }
 
 fn summary_row(i: usize, f: &Finding) -> String {
-    // A miss is explained where it is first seen, across the whole table: a phone has no room for it in one column.
-    let why = f
-        .note
-        .as_deref()
-        .filter(|_| f.held == Some(false))
-        .map_or(String::new(), |n| format!("<tr class=\"miss why\"><td></td><td colspan=\"4\">{}</td></tr>\n", esc(n)));
+    // What does not hold is explained where it is first seen, across the whole table: a phone has no room for it in one column.
+    let why = f.note.as_deref().filter(|_| f.held != Some(true)).map_or(String::new(), |n| {
+        format!("<tr class=\"{}why\"><td></td><td colspan=\"4\">{}</td></tr>\n", if f.held.is_some() { "miss " } else { "" }, esc(n))
+    });
     format!(
         "<tr{}><th scope=\"row\"><a href=\"#suite-{i}\">{}</a></th><td class=\"what\">{}</td>\
          <td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>\n{why}",
@@ -363,7 +362,7 @@ mod tests {
             scale: 1.0,
             machine,
             database: "PostgreSQL 15".into(),
-            peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into() }],
+            peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into(), problem: None }],
             suites: vec![suite],
             problems: vec![],
         }
@@ -408,7 +407,7 @@ mod tests {
         let mut r = report(vec![f, g], vec![Chart { title: evil(), x: evil(), y: evil(), lines: vec![(evil(), vec![(0.0, 1.0)])] }]);
         (r.version, r.started_at, r.command, r.database) = (evil(), evil(), evil(), evil());
         r.machine = Machine { cores: 1, memory_mib: 1, cpu: evil(), system: evil() };
-        r.peers = vec![Peer { name: evil(), version: evil(), settings: evil() }];
+        r.peers = vec![Peer { name: evil(), version: evil(), settings: evil(), problem: Some(evil()) }];
         (r.suites[0].name, r.suites[0].about, r.suites[0].problem) = (evil(), evil(), Some(evil()));
         r.problems = vec![evil()];
         assert!(!sound(&r).contains("<script"));

@@ -19,7 +19,7 @@ pub struct Report {
     pub machine: Machine,
     /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its own`.
     pub database: String,
-    /// Peers that took part.
+    /// Peers that took part, and those that were to.
     pub peers: Vec<Peer>,
     /// In the order they were run.
     pub suites: Vec<Suite>,
@@ -63,6 +63,8 @@ pub struct Peer {
     pub version: String,
     /// With what it was run, and how it was set up.
     pub settings: String,
+    /// What it could not do: it has no figure there.
+    pub problem: Option<String>,
 }
 
 /// A suite's findings.

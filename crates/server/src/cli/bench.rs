@@ -70,12 +70,14 @@ impl Bench {
     }
 
     /// A folder that was named must be there; the usual one need not.
-    fn peers(&self) -> Result<Option<PathBuf>, Failure> {
+    fn peers(&self) -> Result<Result<PathBuf, String>, Failure> {
+        let usual = Path::new("bench/peers");
         match &self.peers {
-            _ if self.no_peers => Ok(None),
-            Some(folder) if folder.is_dir() => Ok(Some(folder.clone())),
+            _ if self.no_peers => Ok(Err("--no-peers".into())),
+            Some(folder) if folder.is_dir() => Ok(Ok(folder.clone())),
             Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is no folder", folder.display()))),
-            None => Ok(Some(PathBuf::from("bench/peers")).filter(|folder| folder.is_dir())),
+            None if usual.is_dir() => Ok(Ok(usual.to_owned())),
+            None => Ok(Err(format!("there is no folder {}; --peers names another", usual.display()))),
         }
     }
 
@@ -174,7 +176,10 @@ fn text(report: &Report) -> String {
         report.extent()
     )];
     if !report.peers.is_empty() {
-        let peer = |peer: &Peer| format!("{} {}: {}", peer.name, peer.version, peer.settings);
+        let peer = |peer: &Peer| {
+            let problem = peer.problem.as_ref().map_or_else(String::new, |problem| format!("\n  {problem}"));
+            format!("{} {}: {}{problem}", peer.name, peer.version, peer.settings)
+        };
         parts.push(report.peers.iter().map(peer).collect::<Vec<_>>().join("\n"));
     }
     parts.extend(report.suites.iter().map(suite_text));
@@ -201,6 +206,9 @@ fn suite_text(suite: &Suite) -> String {
 }
 
 fn series(series: &Series) -> String {
+    if series.values.is_empty() {
+        return "-".into();
+    }
     let (low, high) = series.spread;
     let unit = if series.unit.starts_with('/') { series.unit.clone() } else { format!(" {}", series.unit) };
     format!("{}{unit} ({}–{})", number(series.median), number(low), number(high))
