@@ -178,7 +178,8 @@ fn text(report: &Report) -> String {
     if !report.peers.is_empty() {
         let peer = |peer: &Peer| {
             let problem = peer.problem.as_ref().map_or_else(String::new, |problem| format!("\n  {problem}"));
-            format!("{} {}: {}{problem}", peer.name, peer.version, peer.settings)
+            let known = if peer.version.is_empty() { String::new() } else { format!(" {}: {}", peer.version, peer.settings) };
+            format!("{}{known}{problem}", peer.name)
         };
         parts.push(report.peers.iter().map(peer).collect::<Vec<_>>().join("\n"));
     }

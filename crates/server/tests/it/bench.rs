@@ -108,6 +108,20 @@ fn interrupt_one(shell: &Shell, url: &str) {
     assert_eq!(rest, ["postcommit: interrupted; what was made is removed"]);
 }
 
+/// As the benchmark starts it: whoever held the other end of its stdin is gone.
+#[test]
+fn a_server_of_the_benchmark_ends_with_it() {
+    let shell = Shell::ready();
+    let mut command = shell.command(&["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);
+    let mut server = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ready = BufReader::new(server.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
+    assert!(ready.ends_with("is ready"), "{ready}");
+    assert_eq!(server.try_wait().unwrap(), None, "it runs while stdin is open");
+    drop(server.stdin.take());
+    // Read to the end, so that it never waits for a reader.
+    assert_eq!(server.wait_with_output().unwrap().status.code(), Some(0));
+}
+
 #[tokio::test]
 async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_nothing_is_lost() {
     let given = postcommit_testkit::database().await;
