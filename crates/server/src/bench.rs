@@ -112,12 +112,22 @@ async fn invite(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
 /// Comes to an end when somebody wants us to. From here on signals end nothing by themselves.
 fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            Some(_) = async { hang_up.as_mut()?.recv().await } => {}
         }
     })
+}
+
+/// Under `nohup` a run goes on when its terminal is closed.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    // A bit for each signal; SIGHUP is the first.
+    ignored.is_some_and(|ignored| ignored & 1 == 1)
 }
 
 /// Suite by suite. One that fails does not take what the others found with it.

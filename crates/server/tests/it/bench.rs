@@ -90,19 +90,21 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     }
     assert_eq!(benchmark_databases(&store).await, 0, "neither its own nor the leftover");
 
-    interrupt_one(&shell, &given.url);
+    for signal in ["-INT", "-HUP"] {
+        interrupt_one(&shell, &given.url, signal);
+    }
     assert_eq!(benchmark_databases(&store).await, 0, "also when interrupted");
     assert_eq!(store.db().schema_version().await.unwrap(), 0, "nothing was made in the given database");
     assert_eq!(names(&shell), Vec::<String>::new());
 }
 
-/// Starts a long one, sends SIGINT when it has begun to measure, and waits for its end.
-fn interrupt_one(shell: &Shell, url: &str) {
+/// Starts a long one, sends a signal when it has begun to measure, and waits for its end.
+fn interrupt_one(shell: &Shell, url: &str, signal: &str) {
     let mut command = shell.command(&["bench", "drain", "--no-peers", "--database-url", url]);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "bench: drain: round 1 of 3");
-    assert!(Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill").args([signal, &running.id().to_string()]).status().unwrap().success());
     assert_eq!(running.wait().unwrap().code(), Some(1));
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(rest, ["postcommit: interrupted; what was made is removed"]);
