@@ -130,8 +130,17 @@ async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_n
     let store = Store::open(&given.url).await.unwrap();
     let login = format!("bench_{}", uuid::Uuid::new_v4().simple());
     store.db().execute_one(&format!("CREATE ROLE {login} LOGIN"), vec![]).await.unwrap();
-    store.db().execute_one(&format!("GRANT CREATE ON DATABASE {} TO {login}", given.name()), vec![]).await.unwrap();
     let (shell, url) = (Shell::empty(), given.url.replacen("postgres@", &format!("{login}@"), 1));
+    let refusal = || bench(&shell, &["enqueue", "--no-peers", "--database-url", &url]).ends(4).stderr;
+    let grant = format!("GRANT CREATE ON DATABASE {} TO {login}", given.name());
+    let refused = refusal();
+    assert!(refused.contains(&grant) && !refused.contains("postcommit_worker"), "{refused}");
+    store.db().execute_one(&grant, vec![]).await.unwrap();
+
+    store.db().execute_one("CREATE SCHEMA postcommit_bench", vec![]).await.unwrap();
+    let refused = refusal();
+    assert!(refused.contains("a killed run may have left it: if so, DROP SCHEMA postcommit_bench CASCADE"), "{refused}");
+    store.db().execute_one("DROP SCHEMA postcommit_bench", vec![]).await.unwrap();
 
     assert!(ids(&bench(&shell, &["enqueue", "--no-peers", "--database-url", &url])).contains(&"P3".to_owned()));
     let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'postcommit%'";
@@ -139,8 +148,8 @@ async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_n
     assert_eq!(left, 0, "its schemas are gone");
 
     store.db().migrate().await.unwrap();
-    let refused = bench(&shell, &["enqueue", "--no-peers", "--database-url", &url]).ends(4);
-    assert!(refused.stderr.contains("may not create databases, and the given one has a schema postcommit already"), "{}", refused.stderr);
+    let refused = refusal();
+    assert!(refused.contains("may not create databases, and the given one has a schema postcommit already"), "{refused}");
     store.db().check_schema().await.unwrap();
     store.db().execute_one(&format!("REVOKE ALL ON DATABASE {} FROM {login}", given.name()), vec![]).await.unwrap();
     store.db().execute_one(&format!("DROP ROLE {login}"), vec![]).await.unwrap();
