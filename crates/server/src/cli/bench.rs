@@ -32,7 +32,7 @@ pub struct Bench {
     #[arg(long, value_name = "DIR")]
     peers: Option<PathBuf>,
     /// Measure without other programs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "peers")]
     no_peers: bool,
     /// Writes the report as a page, too
     #[arg(long, value_name = "FILE")]
@@ -94,7 +94,15 @@ impl Bench {
             let kind = kind.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
             if fits(&kind) { Ok(kind) } else { Err(usage(format!("suite {name} needs {}; see --database-url", kind.fits.name()))) }
         };
-        self.suites.iter().map(find).collect()
+        let mut chosen: Vec<&'static Kind> = vec![];
+        for name in &self.suites {
+            let kind = find(name)?;
+            // Named twice, it is measured once.
+            if !chosen.iter().any(|known| known.name == kind.name) {
+                chosen.push(kind);
+            }
+        }
+        Ok(chosen)
     }
 }
 

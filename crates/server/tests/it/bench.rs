@@ -49,7 +49,7 @@ async fn benchmark_databases(store: &Store) -> i64 {
 fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
     let shell = Shell::empty();
     std::fs::write(shell.path().join("app.db"), "not even a database").unwrap();
-    let ran = bench(&shell, &["enqueue", "sqlite", "--database-url", "sqlite:app.db", "--html", "report.html"]);
+    let ran = bench(&shell, &["enqueue", "sqlite", "enqueue", "--database-url", "sqlite:app.db", "--html", "report.html"]);
     assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group"]);
     assert_eq!(names(&shell), ["app.db", "report.html"]);
     assert_eq!(std::fs::read_to_string(shell.path().join("app.db")).unwrap(), "not even a database", "the given file is not touched");
@@ -165,6 +165,7 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["bench", "--rounds", "0"], "0 is not in 1..=99"),
         (&["bench", "--peers", "nowhere"], "--peers nowhere: is no folder"),
         (&["bench", "--html", "nowhere/report.html"], "--html nowhere/report.html: No such file or directory"),
+        (&["bench", "--peers", ".", "--no-peers"], "cannot be used with"),
         (&["bench", "--html", "."], "--html .: Is a directory"),
     ] {
         let ran = shell.run(arguments).ends(2);
