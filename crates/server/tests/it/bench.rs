@@ -139,7 +139,10 @@ async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_n
 
     store.db().execute_one("CREATE SCHEMA postcommit_bench", vec![]).await.unwrap();
     let refused = refusal();
-    assert!(refused.contains("a killed run may have left it: if so, DROP SCHEMA postcommit_bench CASCADE"), "{refused}");
+    assert!(
+        refused.contains("a killed run may have left it: if nothing there is yours, DROP SCHEMA postcommit_bench CASCADE"),
+        "{refused}"
+    );
     store.db().execute_one("DROP SCHEMA postcommit_bench", vec![]).await.unwrap();
 
     assert!(ids(&bench(&shell, &["enqueue", "--no-peers", "--database-url", &url])).contains(&"P3".to_owned()));

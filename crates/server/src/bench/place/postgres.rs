@@ -133,7 +133,7 @@ async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
     let taken: Vec<String> = client.query(sql, &[&SCHEMAS]).await?.iter().map(|row| row.get(0)).collect();
     if let Some(first) = taken.first() {
         let left = taken.iter().any(|name| name.starts_with("postcommit_bench"));
-        let hint = format!("; a killed run may have left it: if so, DROP SCHEMA {} CASCADE", taken.join(", "));
+        let hint = format!("; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE", taken.join(", "));
         return refused(format!(
             "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, or a login with CREATEDB{}",
             if left { hint.as_str() } else { "" }
