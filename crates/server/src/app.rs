@@ -49,8 +49,8 @@ pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone() })
 }
 
-/// Runs dispatcher and health endpoints until told to stop.
-pub async fn serve(settings: &Settings, migrate: bool) -> Done {
+/// Runs dispatcher and health endpoints until told to stop; `while_stdin`: or stdin ends.
+pub async fn serve(settings: &Settings, migrate: bool, while_stdin: bool) -> Done {
     telemetry::start(&settings.log);
     // An application's own file is never taken for ours: only a database that this start makes gets a provider.
     let missing = missing_file(settings);
@@ -72,7 +72,7 @@ pub async fn serve(settings: &Settings, migrate: bool) -> Done {
         )
     })?;
     let tools = tools(settings, store.clone())?;
-    let stop = stop_on_signals().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let stop = stop_on_signals(while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let dispatcher = Dispatcher::new(tools).await?;
     let address = listener.local_addr().map_or_else(|_| settings.server.listen.clone(), |at| at.to_string());
     greet(settings, &address, &store).await?;
@@ -92,8 +92,15 @@ fn no_database(path: &Path) -> Failure {
 }
 
 /// The first signal asks to finish, the second to stop at once.
-fn stop_on_signals() -> std::io::Result<watch::Receiver<Stop>> {
+fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> {
     let (tell, told) = watch::channel(Stop::No);
+    if while_stdin {
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
+            let _ = tell.send(Stop::Now);
+        });
+    }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::spawn(async move {

@@ -23,7 +23,8 @@ mod series;
 pub mod sink;
 pub mod suites;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,11 +35,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
-use peers::Runner;
+use peers::Peers;
 use place::Place;
 use progress::Progress;
 use report::{Machine, Report, Suite};
-use suites::Kind;
+use suites::{Found, Kind};
 
 /// What was asked for.
 pub struct Wish {
@@ -48,8 +49,8 @@ pub struct Wish {
     pub rounds: usize,
     /// Multiplies all counts and durations.
     pub scale: f64,
-    /// Where other programs are, if any are to take part.
-    pub peers: Option<PathBuf>,
+    /// Where other programs are that take part, or why none do.
+    pub peers: Result<PathBuf, String>,
     /// How to repeat it.
     pub command: String,
 }
@@ -62,7 +63,7 @@ pub struct Bench {
     /// As the settings say: the benchmark measures the product as it is set up.
     pub dispatch: DispatchSettings,
     /// Other programs that take part.
-    pub peers: Vec<Runner>,
+    pub peers: Peers,
     /// The sinks are on this machine.
     pub egress: Egress,
     scale: f64,
@@ -86,44 +87,52 @@ pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
     let allow = "127.0.0.0/8".parse().into_iter().collect();
     let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() }).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let (place, dispatch) = (Place::make(settings).await?, settings.dispatch.clone());
-    let mut bench = Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: vec![], egress, scale: wish.scale };
-    bench.peers = invite(&bench, wish.peers.as_deref()).await;
+    let mut bench =
+        Bench { place, rounds: wish.rounds, progress: Progress::start(), dispatch, peers: Peers::default(), egress, scale: wish.scale };
+    bench.peers = invite(&bench, &wish.peers).await;
     let bench = Arc::new(bench);
-    // On a task of its own: a panic in there must not keep us from taking things away.
-    let mut measuring = tokio::spawn(measure(bench.clone(), wish));
-    let measured = tokio::select! {
-        measured = &mut measuring => measured.unwrap_or_else(|e| Err(e.into())),
-        () = told => {
-            measuring.abort();
-            let _ = measuring.await;
-            Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"))
-        }
-    };
+    let measured = measure(&bench, wish, told).await;
     bench.progress.step("removing what was made");
-    bench.place.remove().await?;
-    measured
+    let removed = bench.place.remove().await;
+    let mut report = measured?;
+    report.problems.extend(removed.err().map(|failure| failure.to_string()));
+    Ok(report)
 }
 
 /// Other programs make schemas as they like: they take part only where the whole database is ours.
-async fn invite(bench: &Bench, folder: Option<&Path>) -> Vec<Runner> {
+async fn invite(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
     match (folder, bench.place.postgres()) {
-        (Some(folder), Ok(ground)) if ground.is_own() => peers::installed(folder).await,
-        _ => vec![],
+        (Err(why), _) => Peers::none(why),
+        (Ok(_), Err(_)) => Peers::none("peers need PostgreSQL"),
+        (Ok(_), Ok(ground)) if !ground.is_own() => Peers::none("peers need a database of their own, and this login may create none"),
+        (Ok(folder), Ok(_)) => peers::installed(folder).await,
     }
 }
 
 /// Comes to an end when somebody wants us to. From here on signals end nothing by themselves.
 fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            Some(_) = async { hang_up.as_mut()?.recv().await } => {}
         }
     })
 }
 
-async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
+/// Under `nohup` a run goes on when its terminal is closed.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    // A bit for each signal; SIGHUP is the first.
+    ignored.is_some_and(|ignored| ignored & 1 == 1)
+}
+
+/// Suite by suite. One that fails does not take what the others found with it.
+async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>) -> Result<Report, Failure> {
+    let mut told = pin!(told);
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION").into(),
         started_at: clock::now().to_string(),
@@ -132,22 +141,41 @@ async fn measure(bench: Arc<Bench>, wish: Wish) -> Result<Report, Failure> {
         scale: bench.scale,
         machine: Machine::here(),
         database: bench.place.describe().await?,
-        peers: bench.peers.iter().map(|runner| runner.peer.clone()).collect(),
+        peers: vec![],
         suites: vec![],
+        problems: vec![],
     };
     for kind in wish.suites {
         bench.progress.suite(kind.name);
         let started = clock::monotonic();
-        let found = (kind.run)(&bench).await.map_err(|f| Failure::new(f.exit(), format!("{}: {f}", kind.name)))?;
+        let here = bench.clone();
+        // On a task of its own: a panic in there must not keep us from taking things away.
+        let mut measuring = tokio::spawn(async move { (kind.run)(&here).await });
+        let found = tokio::select! {
+            found = &mut measuring => found.unwrap_or_else(|e| Err(e.into())),
+            () = &mut told => {
+                measuring.abort();
+                let _ = measuring.await;
+                if report.suites.is_empty() {
+                    return Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"));
+                }
+                report.problems.push(format!("interrupted in {}: what follows was not measured", kind.name));
+                break;
+            }
+        };
         let seconds = clock::monotonic().duration_since(started).as_secs_f64();
-        report.suites.push(Suite {
-            name: kind.name.into(),
-            about: kind.about.into(),
-            seconds,
-            findings: found.findings,
-            charts: found.charts,
-        });
+        let (found, problem) = match found {
+            Ok(found) => (found, None),
+            Err(failure) => {
+                bench.progress.note(&format!("{} failed: {failure}", kind.name));
+                (Found::default(), Some(failure.to_string()))
+            }
+        };
+        let (name, about) = (kind.name.into(), kind.about.into());
+        report.suites.push(Suite { name, about, seconds, findings: found.findings, charts: found.charts, problem });
     }
+    // Now it is known what they could not do.
+    report.peers = bench.peers.listed();
     Ok(report)
 }
 

@@ -50,6 +50,9 @@ enum Command {
         /// Do not bring the schema up to date; refuse to start when it is not
         #[arg(long)]
         no_migrate: bool,
+        /// Stop when stdin ends: it does not outlive the benchmark that started it, even if that is killed
+        #[arg(long, hide = true)]
+        while_stdin: bool,
     },
     /// Bring the database's schema up to date
     Migrate(migrate::Migrate),
@@ -99,7 +102,7 @@ impl Cli {
         }
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
         match self.command {
-            Command::Serve { no_migrate, .. } => app::serve(&settings, !no_migrate).await,
+            Command::Serve { no_migrate, while_stdin, .. } => app::serve(&settings, !no_migrate, while_stdin).await,
             Command::Migrate(command) => command.run(format, &settings).await,
             Command::Enqueue(command) => command.run(format, &settings).await,
             Command::Notifications(command) => command.run(format, &settings).await,

@@ -56,7 +56,7 @@ impl Server {
 /// As `serve` is run by anybody, on our database, with our key and the settings of this run. The URL may hold a password: not on the command line.
 fn command(bench: &Bench) -> Result<Command, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["serve", "--no-migrate", "--listen", "127.0.0.1:0"]);
+    command.args(["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);
     let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("POSTCOMMIT_"));
     for (name, _) in ours {
         command.env_remove(name);
@@ -73,8 +73,8 @@ fn command(bench: &Bench) -> Result<Command, Failure> {
     ] {
         command.env(format!("POSTCOMMIT_{name}"), value);
     }
-    // No settings file lies there.
-    command.current_dir(bench.place.folder()).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    // No settings file lies there. It ends when its stdin does, even if we are killed.
+    command.current_dir(bench.place.folder()).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
     Ok(command)
 }
 

@@ -43,6 +43,7 @@ struct Verdict {
     text: String,
     missed: Vec<String>,
     unjudged: Vec<String>,
+    failures: Vec<String>,
 }
 
 impl Verdict {
@@ -55,7 +56,7 @@ impl Verdict {
             1 => format!("{held} of 1 bar holds"),
             all => format!("{held} of {all} bars hold"),
         };
-        Self { text, missed: ids(Some(false)), unjudged: ids(None) }
+        Self { text, missed: ids(Some(false)), unjudged: ids(None), failures: report.failures() }
     }
 
     fn html(&self) -> String {
@@ -65,6 +66,9 @@ impl Verdict {
         }
         if !self.unjudged.is_empty() {
             html += &format!(r#" · <span class="unknown">? not judged:</span> {}"#, esc(&self.unjudged.join(", ")));
+        }
+        for failure in &self.failures {
+            html += &format!(r#" · <span class="missed">✗ failed:</span> {}"#, esc(failure));
         }
         html
     }
@@ -96,7 +100,8 @@ fn facts(report: &Report) -> String {
 fn peer(peer: &Peer) -> String {
     let settings =
         if peer.settings.is_empty() { String::new() } else { format!(r#" <span class="quiet">({})</span>"#, esc(&peer.settings)) };
-    format!("<dd>{} {}{settings}</dd>", esc(&peer.name), esc(&peer.version))
+    let problem = peer.problem.as_deref().map_or(String::new(), |p| format!(r#" <span class="missed">✗</span> {}"#, esc(p)));
+    format!("<dd>{} {}{settings}{problem}</dd>", esc(&peer.name), esc(&peer.version))
 }
 
 fn summary(report: &Report) -> String {
@@ -114,12 +119,10 @@ fn summary(report: &Report) -> String {
 }
 
 fn summary_row(i: usize, f: &Finding) -> String {
-    // A miss is explained where it is first seen, across the whole table: a phone has no room for it in one column.
-    let why = f
-        .note
-        .as_deref()
-        .filter(|_| f.held == Some(false))
-        .map_or(String::new(), |n| format!("<tr class=\"miss why\"><td></td><td colspan=\"4\">{}</td></tr>\n", esc(n)));
+    // What does not hold is explained where it is first seen, across the whole table: a phone has no room for it in one column.
+    let why = f.note.as_deref().filter(|_| f.held != Some(true)).map_or(String::new(), |n| {
+        format!("<tr class=\"{}why\"><td></td><td colspan=\"4\">{}</td></tr>\n", if f.held.is_some() { "miss " } else { "" }, esc(n))
+    });
     format!(
         "<tr{}><th scope=\"row\"><a href=\"#suite-{i}\">{}</a></th><td class=\"what\">{}</td>\
          <td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td></tr>\n{why}",
@@ -138,8 +141,10 @@ fn suite(i: usize, suite: &Suite) -> String {
     let table = if rows.is_empty() { String::new() } else { scroll_table(&format!("Findings of {}", suite.name), "wide", &head, &rows) };
     let cards: String = suite.findings.iter().map(card).chain(suite.charts.iter().map(chart)).collect();
     let cards = if cards.is_empty() { cards } else { format!("<div class=\"cards\">\n{cards}</div>\n") };
+    let problem =
+        suite.problem.as_deref().map_or(String::new(), |p| format!("<p><span class=\"missed\">✗ not measured:</span> {}</p>\n", esc(p)));
     format!(
-        "<section id=\"suite-{i}\">\n<h2>{}</h2>\n<p>{}</p>\n<p class=\"quiet\">Took {}.</p>\n{table}{cards}</section>\n",
+        "<section id=\"suite-{i}\">\n<h2>{}</h2>\n<p>{}</p>\n<p class=\"quiet\">Took {}.</p>\n{problem}{table}{cards}</section>\n",
         esc(&suite.name),
         esc(&suite.about),
         duration(suite.seconds)
@@ -348,7 +353,7 @@ mod tests {
 
     fn report(findings: Vec<Finding>, charts: Vec<Chart>) -> Report {
         let machine = Machine { cores: 2, memory_mib: 24_576, cpu: "CPU".into(), system: "Linux".into() };
-        let suite = Suite { name: "drain".into(), about: "Drains.".into(), seconds: 83.0, findings, charts };
+        let suite = Suite { name: "drain".into(), about: "Drains.".into(), seconds: 83.0, findings, charts, problem: None };
         Report {
             version: "0.1.0".into(),
             started_at: "2026-01-01T00:00:00Z".into(),
@@ -357,8 +362,9 @@ mod tests {
             scale: 1.0,
             machine,
             database: "PostgreSQL 15".into(),
-            peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into() }],
+            peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into(), problem: None }],
             suites: vec![suite],
+            problems: vec![],
         }
     }
 
@@ -401,8 +407,9 @@ mod tests {
         let mut r = report(vec![f, g], vec![Chart { title: evil(), x: evil(), y: evil(), lines: vec![(evil(), vec![(0.0, 1.0)])] }]);
         (r.version, r.started_at, r.command, r.database) = (evil(), evil(), evil(), evil());
         r.machine = Machine { cores: 1, memory_mib: 1, cpu: evil(), system: evil() };
-        r.peers = vec![Peer { name: evil(), version: evil(), settings: evil() }];
-        (r.suites[0].name, r.suites[0].about) = (evil(), evil());
+        r.peers = vec![Peer { name: evil(), version: evil(), settings: evil(), problem: Some(evil()) }];
+        (r.suites[0].name, r.suites[0].about, r.suites[0].problem) = (evil(), evil(), Some(evil()));
+        r.problems = vec![evil()];
         assert!(!sound(&r).contains("<script"));
     }
 
@@ -422,6 +429,14 @@ mod tests {
     fn what_was_not_judged_does_not_hold() {
         let page = sound(&report(vec![finding("P5", f64::NAN, Some(Bar::AtMost(1.0)), None)], vec![]));
         assert!(page.contains("0 of 1 bar holds") && page.contains("? not judged:</span> P5"));
+    }
+
+    #[test]
+    fn a_suite_that_failed_says_why() {
+        let mut failed = report(vec![], vec![]);
+        failed.suites[0].problem = Some("no room".into());
+        let page = sound(&failed);
+        assert!(page.contains("✗ failed:</span> drain: no room") && page.contains("✗ not measured:</span> no room"));
     }
 
     #[test]

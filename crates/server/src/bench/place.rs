@@ -45,10 +45,13 @@ impl Place {
                 Ok(Self { spot: Spot::Postgres(ground), folder })
             }
             Address::Sqlite(given) => {
-                // On the same disk as the file it speaks for, where that is possible.
-                let beside = given.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
-                let folder = beside.filter(|parent| parent.is_dir()).and_then(|parent| Folder::make_in(parent).ok());
-                let folder = folder.map_or_else(|| Folder::make_in(&std::env::temp_dir()), Ok)?;
+                // On the same disk as the file it speaks for. Absolute: other processes work in other folders.
+                let given = std::path::absolute(given)?;
+                let beside = given.parent().unwrap_or(&given);
+                if !beside.is_dir() {
+                    return Err(Failure::new(Exit::Usage, format!("there is no folder {} to measure in", beside.display())));
+                }
+                let folder = Folder::make_in(beside)?;
                 Ok(Self { spot: Spot::Sqlite(sqlite::File::in_folder(folder.path())), folder })
             }
         }
@@ -107,7 +110,10 @@ impl Place {
     pub async fn describe(&self) -> Result<String, Failure> {
         match &self.spot {
             Spot::Postgres(ground) => ground.describe().await,
-            Spot::Sqlite(_) => Ok(format!("SQLite {} (WAL, synchronous FULL)", rusqlite::version())),
+            Spot::Sqlite(_) => {
+                let beside = self.folder().parent().unwrap_or(self.folder());
+                Ok(format!("SQLite {} (WAL, synchronous FULL), in {}", rusqlite::version(), beside.display()))
+            }
         }
     }
 

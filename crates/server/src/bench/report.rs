@@ -17,12 +17,14 @@ pub struct Report {
     pub scale: f64,
     /// Where it ran.
     pub machine: Machine,
-    /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on)`.
+    /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its own`.
     pub database: String,
-    /// Peers that took part.
+    /// Peers that took part, and those that were to.
     pub peers: Vec<Peer>,
     /// In the order they were run.
     pub suites: Vec<Suite>,
+    /// What went wrong beside the suites: it was interrupted, something could not be removed.
+    pub problems: Vec<String>,
 }
 
 impl Report {
@@ -30,6 +32,12 @@ impl Report {
     pub fn extent(&self) -> String {
         let scale = if self.scale == 1.0 { String::new() } else { format!(", at scale {}: a quick look", self.scale) };
         format!("{}{scale}", self.rounds)
+    }
+
+    /// All that kept it from being complete.
+    pub fn failures(&self) -> Vec<String> {
+        let suites = self.suites.iter().filter_map(|suite| Some(format!("{}: {}", suite.name, suite.problem.as_ref()?)));
+        suites.chain(self.problems.iter().cloned()).collect()
     }
 }
 
@@ -55,6 +63,8 @@ pub struct Peer {
     pub version: String,
     /// With what it was run, and how it was set up.
     pub settings: String,
+    /// What it could not do: it has no figure there.
+    pub problem: Option<String>,
 }
 
 /// A suite's findings.
@@ -70,6 +80,8 @@ pub struct Suite {
     pub findings: Vec<Finding>,
     /// Figures over time or over a size, for charts.
     pub charts: Vec<Chart>,
+    /// Why it could not be measured; it has no findings then.
+    pub problem: Option<String>,
 }
 
 /// One figure: a ratio of two series measured in turns, or a plain number.

@@ -62,10 +62,10 @@ impl Running {
             if sent != last {
                 (last, moved) = (sent, now);
             }
-            let wrong = [&self.tally.again, &self.tally.parked, &self.tally.dropped].iter().map(|c| c.load(Ordering::Relaxed)).sum::<u64>();
-            if wrong > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
-                let problem = format!("the drain stopped at {sent} of {count}; {wrong} ended otherwise: {:?}", self.tally);
-                return Err(Failure::new(Exit::Failed, problem));
+            let [again, parked, dropped] = [&self.tally.again, &self.tally.parked, &self.tally.dropped].map(|c| c.load(Ordering::Relaxed));
+            if again + parked + dropped > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
+                let otherwise = format!("{again} are to be tried again, {parked} are parked, {dropped} were dropped");
+                return Err(Failure::new(Exit::Failed, format!("the drain stopped at {sent} of {count}; {otherwise}")));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -117,15 +117,18 @@ pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration,
     Ok(took)
 }
 
-/// How fast `count` are delivered out of a larger backlog, after the first few of it.
-pub async fn window(bench: &Bench, store: &Store, count: u64) -> Result<f64, Failure> {
+/// How fast `count` are delivered out of a backlog of `all`, after the first few of it.
+pub async fn window(bench: &Bench, store: &Store, count: u64, all: u64) -> Result<f64, Failure> {
     let running = Running::start(bench, store).await?;
     let from = running.until(count / 20).await?;
     // Whatever was counted by then: results come in batches.
     let already = running.sent();
-    let to = running.until(already + count).await?;
+    let to = running.until(all.min(already + count)).await?;
     let sent = running.sent() - already;
     running.finish().await;
+    if sent == 0 {
+        return Err(Failure::new(Exit::Failed, format!("{all} were delivered before the clock ran; a larger --scale makes more")));
+    }
     Ok(rate(sent, to.duration_since(from)))
 }
 

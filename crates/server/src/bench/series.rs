@@ -32,6 +32,12 @@ impl Finding {
         Self { id: id.into(), what: what.into(), ours, against: None, figure, bar: None, held: None, note: None }
     }
 
+    /// A bar that could not be judged, having nothing to be compared with, and why.
+    pub fn unjudged(id: &str, what: impl Into<String>, ours: Series, bar: Bar, why: impl std::fmt::Display) -> Self {
+        let nothing = Series::of("nothing", ours.unit.clone(), vec![]);
+        Self { bar: Some(bar), ..Self::ratio(id, what, ours, nothing) }.noting(format!("not measured: {why}"))
+    }
+
     /// Holds it to a bar.
     pub fn must(mut self, bar: Bar) -> Self {
         self.bar = Some(bar);

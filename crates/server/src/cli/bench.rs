@@ -1,6 +1,7 @@
 //! `postcommit bench`: measures this build on this machine and holds it to its bars.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
@@ -15,7 +16,7 @@ use postcommit_engine::db::Address;
 
 /// Works in a database of its own on the given server, or a file beside the given one, and removes it afterwards.
 ///
-/// Exits 1 when a bar is missed. Only ratios measured in one run mean something; see docs/benchmark.md.
+/// Exits 1 when a bar is missed, 7 when a suite could not be measured. Only ratios measured in one run mean something; see docs/benchmark.md.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// What to measure [default: every suite that fits the database]
@@ -31,7 +32,7 @@ pub struct Bench {
     #[arg(long, value_name = "DIR")]
     peers: Option<PathBuf>,
     /// Measure without other programs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "peers")]
     no_peers: bool,
     /// Writes the report as a page, too
     #[arg(long, value_name = "FILE")]
@@ -56,22 +57,27 @@ impl Bench {
         telemetry::start(&LogSettings { level: "error".into(), format: settings.log.format.clone() });
         let suites = self.chosen(settings)?;
         let wish = Wish { suites, rounds: self.rounds.into(), scale: self.scale, peers: self.peers()?, command: command() };
+        if let Some(file) = &self.html {
+            writable(file).map_err(|e| Failure::new(Exit::Usage, format!("--html {}: {e}", file.display())))?;
+        }
         let report = bench::run(wish, settings).await?;
         if let Some(file) = &self.html {
             let written = std::fs::write(file, bench::html::page(&report));
             written.map_err(|e| Failure::new(Exit::Failed, format!("{}: {e}", file.display())))?;
         }
         output::one(format, &report, text);
-        Ok(if missed(&report).is_empty() { Exit::Ok } else { Exit::Failed })
+        Ok(verdict(&report))
     }
 
     /// A folder that was named must be there; the usual one need not.
-    fn peers(&self) -> Result<Option<PathBuf>, Failure> {
+    fn peers(&self) -> Result<Result<PathBuf, String>, Failure> {
+        let usual = Path::new("bench/peers");
         match &self.peers {
-            _ if self.no_peers => Ok(None),
-            Some(folder) if folder.is_dir() => Ok(Some(folder.clone())),
+            _ if self.no_peers => Ok(Err("--no-peers".into())),
+            Some(folder) if folder.is_dir() => Ok(Ok(folder.clone())),
             Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is no folder", folder.display()))),
-            None => Ok(Some(PathBuf::from("bench/peers")).filter(|folder| folder.is_dir())),
+            None if usual.is_dir() => Ok(Ok(usual.to_owned())),
+            None => Ok(Err(format!("there is no folder {}; --peers names another", usual.display()))),
         }
     }
 
@@ -88,7 +94,26 @@ impl Bench {
             let kind = kind.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
             if fits(&kind) { Ok(kind) } else { Err(usage(format!("suite {name} needs {}; see --database-url", kind.fits.name()))) }
         };
-        self.suites.iter().map(find).collect()
+        let mut chosen: Vec<&'static Kind> = vec![];
+        for name in &self.suites {
+            let kind = find(name)?;
+            // Named twice, it is measured once.
+            if !chosen.iter().any(|known| known.name == kind.name) {
+                chosen.push(kind);
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+/// Whether it could be written at the end of a long run. A file that is there stays as it is, one that is not is not left behind.
+fn writable(file: &Path) -> std::io::Result<()> {
+    match std::fs::OpenOptions::new().append(true).open(file) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            drop(std::fs::File::create_new(file)?);
+            std::fs::remove_file(file)
+        }
+        opened => opened.map(drop),
     }
 }
 
@@ -113,10 +138,36 @@ fn list(format: Format) {
     output::list(format, &rows, &columns);
 }
 
-/// The ids whose bar was missed.
-fn missed(report: &Report) -> Vec<&str> {
-    let findings = report.suites.iter().flat_map(|suite| &suite.findings);
-    findings.filter(|finding| finding.held == Some(false)).map(|finding| finding.id.as_str()).collect()
+/// A suite that failed says nothing about its bars: that comes before a bar that was missed.
+fn verdict(report: &Report) -> Exit {
+    if !report.failures().is_empty() {
+        Exit::Partly
+    } else if !judged(report, Some(false)).is_empty() {
+        Exit::Failed
+    } else {
+        Exit::Ok
+    }
+}
+
+/// The ids whose bar was held, missed, or could not be judged.
+fn judged(report: &Report, held: Option<bool>) -> Vec<&str> {
+    let bars = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.bar.is_some());
+    bars.filter(|finding| finding.held == held).map(|finding| finding.id.as_str()).collect()
+}
+
+/// How many bars were held, and which were not.
+fn closing(report: &Report) -> String {
+    let (held, missed, unjudged) = (judged(report, Some(true)).len(), judged(report, Some(false)), judged(report, None));
+    let mut line = format!("{held} {} held, {} missed", if held == 1 { "bar" } else { "bars" }, missed.len());
+    if !missed.is_empty() {
+        line += &format!(": {}", missed.join(", "));
+    }
+    if !unjudged.is_empty() {
+        let link = if missed.is_empty() { "," } else { ";" };
+        line += &format!("{link} {} not measured: {}", unjudged.len(), unjudged.join(", "));
+    }
+    let failures = report.failures().into_iter().map(|failure| format!("failed: {failure}"));
+    std::iter::once(line).chain(failures).collect::<Vec<_>>().join("\n")
 }
 
 fn text(report: &Report) -> String {
@@ -133,15 +184,15 @@ fn text(report: &Report) -> String {
         report.extent()
     )];
     if !report.peers.is_empty() {
-        let peer = |peer: &Peer| format!("{} {}: {}", peer.name, peer.version, peer.settings);
+        let peer = |peer: &Peer| {
+            let problem = peer.problem.as_ref().map_or_else(String::new, |problem| format!("\n  {problem}"));
+            let known = if peer.version.is_empty() { String::new() } else { format!(" {}: {}", peer.version, peer.settings) };
+            format!("{}{known}{problem}", peer.name)
+        };
         parts.push(report.peers.iter().map(peer).collect::<Vec<_>>().join("\n"));
     }
     parts.extend(report.suites.iter().map(suite_text));
-    let held = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.held == Some(true)).count();
-    parts.push(match missed(report).as_slice() {
-        [] => format!("{held} bars held"),
-        missed => format!("{held} bars held, {} missed: {}", missed.len(), missed.join(", ")),
-    });
+    parts.push(closing(report));
     parts.join("\n\n")
 }
 
@@ -156,10 +207,17 @@ fn suite_text(suite: &Suite) -> String {
         ("held", |f| f.held.map_or("", |held| if held { "✓" } else { "✗" }).to_owned()),
     ];
     let notes = suite.findings.iter().filter_map(|f| f.note.as_ref().map(|note| format!("\n{}: {note}", f.id))).collect::<String>();
-    format!("{} ({:.0} s): {}\n{}{notes}", suite.name, suite.seconds, suite.about, output::table(&suite.findings, &columns))
+    let found = match &suite.problem {
+        Some(problem) => format!("not measured: {problem}"),
+        None => output::table(&suite.findings, &columns),
+    };
+    format!("{} ({:.0} s): {}\n{found}{notes}", suite.name, suite.seconds, suite.about)
 }
 
 fn series(series: &Series) -> String {
+    if series.values.is_empty() {
+        return "-".into();
+    }
     let (low, high) = series.spread;
     let unit = if series.unit.starts_with('/') { series.unit.clone() } else { format!(" {}", series.unit) };
     format!("{}{unit} ({}–{})", number(series.median), number(low), number(high))
@@ -197,13 +255,14 @@ mod tests {
         assert_eq!(shown, ["0.62", "12.50", "100", "1,234", "1,234,567", "-"]);
     }
 
-    #[test]
-    fn a_missed_bar_is_named() {
-        let finding = |id: &str, figure: f64| Finding::figure(id, "x", Series::of("x", "ms", vec![figure])).must(Bar::AtMost(1.0));
-        let findings = vec![finding("P5", 2.0), finding("P6", 1.0)];
-        let suite = Suite { name: "x".into(), about: "x".into(), seconds: 1.0, findings, charts: vec![] };
+    fn finding(id: &str, figure: f64) -> Finding {
+        Finding::figure(id, "x", Series::of("x", "ms", vec![figure])).must(Bar::AtMost(1.0))
+    }
+
+    fn report(findings: Vec<Finding>) -> Report {
+        let suite = Suite { name: "x".into(), about: "x".into(), seconds: 1.0, findings, charts: vec![], problem: None };
         let machine = bench::report::Machine { cores: 1, memory_mib: 1, cpu: "x".into(), system: "x".into() };
-        let report = Report {
+        Report {
             version: "1".into(),
             started_at: "now".into(),
             command: "x".into(),
@@ -213,8 +272,26 @@ mod tests {
             database: "x".into(),
             peers: vec![],
             suites: vec![suite],
-        };
-        assert_eq!(missed(&report), ["P5"]);
-        assert!(text(&report).ends_with("1 bars held, 1 missed: P5"));
+            problems: vec![],
+        }
+    }
+
+    #[test]
+    fn a_missed_bar_is_named() {
+        let report = report(vec![finding("P5", 2.0), finding("P6", 1.0)]);
+        assert_eq!(verdict(&report), Exit::Failed);
+        assert!(text(&report).ends_with("\n1 bar held, 1 missed: P5"));
+    }
+
+    #[test]
+    fn a_suite_that_failed_leaves_the_others_and_has_a_code_of_its_own() {
+        let mut report = report(vec![finding("P6", 1.0), finding("P7", 1.0)]);
+        assert_eq!(verdict(&report), Exit::Ok);
+        let broken = Suite { name: "drain".into(), findings: vec![], problem: Some("no room".into()), ..report.suites[0].clone() };
+        report.suites.insert(0, broken);
+        assert_eq!(verdict(&report), Exit::Partly);
+        let text = text(&report);
+        assert!(text.contains("not measured: no room\n\nx (1 s)"), "{text}");
+        assert!(text.ends_with("\n2 bars held, 0 missed\nfailed: drain: no room"), "{text}");
     }
 }

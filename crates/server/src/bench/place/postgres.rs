@@ -44,7 +44,7 @@ impl Ground {
                 }
             }
             Err(e) if e.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                refuse_if_taken(&client).await?;
+                refuse_if_useless(&client).await?;
                 Ok(Self { url: given_url.to_owned(), here: given, own: None })
             }
             Err(e) => Err(e.into()),
@@ -103,7 +103,8 @@ impl Ground {
         let row = self.client().await?.query_one(sql, &[]).await?;
         let at = |place: usize| row.get::<_, String>(place);
         let version = at(0).split(' ').next().unwrap_or_default().to_owned();
-        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {})", at(1), at(2), at(3)))
+        let place = if self.is_own() { "a database of its own" } else { "schemas of its own in the given database" };
+        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {}), in {place}", at(1), at(2), at(3)))
     }
 
     pub async fn remove(&self) -> Result<(), Failure> {
@@ -125,19 +126,29 @@ async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Without a database of our own, we work only where we cannot be mixed up with anything.
-async fn refuse_if_taken(client: &Client) -> Result<(), Failure> {
-    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY (string_to_array($1, ', ')) LIMIT 1";
-    match client.query_opt(sql, &[&SCHEMAS]).await? {
-        None => Ok(()),
-        Some(row) => Err(Failure::new(
-            Exit::Refused,
-            format!(
-                "this login may not create databases, and the given one has a schema {} already, which the benchmark would remove; \
-                give it an empty database, or a login with CREATEDB",
-                row.get::<_, String>(0)
-            ),
-        )),
+/// Without a database of our own, we work only where we cannot be mixed up with anything, and may make schemas.
+async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
+    let refused = |problem: String| Err(Failure::new(Exit::Refused, format!("this login may not create databases, and {problem}")));
+    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY (string_to_array($1, ', ')) ORDER BY 1";
+    let taken: Vec<String> = client.query(sql, &[&SCHEMAS]).await?.iter().map(|row| row.get(0)).collect();
+    if let Some(first) = taken.first() {
+        let left = taken.iter().any(|name| name.starts_with("postcommit_bench"));
+        let hint = format!("; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE", taken.join(", "));
+        return refused(format!(
+            "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, or a login with CREATEDB{}",
+            if left { hint.as_str() } else { "" }
+        ));
+    }
+    let sql = "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_database()), quote_ident(current_user)";
+    let row = client.query_one(sql, &[]).await?;
+    match row.get(0) {
+        true => Ok(()),
+        false => {
+            let (database, login): (String, String) = (row.get(1), row.get(2));
+            refused(format!(
+                "no schemas in the given one; GRANT CREATE ON DATABASE {database} TO {login}, or give it a login with CREATEDB"
+            ))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Fits, Found, Kind};
 use crate::bench::Bench;
 use crate::bench::bare;
 use crate::bench::load::Load;
-use crate::bench::peers::Figures;
+use crate::bench::peers::{Comparison, Figures};
 use crate::bench::profile::{Pace, pace};
 use crate::bench::report::{Bar, Finding, Series};
 use crate::bench::running;
@@ -44,10 +44,10 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         one.push(by_hand(bench, count, 1).await?);
         two.push(by_hand(bench, count, 2).await?);
         ours.push(by_us(bench, count).await?);
-        if !bench.peers.is_empty() {
+        if !bench.peers.runners.is_empty() {
             ours_beside.push(by_us(bench, count_beside).await?);
         }
-        for runner in &bench.peers {
+        for runner in &bench.peers.runners {
             peers.add(runner, runner.drain(bench, count_beside, 2).await);
         }
     }
@@ -68,11 +68,9 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         Finding::figure("trips", "round trips to the database per 1,000 deliveries", Series::of("engine", "trips", trips))
             .must(Bar::AtMost(12.0))
     }));
-    for (place, peer) in peers.series("/s").into_iter().rev().enumerate() {
-        let what = format!("drain of {count_beside} ÷ {}, 2 processes", peer.name);
-        let finding = Finding::ratio(if place == 0 { "P2" } else { "peer" }, what, rates("engine", &ours_beside), peer);
-        findings.push(if place == 0 { finding.must(Bar::AtLeast(2.0)) } else { finding });
-    }
+    let what = format!("drain of {count_beside} ÷ {{}}, 2 processes");
+    let comparison = Comparison { id: "P2", what: &what, bar: Bar::AtLeast(2.0), missing: bench.peers.missing("drain") };
+    findings.extend(comparison.of(&rates("engine", &ours_beside), peers.series("/s").into_iter().rev().collect()));
     Ok(Found { findings, charts: vec![] })
 }
 

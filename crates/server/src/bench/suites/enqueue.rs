@@ -66,7 +66,7 @@ async fn on_postgres(bench: &Bench) -> Result<Found, Failure> {
         plain_many.push(pace(batches * BATCH, insert_batches(&bench.place, batches)).await?);
         fresh(bench).await?;
         ours_many.push(pace(batches * BATCH, enqueue_batches(&bench.place, batches)).await?);
-        for runner in &bench.peers {
+        for runner in &bench.peers.runners {
             peers.add(runner, runner.enqueue(bench, each * CONNECTIONS, CONNECTIONS).await);
             peers_many.add(runner, runner.enqueue_batches(bench, batches * BATCH, BATCH).await);
         }

@@ -8,7 +8,8 @@ use super::{Fits, Found, Kind};
 use crate::bench::Bench;
 use crate::bench::application::Application;
 use crate::bench::load::Load;
-use crate::bench::peers::Figures;
+use crate::bench::peers::{Comparison, Figures};
+use crate::bench::place::Spot;
 use crate::bench::report::{Bar, Chart, Finding, Series};
 use crate::bench::running::{self, Running};
 use crate::bench::series::quantile;
@@ -59,7 +60,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         idle.push(measure(bench, Beside::Nothing).await?);
         other.push(measure(bench, Beside::OtherLane).await?);
         same.push(measure(bench, Beside::SameLane).await?);
-        for runner in &bench.peers {
+        for runner in &bench.peers.runners {
             let latency = runner.latency(bench, samples(bench), PAUSE_MS).await;
             p50.add(runner, latency.as_ref().map(|l| l.p50));
             p99.add(runner, latency.as_ref().map(|l| l.p99));
@@ -72,30 +73,23 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         let fewest = runs.iter().map(|run| run.0.len()).min().unwrap_or(0);
         if fewest < 100 { finding.noting(format!("only {fewest} samples while the backlog lasted")) } else { finding }
     };
-    let mut findings = against_best("P5 p50", "commit → request, idle, p50", series("webhook", &idle, 0.5), p50);
-    findings.extend(against_best("P5 p99", "commit → request, idle, p99", series("webhook", &idle, 0.99), p99));
+    let mut findings = vec![];
+    for (id, share, peers) in [("P5 p50", 0.5, p50), ("P5 p99", 0.99, p99)] {
+        let (what, ours) = (format!("commit → request, idle, {}", &id[3..]), series("webhook", &idle, share));
+        findings.extend(match bench.place.spot() {
+            Spot::Postgres(_) => {
+                let (what, missing) = (format!("{what} ÷ commit → handler of {{}}"), bench.peers.missing("latency"));
+                Comparison { id, what: &what, bar: Bar::AtMost(1.0), missing }.of(&ours, peers.series("ms"))
+            }
+            // No peer works there, so there is no bar.
+            Spot::Sqlite(_) => vec![Finding::figure(id, what, ours)],
+        });
+    }
     findings.push(under_load("load-other", "for another provider", &other));
     findings.push(under_load("load-same", "for the same provider", &same));
     let lines = vec![line("idle", &idle), line("backlog for another provider", &other), line("backlog for the same provider", &same)];
     let chart = Chart { title: "commit → request".into(), x: "share of all, %".into(), y: "ms".into(), lines };
     Ok(Found { findings, charts: vec![chart] })
-}
-
-/// Held to the best peer; the others are reported. Without any it is a figure.
-fn against_best(id: &str, what: &str, ours: Series, peers: Figures) -> Vec<Finding> {
-    let peers = peers.series("ms");
-    if peers.is_empty() {
-        return vec![Finding::figure(id, what, ours)];
-    }
-    let one = |(place, peer): (usize, Series)| {
-        let what = format!("{what} ÷ commit → handler of {}", peer.name);
-        if place > 0 {
-            Finding::ratio("peer", what, ours.clone(), peer)
-        } else {
-            Finding::ratio(id, what, ours.clone(), peer).must(Bar::AtMost(1.0))
-        }
-    };
-    peers.into_iter().enumerate().map(one).collect()
 }
 
 /// The distribution over all rounds.
