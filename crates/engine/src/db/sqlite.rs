@@ -172,7 +172,7 @@ fn open_writer(path: &Path) -> Result<Connection, DbError> {
     connection
         .execute_batch(
             "PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY; PRAGMA journal_size_limit = 67108864;
-             PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -8000",
+             PRAGMA wal_autocheckpoint = 4000",
         )
         .map_err(|e| at(path, e))?;
     connection.set_prepared_statement_cache_capacity(64);

@@ -78,7 +78,7 @@ impl Finding {
             let told = |spent: Spent| {
                 format!("{:.1} µs in this process, {:.1} in others, {:.1} idle", spent.here * 1e6, spent.elsewhere * 1e6, spent.idle * 1e6)
             };
-            format!("a {each} took {}; theirs {}", told(ours), told(theirs))
+            format!("{each} took {}; theirs {}", told(ours), told(theirs))
         });
         let known = (self.held == Some(false)).then(|| known.to_owned());
         let note = [profile, known].into_iter().flatten().collect::<Vec<_>>().join(". ");
@@ -113,7 +113,7 @@ mod tests {
         let found = |ours: f64| {
             Finding::ratio("P0", "x", Series::paces("a", &paces(ours)), Series::paces("b", &paces(10.0)))
                 .must(crate::bench::report::Bar::AtLeast(0.6))
-                .explained("delivery", &paces(ours), &paces(10.0), "Known.")
+                .explained("a delivery", &paces(ours), &paces(10.0), "Known.")
                 .note
                 .unwrap()
         };

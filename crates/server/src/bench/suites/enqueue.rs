@@ -75,12 +75,12 @@ async fn on_postgres(bench: &Bench) -> Result<Found, Failure> {
     let (rates, rates_many) = (Series::paces("enqueue", &ours), Series::paces("enqueue_many", &ours_many));
     let one = Finding::ratio("P3", format!("{what} ÷ plain INSERT"), rates.clone(), Series::paces("INSERT", &plain))
         .must(Bar::AtLeast(0.8))
-        .explained("commit", &ours, &plain, KNOWN_SINGLE);
+        .explained("a commit", &ours, &plain, KNOWN_SINGLE);
     let what_many = "postcommit.enqueue_many of 1,000";
     let against = Series::paces("INSERT of 1,000", &plain_many);
     let many = Finding::ratio("P4", format!("{what_many} ÷ plain batch INSERT"), rates_many.clone(), against)
         .must(Bar::AtLeast(0.6))
-        .explained("row", &ours_many, &plain_many, KNOWN_MANY);
+        .explained("a row", &ours_many, &plain_many, KNOWN_MANY);
     let mut findings = vec![one, many];
     let beside = |what: &str, ours: &Series, peer: Series| Finding::ratio("peer", format!("{what} ÷ {}", peer.name), ours.clone(), peer);
     findings.extend(peers.series("/s").into_iter().map(|peer| beside(&what, &rates, peer)));

@@ -25,6 +25,10 @@ const LONG: u64 = 1_000_000;
 const SPAN: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(200);
 
+/// What is known about memory that grows too much.
+const KNOWN: &str = "What is under way is bounded, and so is what it holds; a backlog of 10,000 is over before as much is under way, or the allocator has as many gaps, as later: on \
+    PostgreSQL 100,000, 300,000 and 1,000,000 held 23, 25 and 28 MB. Brought nothing for the ratio: one arena for all threads (23 against 16 MB), trimming early";
+
 /// Peak resident memory in MB, and what it was over time.
 struct Held {
     peak: f64,
@@ -43,7 +47,9 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let total = Finding::figure("P9 total", "peak resident memory at a long backlog", ours());
     let lines = vec![(format!("backlog of {short}"), at_short.over_time), (format!("backlog of {long}"), at_long.over_time)];
     let chart = Chart { title: "resident memory of serve".into(), x: "seconds".into(), y: "MB".into(), lines };
-    Ok(Found { findings: vec![growth.must(Bar::AtMost(1.2)), total.must(Bar::AtMost(100.0))], charts: vec![chart] })
+    let growth = growth.must(Bar::AtMost(1.2));
+    let growth = if growth.held == Some(false) { growth.noting(KNOWN) } else { growth };
+    Ok(Found { findings: vec![growth, total.must(Bar::AtMost(100.0))], charts: vec![chart] })
 }
 
 async fn hold(bench: &Bench, backlog: u64) -> Result<Held, Failure> {

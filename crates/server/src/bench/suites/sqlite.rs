@@ -46,12 +46,12 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let drain =
         Finding::ratio("P11 drain", format!("drain of {count} ÷ bare"), Series::paces("engine", &ours), Series::paces("bare", &bare))
             .must(Bar::AtLeast(0.4))
-            .explained("delivery", &ours, &bare, KNOWN_DRAIN);
+            .explained("a delivery", &ours, &bare, KNOWN_DRAIN);
     let what = format!("durable enqueues through the store, {CLIENTS} clients ÷ 1");
     let group =
         Finding::ratio("P11 group", what, Series::paces(format!("{CLIENTS} clients"), &together), Series::paces("1 client", &alone))
             .must(Bar::AtLeast(15.0))
-            .explained("enqueue", &together, &alone, KNOWN_GROUP);
+            .explained("an enqueue", &together, &alone, KNOWN_GROUP);
     Ok(Found { findings: vec![drain, group], charts: vec![] })
 }
 

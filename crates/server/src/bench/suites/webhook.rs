@@ -37,7 +37,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     }
     let what = format!("{count} signed webhooks, {CONCURRENCY} at once ÷ bare client");
     let finding = Finding::ratio("P10", what, Series::paces("engine", &ours), Series::paces("bare client", &bare));
-    Ok(Found { findings: vec![finding.must(Bar::AtLeast(0.7)).explained("webhook", &ours, &bare, KNOWN)], charts: vec![] })
+    Ok(Found { findings: vec![finding.must(Bar::AtLeast(0.7)).explained("a webhook", &ours, &bare, KNOWN)], charts: vec![] })
 }
 
 async fn by_us(bench: &Bench, port: u16, count: u64) -> Result<Pace, Failure> {
