@@ -322,7 +322,7 @@ impl Dispatcher {
             self.crew.settler.return_unbegun(deliveries);
             return Err(problem);
         }
-        let notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
+        let mut notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
         let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
         deliveries.into_iter().for_each(|delivery| by_lane.entry(delivery.lane).or_default().push(delivery));
@@ -337,7 +337,8 @@ impl Dispatcher {
             };
             begun += batch.len();
             // The next claim need not wait until these are read.
-            tokio::spawn(begin(self.crew.clone(), way, batch, notes.clone(), clock));
+            let known = if id == EXPANSION { std::mem::take(&mut notes) } else { Notes::new() };
+            tokio::spawn(begin(self.crew.clone(), way, batch, known, clock));
         }
         Ok(begun)
     }

@@ -77,7 +77,9 @@ impl<C: Reusable> Shelves<C> {
         if self.distrusted.len() >= IDLE_IN_ALL {
             self.distrusted.retain(|_, since| now.saturating_duration_since(*since) < DISTRUST);
         }
-        self.distrusted.insert(place.clone(), now);
+        if self.distrusted.len() < IDLE_IN_ALL {
+            self.distrusted.insert(place.clone(), now);
+        }
     }
 
     fn put(&mut self, place: Place, connection: C, now: Instant) {

@@ -65,14 +65,19 @@ async fn a_second_answer_to_one_request_spoils_the_connection() {
     }
 }
 
-#[tokio::test]
-async fn bytes_are_counted_for_this_request_only() {
-    let peer = Peer::new(|mut stream| async move {
+/// A peer that answers once and is gone when the next request has arrived: so that one is certain to be lost.
+async fn hanging_up() -> Peer {
+    Peer::new(|mut stream| async move {
         read_request(&mut stream).await;
         stream.write_all(OK.as_bytes()).await.unwrap();
         read_request(&mut stream).await;
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn bytes_are_counted_for_this_request_only() {
+    let peer = hanging_up().await;
     let egress = egress();
     answered(&egress, post(&peer.url(), "x".repeat(100_000))).await;
     let failure = failed(&egress, post(&peer.url(), "y")).await;
@@ -84,13 +89,7 @@ async fn bytes_are_counted_for_this_request_only() {
 /// A peer that answers and hangs up without having said so loses one request of ours, not one after the other.
 #[tokio::test]
 async fn a_peer_that_hung_up_under_a_request_gets_new_connections() {
-    let peer = Peer::new(|mut stream| async move {
-        read_request(&mut stream).await;
-        stream.write_all(OK.as_bytes()).await.unwrap();
-        // Gone only when the next request has arrived: so it is certain to be lost.
-        read_request(&mut stream).await;
-    })
-    .await;
+    let peer = hanging_up().await;
     let egress = egress();
     answered(&egress, get(&peer.url())).await;
     assert_eq!(failed(&egress, get(&peer.url())).await.code, "closed");
