@@ -24,7 +24,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     if cfg!(debug_assertions) {
         size = size.noting("a debug build; --release is what ships");
     } else if has_symbols(&program) == Some(true) {
-        size = size.noting("not stripped; what ships is");
+        size = size.noting("this build is not stripped; a release build is");
     }
     drop(program);
     let store = bench.place.fresh().await?;
