@@ -36,7 +36,7 @@ const KNOWN: &str = "The bare drain reads no payload and writes less of everythi
 
 /// And about one that is, beside others'.
 const KNOWN_BESIDE: &str =
-    "The profile of P1 is ours here, too. A peer that is this fast deletes what is done, and keeps neither an attempt nor a ledger";
+    "The profile of P1 is ours here, too. No peer keeps a row for every attempt, and graphile-worker deletes what is done";
 
 async fn run(bench: &Bench) -> Result<Found, Failure> {
     let count = bench.count(200_000);
