@@ -228,12 +228,13 @@ pub struct Running {
 
 impl Running {
     pub async fn finish(self) {
-        self.stop.send(Stop::Finish).unwrap();
+        self.ask_to_finish();
         self.task.await.unwrap();
     }
 
     pub fn ask_to_finish(&self) {
-        self.stop.send(Stop::Finish).unwrap();
+        // Asked before, it may be through already: then nobody hears it.
+        self.stop.send_replace(Stop::Finish);
     }
 }
 
