@@ -4,6 +4,7 @@
 //! process, say) or pause tokio's clock without stopping the other side of the conversation.
 //!
 //! - [`postgres`]: a database per test on the run's shared cluster; a private cluster to crash
+//! - [`client`]: a plain HTTP client that says exactly what it is told
 //! - [`http`]: a scripted HTTP server that answers as told, or misbehaves as told
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
 //! - [`proxy`]: a TCP proxy that turns into a black hole, resets, or is cut
@@ -14,12 +15,14 @@
 use std::time::Duration;
 
 mod background;
+pub mod client;
 pub mod http;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod receiver;
 
+pub use client::{Answer, Client};
 pub use http::{HttpServer, Reply, Request};
 pub use postgres::{Cluster, Postgres, TestDatabase, database};
 pub use process::Child;

@@ -1,5 +1,6 @@
 //! The testkit's own tests. None needs PostgreSQL but those of `postgres`.
 
+mod client;
 mod http;
 mod postgres;
 mod process;

@@ -1,0 +1,150 @@
+//! A plain HTTP/1.1 client that says exactly what it is told: one request, one connection.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use serde_json::Value;
+
+use crate::GUARD;
+
+/// A client of one server. Every request opens a connection of its own.
+#[derive(Clone, Debug)]
+pub struct Client {
+    addr: SocketAddr,
+    headers: Vec<(String, String)>,
+}
+
+/// An answer as it came.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// Names in lower case, values trimmed, in the order they were sent.
+    pub headers: Vec<(String, String)>,
+    /// The body, with any chunked coding taken off.
+    pub body: Vec<u8>,
+}
+
+impl Client {
+    /// A client of the server at `addr`.
+    pub fn new(addr: SocketAddr) -> Self {
+        Self { addr, headers: Vec::new() }
+    }
+
+    /// The same, with a header more on each request.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The same, with a key.
+    #[must_use]
+    pub fn key(self, token: &str) -> Self {
+        self.with("Authorization", &format!("Bearer {token}"))
+    }
+
+    /// Gets a path.
+    ///
+    /// # Panics
+    /// When no whole answer comes. So for all of these.
+    pub fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, None)
+    }
+
+    /// Posts JSON.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send("POST", path, Some(body.to_string().as_bytes()))
+    }
+
+    /// Sends a request, with a JSON body or none.
+    pub fn send(&self, method: &str, path: &str, body: Option<&[u8]>) -> Answer {
+        self.try_send(method, path, body).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
+    }
+
+    /// As [`Client::send`], for servers that may go away.
+    ///
+    /// # Errors
+    /// When no whole answer comes.
+    pub fn try_send(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.addr);
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if let Some(body) = body {
+            head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        let mut socket = TcpStream::connect(self.addr)?;
+        socket.set_read_timeout(Some(GUARD))?;
+        socket.write_all(head.as_bytes())?;
+        socket.write_all(body.unwrap_or_default())?;
+        let mut answer = Vec::new();
+        socket.read_to_end(&mut answer)?;
+        Answer::parse(&answer).ok_or_else(|| io::Error::other(format!("not an answer: {:?}", String::from_utf8_lossy(&answer))))
+    }
+}
+
+impl Answer {
+    /// Reads an answer that came whole.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let head = std::str::from_utf8(bytes.get(..end)?).ok()?;
+        let mut lines = head.split("\r\n");
+        let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let header = |line: &str| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
+        let headers = lines.map(header).collect::<Option<Vec<_>>>()?;
+        let mut answer = Self { status, headers, body: bytes.get(end + 4..)?.to_owned() };
+        if answer.header("transfer-encoding") == Some("chunked") {
+            answer.body = unchunked(&answer.body)?;
+        } else if let Some(length) = answer.header("content-length").and_then(|length| length.parse::<usize>().ok())
+            && length != answer.body.len()
+            && !answer.body.is_empty()
+        {
+            return None;
+        }
+        Some(answer)
+    }
+
+    /// The first value of the header `name`, in any case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is not; the message shows it.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|problem| panic!("{} is not JSON: {problem}: {}", self.status, self.text()))
+    }
+
+    /// Insists on a status; the message shows what came instead.
+    ///
+    /// # Panics
+    /// When it is another.
+    #[must_use]
+    pub fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.text());
+        self
+    }
+}
+
+fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line = rest.windows(2).position(|two| two == b"\r\n")?;
+        let size = usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?.split(';').next()?.trim(), 16).ok()?;
+        rest = rest.get(line + 2..)?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.extend_from_slice(rest.get(..size)?);
+        rest = rest.get(size + 2..)?;
+    }
+}
