@@ -228,8 +228,20 @@ impl Dispatcher {
     /// # Errors
     /// As the database says.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
+        self.pass_until(only, None).await.map(drop)
+    }
+
+    /// A pass over what is due now that claims nothing more after so long. True when something may be left.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
+        self.pass_until(None, Some(clock::monotonic() + bound)).await
+    }
+
+    async fn pass_until(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
-        let passed = self.pass_until_quiet(only).await;
+        let passed = self.claim_until_quiet(only, end).await;
         // Whatever happened: what was begun is finished, and what was not goes back.
         while !self.crew.leases.is_empty() {
             let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
@@ -238,7 +250,8 @@ impl Dispatcher {
         passed
     }
 
-    async fn pass_until_quiet(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
+    /// True when the end came first.
+    async fn claim_until_quiet(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         if let Some((tenant, id)) = only {
             self.crew.tools.store.bring_forward(tenant, id).await?;
         }
@@ -247,6 +260,9 @@ impl Dispatcher {
         // SQLite's clock counts milliseconds: what a claim in this one puts off to "at once" would still be due.
         tokio::time::sleep(TICK).await;
         loop {
+            if end.is_some_and(|end| clock::monotonic() >= end) {
+                return Ok(true);
+            }
             // Asked before looking: what is under way may be just about to put something into a lane.
             let quiet = self.crew.leases.is_empty();
             let looked = match only {
@@ -255,7 +271,7 @@ impl Dispatcher {
             };
             match looked {
                 Looked::Began => {}
-                Looked::Nothing if quiet => return Ok(()),
+                Looked::Nothing if quiet => return Ok(false),
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
                 Looked::Nothing | Looked::Full => {
                     let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;

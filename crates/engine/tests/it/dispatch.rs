@@ -253,6 +253,18 @@ on_both! {
         assert_eq!(server.requests().len(), 1);
     }
 
+    async fn b9_a_pass_with_an_end_finishes_what_it_began_and_says_what_is_left(world) {
+        world.capture(json!({})).await;
+        for _ in 0..3 {
+            world.enqueue("a", json!({})).await;
+        }
+        let mut dispatcher = Dispatcher::new(world.tools(world.store.clone())).await.unwrap();
+        assert!(dispatcher.pass_for(Duration::ZERO).await.unwrap(), "no time, so there may be more");
+        assert_eq!(world.count("delivery_queue").await, 3);
+        assert!(!dispatcher.pass_for(Duration::from_secs(60)).await.unwrap());
+        assert_eq!((world.count("delivery_queue").await, world.count("delivery_ledger").await), (0, 3));
+    }
+
     async fn a_crashed_worker_s_attempt_is_unclear_and_the_guarantee_decides(world) {
         for (guarantee, announced, expected) in [
             (Guarantee::Idempotent, false, "sent"),
