@@ -1,7 +1,11 @@
 //! What the commands stand on: the store opened, the tools made; and `serve` itself.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
 use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
@@ -9,14 +13,13 @@ use postcommit_engine::egress::Egress;
 use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft};
 use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::output::{Done, Exit, Failure};
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
-use crate::{health, telemetry};
+use crate::{door, health, telemetry};
 
 /// Opens the store and insists on the schema this program knows.
 pub async fn store(settings: &Settings) -> Result<Store, Failure> {
@@ -65,22 +68,27 @@ pub async fn serve(settings: &Settings, migrate: bool, while_stdin: bool) -> Don
     if missing.is_some() {
         make_capture(&store).await?;
     }
-    let listener = TcpListener::bind(&settings.server.listen).await.map_err(|e| {
-        Failure::new(
-            Exit::Refused,
-            format!("server.listen: {}: {e}; is another one running? --listen chooses another address", settings.server.listen),
-        )
-    })?;
     let tools = tools(settings, store.clone())?;
     let stop = stop_on_signals(while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
+    let door = door::open(&settings.server, routes(&store), stop.clone(), grace).await.map_err(|e| match e {
+        door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
+        door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
+    })?;
     let dispatcher = Dispatcher::new(tools).await?;
-    let address = listener.local_addr().map_or_else(|_| settings.server.listen.clone(), |at| at.to_string());
-    greet(settings, &address, &store).await?;
-    tokio::spawn(health::serve(listener, store.clone()));
+    greet(settings, &door.url(), &store).await?;
     dispatcher.run(stop).await;
+    door.closed().await;
     store.db().settle_file();
     tracing::info!("stopped");
     Ok(Exit::Ok)
+}
+
+/// Everything that is served.
+fn routes(store: &Store) -> Router {
+    let routes = door::named_routes(health::routes(store.clone()));
+    // The door has the one limit for bodies.
+    routes.fallback(async || (StatusCode::NOT_FOUND, "here are /healthz and /readyz\n")).layer(DefaultBodyLimit::disable())
 }
 
 fn no_database(path: &Path) -> Failure {
@@ -137,13 +145,13 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
     Ok(store.create_provider(tenant, &draft).await?)
 }
 
-async fn greet(settings: &Settings, address: &str, store: &Store) -> Result<(), Failure> {
+async fn greet(settings: &Settings, url: &str, store: &Store) -> Result<(), Failure> {
     let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
     let providers = store.providers().await?;
     let tenants = store.tenants().await?;
     say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
     say!("  database   {}", without_password(&settings.database.url));
-    say!("  health     http://{address}/healthz");
+    say!("  health     {url}/healthz");
     for provider in &providers {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };

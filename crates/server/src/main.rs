@@ -3,6 +3,7 @@
 mod app;
 mod bench;
 mod cli;
+mod door;
 mod health;
 mod output;
 mod settings;

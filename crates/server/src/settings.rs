@@ -1,8 +1,8 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
+use crate::door::ServerSettings;
 use crate::telemetry::say;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use postcommit_engine::channel::FailOn;
@@ -36,12 +36,6 @@ pub struct Settings {
 #[derive(Debug, Clone, Deserialize)]
 pub struct DatabaseSettings {
     pub url: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub struct ServerSettings {
-    pub listen: String,
-    pub allow_public: bool,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -191,16 +185,7 @@ impl Layers {
 impl Settings {
     fn validate(&self) -> Result<(), String> {
         Address::parse(&self.database.url).map_err(|e| e.to_string())?;
-        let listen: SocketAddr = self
-            .server
-            .listen
-            .parse()
-            .map_err(|_| format!("server.listen: {:?} is not an address and port such as 127.0.0.1:7410", self.server.listen))?;
-        if !listen.ip().is_loopback() && !self.server.allow_public {
-            return Err(format!(
-                "server.listen: {listen} can be reached from outside; allowed are loopback addresses, or any with server.allow_public = true"
-            ));
-        }
+        self.server.validate()?;
         self.dispatch.validate()?;
         self.egress.validate()?;
         FailOn::parse(&self.capture.fail_on)?;
@@ -287,6 +272,11 @@ mod tests {
             ("[database]\nurl = \"mysql://x\"", "allowed are postgres://… and sqlite:path"),
             ("[server]\nlisten = \"0.0.0.0:7410\"", "server.listen: 0.0.0.0:7410 can be reached from outside"),
             ("[server]\nlisten = \"here\"", "server.listen: \"here\" is not an address and port"),
+            ("[server]\nconnections = 0", "server.connections: is 0; 1 to 1000000 are allowed"),
+            ("[server]\nstreams = 2000", "server.streams: is 2000; fewer than server.connections (1024) are allowed"),
+            ("[server]\nheader_deadline_ms = 1", "server.header_deadline_ms: is 1; 10 to 600000 are allowed"),
+            ("[server]\ntls_certificate = \"c.pem\"", "server.tls_key: is empty"),
+            ("[server]\ntrusted_proxies = [\"the proxy\"]", "trusted_proxies"),
             ("[capture]\nfail_on = \"explode=x\"", "capture.fail_on"),
             ("[log]\nformat = \"xml\"", "log.format: is \"xml\"; allowed are auto, human, json"),
             ("[egress]\nallow = [\"everything\"]", "allow"),

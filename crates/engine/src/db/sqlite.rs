@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -24,6 +24,8 @@ const GROUP: usize = 256;
 const OPEN: Duration = Duration::from_millis(2);
 /// How long a writer waits for the application's transaction.
 const BUSY: Duration = Duration::from_secs(10);
+/// How long it is believed that the file can, or cannot, be written.
+const TRIED_FOR: Duration = Duration::from_secs(1);
 /// Idle read connections kept.
 const READERS: usize = 4;
 
@@ -39,6 +41,8 @@ pub struct Sqlite {
     /// Which file was opened, and whether another one stands in its place.
     identity: Option<(u64, u64)>,
     replaced: Arc<AtomicBool>,
+    /// What the last try to write found, and when.
+    tried: Arc<tokio::sync::Mutex<Option<(Instant, Result<bool, String>)>>>,
     pub(super) counter: Arc<Counter>,
 }
 
@@ -65,7 +69,15 @@ impl Sqlite {
             .name("sqlite-writer".into())
             .spawn(move || write_all(connection, commands, &counting))
             .map_err(|e| DbError::Unreachable(e.to_string()))?;
-        Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), identity: identity(path), replaced: Arc::default(), counter })
+        Ok(Self {
+            path: path.to_owned(),
+            writer,
+            readers: Arc::default(),
+            identity: identity(path),
+            replaced: Arc::default(),
+            tried: Arc::default(),
+            counter,
+        })
     }
 
     /// The file.
@@ -132,6 +144,25 @@ impl Sqlite {
         ran.await.map_err(|e| DbError::Unreachable(e.to_string()))?
     }
 
+    /// Whether the file takes writes, by trying; what was found holds for a second. Nothing of it remains.
+    ///
+    /// # Errors
+    /// When it cannot be written for another reason than being read-only: the disk is full, or somebody holds the file.
+    pub async fn is_read_only(&self) -> Result<bool, DbError> {
+        self.still_ours()?;
+        let mut tried = self.tried.lock().await;
+        if let Some((at, found)) = &*tried
+            && at.elapsed() < TRIED_FOR
+        {
+            return found.clone().map_err(DbError::Unreachable);
+        }
+        self.counter.trips(1);
+        let path = self.path.clone();
+        let found = tokio::task::spawn_blocking(move || try_to_write(&path)).await.unwrap_or_else(|e| Err(e.to_string()));
+        *tried = Some((clock::monotonic(), found.clone()));
+        found.map_err(DbError::Unreachable)
+    }
+
     /// Turns the file to write-ahead logging, for good. Done when the schema is made, not by looking: the file may be somebody else's.
     ///
     /// # Errors
@@ -185,6 +216,25 @@ fn open_reader(path: &Path) -> Result<Connection, DbError> {
     connection.busy_timeout(BUSY).map_err(refused)?;
     connection.execute_batch("PRAGMA query_only = ON").map_err(|e| at(path, e))?;
     Ok(connection)
+}
+
+/// On a connection of its own: a failure in the writer's transaction would be its neighbours' too. The rollback alone would touch no disk, so the page
+/// is flushed first: that is where a full or read-only disk is met.
+fn try_to_write(path: &Path) -> Result<bool, String> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let write = || {
+        let mut connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY)?;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute("UPDATE postcommit_migration SET name = name", ())?;
+        transaction.cache_flush()?;
+        transaction.rollback()
+    };
+    match write() {
+        Ok(()) => Ok(false),
+        Err(rusqlite::Error::SqliteFailure(failure, _)) if failure.code == rusqlite::ErrorCode::ReadOnly => Ok(true),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
 }
 
 fn at(path: &Path, error: rusqlite::Error) -> DbError {

@@ -28,12 +28,14 @@ pub struct QueueHealth {
 }
 
 impl Store {
-    /// Whether the database takes writes at all: a standby does not.
+    /// Whether the database takes writes at all: a standby does not, nor a SQLite file on a disk that is read-only.
     ///
     /// # Errors
-    /// As the database says.
+    /// As the database says; on SQLite also when the disk is full.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
-        let Db::Postgres(_) = self.db else { return Ok(false) };
+        if let Db::Sqlite(db) = &self.db {
+            return db.is_read_only().await;
+        }
         let rows = self.db.query("SELECT current_setting('transaction_read_only') = 'on'", vec![]).await?;
         rows.first().map_or(Ok(false), |row| row.get(0))
     }

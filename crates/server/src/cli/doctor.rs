@@ -40,12 +40,14 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
         Err(failure) => return Ok(vec![finding("database", "problem", failure.to_string())]),
     };
     let mut findings = vec![finding("database", "ok", format!("{}, schema version {LATEST}", store.db().kind()))];
-    if store.is_read_only().await? {
-        findings.push(finding(
+    match store.is_read_only().await {
+        Ok(false) => {}
+        Ok(true) => findings.push(finding(
             "database",
             "problem",
-            "it is read-only, as a standby is: nothing can be enqueued or delivered; check database.url",
-        ));
+            "it is read-only, as a standby is, or a file that may not be written: nothing can be enqueued or delivered; check database.url",
+        )),
+        Err(problem) => findings.push(finding("database", "problem", format!("it cannot be written: {problem}"))),
     }
     findings.push(clock(&store).await?);
     findings.extend(partitions(&store).await?);

@@ -1,0 +1,284 @@
+//! The door: our own accept loop. It decides who comes in, how long they may take and how much they may say, and serves whoever keeps to it.
+//!
+//! - [`open`]: binds, accepts, turns away; `room.rs` counts, `streams.rs` is for answers that go on for hours;
+//! - `wire.rs`: between socket and hyper: deadlines, and `head.rs`, which refuses heads that could be read in two ways; `framing.rs` knows where a
+//!   body ends;
+//! - `answer.rs`: one request to its answer; `body.rs` holds bodies to size and pace; `client.rs` is who asks; `refusal.rs` what the door itself says;
+//! - `tls.rs`: certificates.
+//!
+//! HTTP/1.1 alone: docs/decisions/0020.
+
+mod answer;
+mod body;
+mod client;
+mod framing;
+mod head;
+mod refusal;
+mod room;
+mod settings;
+mod streams;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod wire;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use postcommit_engine::dispatch::Stop;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+pub use answer::{RequestId, Serves, named_routes};
+pub use settings::ServerSettings;
+pub use streams::Streams;
+#[allow(unused_imports, reason = "handlers name them")]
+pub use {body::Body, client::Client, streams::LongAnswer};
+
+use answer::Visit;
+use refusal::Refusal;
+use room::{Room, Slot};
+use tls::Tls;
+use wire::{Turn, Wire};
+
+/// How many of those turned away are waited for until they have read it, and how long. Others are cut off without.
+const LOBBY: usize = 128;
+const LOBBY_DEADLINE: Duration = Duration::from_secs(1);
+/// Files that are no connections: the database, the log, the lobby.
+const OTHER_FILES: usize = 256;
+
+/// Why the door did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("server.listen: {0}: {1}; is another one running? --listen chooses another address")]
+    Listen(String, std::io::Error),
+    #[error("{0}")]
+    Tls(String),
+}
+
+/// An open door.
+pub struct Door {
+    pub address: SocketAddr,
+    is_tls: bool,
+    closed: JoinHandle<()>,
+}
+
+impl Door {
+    /// What a browser is given.
+    pub fn url(&self) -> String {
+        format!("http{}://{}", if self.is_tls { "s" } else { "" }, self.address)
+    }
+
+    /// Waits until, after a stop, everybody was served or the grace is over.
+    pub async fn closed(self) {
+        let _ = self.closed.await;
+    }
+}
+
+/// Opens the door for `service`. On [`Stop::Finish`] nobody else comes in, requests under way are finished for at most `grace`; on [`Stop::Now`] it is
+/// shut at once.
+///
+/// # Errors
+/// When the address is taken, or certificate and key cannot be used.
+pub async fn open<S: Serves>(
+    settings: &ServerSettings,
+    service: S,
+    stop: watch::Receiver<Stop>,
+    grace: Duration,
+) -> Result<Door, OpenError> {
+    raise_files(settings.connections);
+    let tls = Tls::load(settings).map_err(OpenError::Tls)?;
+    let listen = |e| OpenError::Listen(settings.listen.clone(), e);
+    let listener = TcpListener::bind(&settings.listen).await.map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+    let house = House {
+        room: Room::new(settings.connections, settings.connections_per_address),
+        lobby: Arc::new(Semaphore::new(LOBBY)),
+        streams: Streams::new(settings.streams, stop.clone()),
+        settings: Arc::new(settings.clone()),
+        is_tls: tls.is_some(),
+        tls,
+        service,
+        stop,
+    };
+    let is_tls = house.is_tls;
+    let closed = tokio::spawn(Arc::new(house).keep(listener, grace));
+    Ok(Door { address, is_tls, closed })
+}
+
+/// Everything that connections share.
+struct House<S> {
+    settings: Arc<ServerSettings>,
+    tls: Option<Arc<Tls>>,
+    is_tls: bool,
+    room: Arc<Room>,
+    lobby: Arc<Semaphore>,
+    streams: Streams,
+    service: S,
+    stop: watch::Receiver<Stop>,
+}
+
+impl<S: Serves> House<S> {
+    async fn keep(self: Arc<Self>, listener: TcpListener, grace: Duration) {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            () = self.clone().accept(&listener) => {}
+            () = told(&mut stop, Stop::Finish) => {}
+        }
+        drop(listener);
+        tokio::select! {
+            _ = timeout(grace, self.room.emptied()) => {}
+            () = told(&mut stop, Stop::Now) => {}
+        }
+        let left = self.room.inside();
+        if left > 0 {
+            tracing::warn!(left, "stopped with connections open");
+        }
+    }
+
+    async fn accept(self: Arc<Self>, listener: &TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => self.clone().receive(stream, peer.ip().to_canonical()),
+                Err(problem) => {
+                    // Out of file descriptors, most likely: give others time to close theirs.
+                    tracing::warn!(%problem, "could not accept a connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn receive(self: Arc<Self>, stream: TcpStream, peer: IpAddr) {
+        let is_proxy = client::is_trusted(peer, &self.settings.trusted_proxies);
+        match self.room.enter(peer, is_proxy) {
+            Ok(slot) => {
+                tokio::spawn(Box::pin(self.host(stream, peer, slot)));
+            }
+            Err(refusal) => self.turn_away(stream, &refusal),
+        }
+    }
+
+    async fn host(self: Arc<Self>, stream: TcpStream, peer: IpAddr, slot: Slot) {
+        let _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else { return self.talk(stream, peer, slot).await };
+        let mut stop = self.stop.clone();
+        let handshake = timeout(self.settings.header_deadline(), tls.acceptor().accept(stream));
+        let shaken = tokio::select! {
+            shaken = handshake => shaken,
+            () = told(&mut stop, Stop::Finish) => return,
+        };
+        match shaken {
+            Ok(Ok(stream)) => self.talk(stream, peer, slot).await,
+            Ok(Err(problem)) => tracing::debug!(client = %peer, %problem, "no TLS"),
+            Err(_) => tracing::debug!(client = %peer, "no TLS in time"),
+        }
+    }
+
+    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: IpAddr, slot: Slot) {
+        let turn = Arc::<Turn>::default();
+        let visit = Arc::new(Visit {
+            service: self.service.clone(),
+            settings: self.settings.clone(),
+            streams: self.streams.clone(),
+            turn: turn.clone(),
+            peer,
+            by_tls: self.is_tls,
+            slot: Arc::new(slot),
+        });
+        let wire = Wire::new(stream, turn.clone(), self.settings.clone());
+        // The wire has the clock for heads: hyper's would count the time between two requests as well.
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .serve_connection(TokioIo::new(wire), service_fn(move |request| visit.clone().answer(request)));
+        let mut connection = Box::pin(connection);
+        let mut stop = self.stop.clone();
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = told(&mut stop, Stop::Finish) => {
+                connection.as_mut().graceful_shutdown();
+                turn.close();
+                tokio::select! {
+                    ended = &mut connection => ended,
+                    () = told(&mut stop, Stop::Now) => Ok(()),
+                }
+            }
+        };
+        if let Err(problem) = ended {
+            tracing::debug!(client = %peer, %problem, "a connection broke");
+        }
+    }
+
+    /// Says why, and sees to it that it arrives; not at any price.
+    fn turn_away(&self, stream: TcpStream, refusal: &Refusal) {
+        let words = farewell(refusal);
+        let Ok(place) = self.lobby.clone().try_acquire_owned() else {
+            if self.tls.is_none() {
+                let _ = stream.try_write(words.as_bytes());
+            }
+            return;
+        };
+        let acceptor = self.tls.as_ref().map(|tls| tls.acceptor());
+        tokio::spawn(async move {
+            let said = async {
+                match acceptor {
+                    None => say_goodbye(stream, &words).await,
+                    Some(acceptor) => say_goodbye(acceptor.accept(stream).await?, &words).await,
+                }
+            };
+            let _ = timeout(LOBBY_DEADLINE, said).await;
+            drop(place);
+        });
+    }
+}
+
+/// Writes, then reads until the other side is done: closing with bytes unread would take the answer away from it.
+async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &str) -> std::io::Result<()> {
+    stream.write_all(words.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut rest = [0; 1024];
+    while stream.read(&mut rest).await? > 0 {}
+    Ok(())
+}
+
+/// The answer to a connection for which there is no room, written without hyper: it must be cheap.
+fn farewell(refusal: &Refusal) -> String {
+    let body = refusal.json();
+    let id = RequestId::new().0;
+    format!(
+        "HTTP/1.1 {}\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\
+         cache-control: no-store\r\nx-content-type-options: nosniff\r\nreferrer-policy: no-referrer\r\n{}: {id}\r\n\r\n{body}",
+        refusal.status(),
+        body.len(),
+        answer::REQUEST_ID,
+    )
+}
+
+/// Waits for the word to stop, this one or a stronger one. Who could say it being gone is the strongest.
+async fn told(stop: &mut watch::Receiver<Stop>, word: Stop) {
+    let _ = stop.wait_for(|said| *said == Stop::Now || (*said == Stop::Finish && word == Stop::Finish)).await;
+}
+
+/// Lets the process have as many files as it may, and says when those are too few.
+fn raise_files(connections: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let wanted = u64::try_from(connections + OTHER_FILES).unwrap_or(u64::MAX);
+    if most < wanted {
+        tracing::warn!(
+            most,
+            wanted,
+            "this process may open fewer files than server.connections needs; raise its limit (ulimit -n, LimitNOFILE)"
+        );
+    }
+}

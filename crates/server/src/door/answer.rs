@@ -1,0 +1,171 @@
+//! From a request that hyper read to the answer that leaves: who asks, the handler in a task of its own, and what every answer carries.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body as AnswerBody;
+use axum::extract::{MatchedPath, Request as RouterRequest};
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Method, Request, Response, StatusCode};
+use axum::middleware::{Next, from_fn};
+use hyper::body::Incoming;
+use postcommit_engine::clock;
+use tower::{Service, ServiceExt};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::body::{Body, Outgoing, Trouble};
+use super::client::Client;
+use super::refusal::Refusal;
+use super::room::Slot;
+use super::settings::ServerSettings;
+use super::streams::Streams;
+use super::wire::Turn;
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_CHARS: usize = 64;
+const POLICY: HeaderValue = HeaderValue::from_static("default-src 'self'; frame-ancestors 'none'; base-uri 'none'");
+
+/// What the door serves: an [`axum::Router`], or anything that answers its requests.
+pub trait Serves:
+    Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+{
+}
+impl<S> Serves for S where
+    S: Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+{
+}
+
+/// An extension of every request: its name in the log and in the answer's `X-Request-Id`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(pub String);
+
+/// Where a router notes which of its routes was taken: a path may hold what must not be logged.
+#[derive(Clone, Default)]
+struct RouteNote(Arc<OnceLock<String>>);
+
+/// Lets the door's log tell the routes of `router`. Call it after the last route was added.
+pub fn named_routes(router: Router) -> Router {
+    router.route_layer(from_fn(async |request: RouterRequest, next: Next| {
+        if let (Some(note), Some(path)) = (request.extensions().get::<RouteNote>(), request.extensions().get::<MatchedPath>()) {
+            let _ = note.0.set(path.as_str().to_owned());
+        }
+        next.run(request).await
+    }))
+}
+
+/// One connection, as its requests see it.
+pub struct Visit<S> {
+    pub service: S,
+    pub settings: Arc<ServerSettings>,
+    pub streams: Streams,
+    pub turn: Arc<Turn>,
+    pub peer: IpAddr,
+    pub by_tls: bool,
+    /// Held by handlers too: they outlive a connection that breaks, and must be waited for.
+    pub slot: Arc<Slot>,
+}
+
+/// What the log says of a request.
+struct Line {
+    began: Instant,
+    method: Option<Method>,
+    note: RouteNote,
+    id: RequestId,
+    client: IpAddr,
+}
+
+impl<S: Serves> Visit<S> {
+    /// Answers one request. Never fails: what goes wrong is an answer too.
+    pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
+        let id = RequestId::of(request.headers());
+        let client = Client::of(self.peer, self.by_tls, request.headers(), &self.settings.trusted_proxies);
+        let mut line = Line { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
+        let mut response = if let Some(refusal) = self.turn.refusal() {
+            refusal.response()
+        } else {
+            line.method = Some(request.method().clone());
+            let extensions = request.extensions_mut();
+            extensions.insert(client);
+            extensions.insert(line.id.clone());
+            extensions.insert(self.streams.clone());
+            extensions.insert(line.note.clone());
+            self.ask(request, &line.id).await
+        };
+        dress(&mut response, &line.id);
+        line.write(response.status());
+        Ok(response.map(|body| Outgoing::new(body, self.turn.clone())))
+    }
+
+    /// The handler runs in its own task: a client that hangs up must not cancel a database call, and a panic is this request's alone.
+    async fn ask(&self, request: Request<Incoming>, id: &RequestId) -> Response<AnswerBody> {
+        let trouble = Trouble::default();
+        let request = request.map(|body| Body::new(body, self.settings.clone(), trouble.clone()));
+        let (service, slot) = (self.service.clone(), self.slot.clone());
+        let handler = async move {
+            let answered = service.oneshot(request).await;
+            drop(slot);
+            answered
+        };
+        let span = tracing::info_span!("request", id = %id.0);
+        match tokio::spawn(handler.instrument(span)).await {
+            Ok(Ok(response)) => match trouble.get() {
+                // The door knows better than the handler why the body could not be read.
+                Some(refusal) if !response.status().is_success() => refusal.response(),
+                _ => response,
+            },
+            Ok(Err(never)) => match never {},
+            Err(_) => {
+                tracing::error!(request = %id.0, "a handler panicked");
+                Refusal::failed().response()
+            }
+        }
+    }
+}
+
+impl RequestId {
+    /// The caller's own, if it is plain and short; else a new one.
+    fn of(headers: &HeaderMap) -> Self {
+        let plain = |text: &&str| {
+            (1..=REQUEST_ID_CHARS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        };
+        let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(plain);
+        given.map_or_else(Self::new, |given| Self(given.to_owned()))
+    }
+
+    pub(super) fn new() -> Self {
+        Self(Uuid::new_v4().simple().to_string())
+    }
+}
+
+/// The headers of every answer.
+fn dress(response: &mut Response<AnswerBody>, id: &RequestId) {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id.0) {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.entry(header::REFERRER_POLICY).or_insert(HeaderValue::from_static("no-referrer"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let is_html = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    if is_html {
+        headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(POLICY);
+    }
+}
+
+impl Line {
+    fn write(&self, status: StatusCode) {
+        let method = self.method.as_ref().map_or("-", Method::as_str);
+        let route = self.note.0.get().map_or("-", String::as_str);
+        let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (status, request, client) = (status.as_u16(), &self.id.0, self.client);
+        if status >= 500 {
+            tracing::info!(method, route, status, ms, %request, %client, "request");
+        } else {
+            tracing::debug!(method, route, status, ms, %request, %client, "request");
+        }
+    }
+}

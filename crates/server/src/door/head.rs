@@ -1,0 +1,257 @@
+//! The head of a request, looked at before hyper sees it. Hyper forgives what proxies in front of us may read otherwise: a length given twice, a
+//! length beside chunks, a line that ends in LF alone. Whoever reads the same bytes in two ways can smuggle a request past the other; so we refuse.
+
+use super::framing::Framing;
+use super::refusal::Refusal;
+
+/// The most bytes of a head, request line and last empty line included.
+pub const HEAD_BYTES: usize = 32 * 1024;
+/// The most header fields; hyper's own limit too.
+pub const HEADER_FIELDS: usize = 100;
+const METHOD_BYTES: usize = 16;
+
+/// What was found at the beginning of some bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The head goes on.
+    Unfinished,
+    /// It ends after so many bytes, and this is its body.
+    Head(usize, Framing),
+    Refused(Refusal),
+}
+
+/// Looks for a head at the beginning of `bytes`; `seen` of them were looked at before.
+pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> Found {
+    // Two back, so that an end which came in parts is found.
+    let from = seen.saturating_sub(3);
+    if let Some(refusal) = stray_line_end(bytes, from) {
+        return Found::Refused(refusal);
+    }
+    let end = bytes[from..].windows(4).position(|window| window == b"\r\n\r\n").map(|at| from + at + 4);
+    match end {
+        Some(end) if end <= HEAD_BYTES => match check(&bytes[..end], body_limit) {
+            Ok(framing) => Found::Head(end, framing),
+            Err(refusal) => Found::Refused(refusal),
+        },
+        None if bytes.len() < HEAD_BYTES => Found::Unfinished,
+        _ => Found::Refused(Refusal::large_header(HEAD_BYTES)),
+    }
+}
+
+/// Only as far as the head goes: a body may hold any byte.
+fn stray_line_end(bytes: &[u8], from: usize) -> Option<Refusal> {
+    for at in from..bytes.len() {
+        match bytes[at] {
+            b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Some(Refusal::bad("a line of the header does not end in CR LF")),
+            b'\r' if bytes.get(at + 1).is_some_and(|next| *next != b'\n') => {
+                return Some(Refusal::bad("there is a stray CR in the header"));
+            }
+            b'\n' if at >= 3 && &bytes[at - 3..=at] == b"\r\n\r\n" => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn check(head: &[u8], body_limit: u64) -> Result<Framing, Refusal> {
+    let mut fields = [httparse::EMPTY_HEADER; HEADER_FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(head) {
+        Ok(_) => {}
+        Err(httparse::Error::TooManyHeaders) => return Err(Refusal::many_headers(HEADER_FIELDS)),
+        Err(problem) => return Err(Refusal::bad(format!("the header cannot be read: {problem}"))),
+    }
+    if request.method.is_none_or(|method| method.len() > METHOD_BYTES) {
+        return Err(Refusal::bad(format!("a method has {METHOD_BYTES} letters at most")));
+    }
+    check_target(request.path.unwrap_or_default())?;
+    let is_1_1 = request.version == Some(1);
+    check_host(request.headers, is_1_1)?;
+    let framing = framing(request.headers, is_1_1)?;
+    match framing {
+        Framing::Length(length) if length > body_limit => Err(Refusal::large_body(body_limit)),
+        framing => Ok(framing),
+    }
+}
+
+fn values<'a>(fields: &'a [httparse::Header<'a>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+}
+
+fn check_host(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<(), Refusal> {
+    match values(fields, "host").count() {
+        0 if is_1_1 => Err(Refusal::bad("the header has no Host")),
+        0 | 1 => Ok(()),
+        _ => Err(Refusal::bad("the header has more than one Host")),
+    }
+}
+
+fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Refusal> {
+    let lengths: Vec<&[u8]> = values(fields, "content-length").collect();
+    let encodings: Vec<&[u8]> = values(fields, "transfer-encoding").collect();
+    match (&lengths[..], &encodings[..]) {
+        ([], []) => Ok(Framing::Length(0)),
+        ([length], []) => content_length(length),
+        ([], [encoding]) if is_1_1 && encoding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::chunked()),
+        ([], [_]) if is_1_1 => Err(Refusal::bad("Transfer-Encoding: only chunked is understood")),
+        ([], [_]) => Err(Refusal::bad("HTTP/1.0 has no Transfer-Encoding")),
+        ([], _) => Err(Refusal::bad("the header has more than one Transfer-Encoding")),
+        (_, []) => Err(Refusal::bad("the header has more than one Content-Length")),
+        _ => Err(Refusal::bad("the header has both Content-Length and Transfer-Encoding")),
+    }
+}
+
+fn content_length(value: &[u8]) -> Result<Framing, Refusal> {
+    // Digits alone: Rust would take a sign too.
+    let digits = std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
+    let Some(digits) = digits else { return Err(Refusal::bad("Content-Length is not a number")) };
+    // What does not fit is too large, whatever the limit is.
+    Ok(Framing::Length(digits.parse().unwrap_or(u64::MAX)))
+}
+
+/// A path has one way to be written. What a proxy may normalise, and so route otherwise than we do, is refused.
+fn check_target(target: &str) -> Result<(), Refusal> {
+    if !target.starts_with('/') {
+        return Err(Refusal::bad("the target must be a path that begins with /"));
+    }
+    if target.bytes().any(|b| !b.is_ascii_graphic() || b == b'#' || b == b'\\') {
+        return Err(Refusal::bad("the target holds a character that must be percent-encoded"));
+    }
+    let path = target.split('?').next().unwrap_or_default();
+    if path.contains("//") {
+        return Err(Refusal::bad("the path holds an empty segment"));
+    }
+    for (at, _) in path.match_indices('%') {
+        let code = path.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match code {
+            None => return Err(Refusal::bad("the path holds a % that encodes nothing")),
+            Some(0..0x20 | 0x7f) => return Err(Refusal::bad("the path holds an encoded control character")),
+            Some(b'/' | b'\\' | b'.') => return Err(Refusal::bad("the path holds an encoded slash, backslash or dot")),
+            Some(_) => {}
+        }
+    }
+    if path.split('/').any(|segment| segment == "." || segment == "..") {
+        return Err(Refusal::bad("the path holds a . or .. segment"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = 1000;
+
+    fn found(text: &str) -> Found {
+        find(text.as_bytes(), 0, LIMIT)
+    }
+
+    fn refused(text: &str) -> String {
+        match found(text) {
+            Found::Refused(refusal) => refusal.json(),
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_plain_head_is_found_with_its_body() {
+        let get = "GET /v1/x?a=%2f.. HTTP/1.1\r\nhost: h\r\n\r\n";
+        assert_eq!(found(get), Found::Head(get.len(), Framing::Length(0)));
+        assert_eq!(found(&format!("{get}\nrest\r")), Found::Head(get.len(), Framing::Length(0)), "what follows is not the head's");
+        let post = "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 12\r\n\r\n";
+        assert_eq!(found(post), Found::Head(post.len(), Framing::Length(12)));
+        let chunks = "POST / HTTP/1.1\r\nhost: h\r\nTransfer-Encoding: Chunked\r\n\r\n";
+        assert_eq!(found(chunks), Found::Head(chunks.len(), Framing::chunked()));
+        assert_eq!(found("GET / HTTP/1.0\r\n\r\n"), Found::Head(18, Framing::Length(0)));
+    }
+
+    #[test]
+    fn a_head_may_come_byte_by_byte() {
+        let get = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n";
+        for length in 1..get.len() {
+            assert_eq!(find(&get[..length], length - 1, LIMIT), Found::Unfinished);
+        }
+        assert_eq!(find(get, get.len() - 1, LIMIT), Found::Head(get.len(), Framing::Length(0)));
+    }
+
+    #[test]
+    fn what_could_be_read_in_two_ways_is_refused() {
+        for fields in [
+            "content-length: 1\r\ncontent-length: 1",
+            "content-length: 1\r\ncontent-length: 2",
+            "content-length: 1, 1",
+            "content-length: +1",
+            "content-length: 0x1",
+            "content-length:",
+            "content-length: 1\r\ntransfer-encoding: chunked",
+            "transfer-encoding: chunked\r\ncontent-length: 1",
+            "transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+            "transfer-encoding: chunked\r\ntransfer-encoding: identity",
+            "transfer-encoding: identity, chunked",
+            "transfer-encoding: xchunked",
+            "transfer-encoding : chunked",
+            "x: y\r\n transfer-encoding: chunked",
+            "host: other",
+            "x: a\nb: c",
+            "x: a\rb",
+            "x: a\0b",
+        ] {
+            let answer = refused(&format!("POST / HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n"));
+            assert!(answer.contains("\"status\":400"), "{fields}: {answer}");
+        }
+        refused("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n");
+        refused("GET / HTTP/1.1\r\n\r\n");
+        refused("GET / HTTP/2.0\r\nhost: h\r\n\r\n");
+        refused("GET / HTTP/1.1\n");
+    }
+
+    #[test]
+    fn odd_paths_are_refused() {
+        for target in [
+            "http://h/healthz",
+            "*",
+            "h:443",
+            "//healthz",
+            "/a//b",
+            "/a%2fb",
+            "/a%2Fb",
+            "/a%5cb",
+            "/../x",
+            "/a/..",
+            "/a/./b",
+            "/%2e%2e/x",
+            "/a%00",
+            "/a%0d%0aset-cookie:x",
+            "/a%",
+            "/a%zz",
+            "/a%+1",
+            "/a\\b",
+            "/a#b",
+            "/a\0b",
+            "/caf\u{e9}",
+        ] {
+            refused(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n"));
+        }
+        for target in ["/", "/a..b/...", "/a%20b/%C3%A9", "/x?y=//..%2f%00"] {
+            assert!(matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), Found::Head(..)), "{target}");
+        }
+    }
+
+    #[test]
+    fn each_limit_is_named_and_reached_exactly() {
+        let with = |fields: usize| format!("GET / HTTP/1.1\r\nhost: h\r\n{}\r\n", "x: y\r\n".repeat(fields));
+        assert!(matches!(found(&with(HEADER_FIELDS - 1)), Found::Head(..)));
+        assert!(refused(&with(HEADER_FIELDS)).contains("100 header fields at most"));
+        let long = |bytes: usize| {
+            let frame = "GET / HTTP/1.1\r\nhost: h\r\nx: \r\n\r\n".len();
+            format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "y".repeat(bytes - frame))
+        };
+        assert!(matches!(found(&long(HEAD_BYTES)), Found::Head(..)));
+        assert!(refused(&long(HEAD_BYTES + 1)).contains("32768 bytes at most"));
+        assert!(refused(&long(HEAD_BYTES + 1)[..HEAD_BYTES]).contains("\"status\":431"), "without waiting for its end");
+        let body = |length: &str| format!("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: {length}\r\n\r\n");
+        assert!(matches!(found(&body("1000")), Found::Head(..)));
+        assert!(refused(&body("1001")).contains("1000 bytes at most"));
+        assert!(refused(&body("99999999999999999999999")).contains("\"status\":413"));
+    }
+}

@@ -1,0 +1,97 @@
+//! What the door itself answers: `application/problem+json`, as everything else that is refused.
+
+use std::borrow::Cow;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+
+/// The slugs of `type`, which stay, and the status that goes with each.
+const BAD_REQUEST: (&str, u16) = ("bad-request", 400);
+const TOO_SLOW: (&str, u16) = ("too-slow", 408);
+const BODY_TOO_LARGE: (&str, u16) = ("body-too-large", 413);
+const HEADER_TOO_LARGE: (&str, u16) = ("header-too-large", 431);
+const FAILED: (&str, u16) = ("internal", 500);
+const TOO_MANY: (&str, u16) = ("too-many-connections", 503);
+
+/// Why a request was turned away before, or instead of, its handler's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    kind: (&'static str, u16),
+    title: &'static str,
+    detail: Cow<'static, str>,
+    limit: Option<u64>,
+}
+
+impl Refusal {
+    /// It is not HTTP as we take it.
+    pub fn bad(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind: BAD_REQUEST, title: "The request is malformed", detail: detail.into(), limit: None }
+    }
+
+    pub fn slow_header(limit_ms: u64) -> Self {
+        let detail = format!("the request's header must be complete within {limit_ms} ms");
+        Self { kind: TOO_SLOW, title: "The request came too slowly", detail: detail.into(), limit: Some(limit_ms) }
+    }
+
+    pub fn slow_body(bytes_per_s: u64) -> Self {
+        let detail = format!("the request's body must come at {bytes_per_s} bytes a second or faster, and within server.body_deadline_ms");
+        Self { kind: TOO_SLOW, title: "The request came too slowly", detail: detail.into(), limit: Some(bytes_per_s) }
+    }
+
+    pub fn large_body(limit: u64) -> Self {
+        let detail = format!("the request's body may have {limit} bytes at most");
+        Self { kind: BODY_TOO_LARGE, title: "The body is too large", detail: detail.into(), limit: Some(limit) }
+    }
+
+    pub fn large_header(limit: usize) -> Self {
+        let detail = format!("the request's header may have {limit} bytes at most");
+        Self { kind: HEADER_TOO_LARGE, title: "The header is too large", detail: detail.into(), limit: u64::try_from(limit).ok() }
+    }
+
+    pub fn many_headers(limit: usize) -> Self {
+        let detail = format!("the request may have {limit} header fields at most");
+        Self { kind: HEADER_TOO_LARGE, title: "The header is too large", detail: detail.into(), limit: u64::try_from(limit).ok() }
+    }
+
+    /// The handler panicked. What it said is in the log, not here.
+    pub fn failed() -> Self {
+        let detail = "this request failed inside the server; its log has the reason under the request id".into();
+        Self { kind: FAILED, title: "Something went wrong here", detail, limit: None }
+    }
+
+    pub fn full(detail: String, limit: usize) -> Self {
+        let limit = u64::try_from(limit).ok();
+        Self { kind: TOO_MANY, title: "There are too many connections", detail: detail.into(), limit }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.kind.1).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    pub fn json(&self) -> String {
+        let (slug, status) = self.kind;
+        let mut problem = serde_json::json!({
+            "type": format!("urn:postcommit:problem:{slug}"), "title": self.title, "status": status, "detail": self.detail,
+        });
+        if let Some(limit) = self.limit {
+            problem["limit"] = limit.into();
+        }
+        problem.to_string()
+    }
+
+    /// As an answer. After all but a panic we do not know where the next request would begin, or do not want to wait for it.
+    pub fn response(&self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.json()));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if self.kind != FAILED {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

@@ -1,0 +1,153 @@
+//! How many may be in at once: in all, and from one address, so that one client alone cannot shut the others out.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use postcommit_engine::clock;
+use tokio::sync::Notify;
+
+use super::refusal::Refusal;
+
+/// How often it is said that somebody was turned away.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+pub struct Room {
+    connections: usize,
+    per_address: usize,
+    state: Mutex<State>,
+    left: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    inside: usize,
+    /// Those that are counted by address.
+    by_address: HashMap<IpAddr, usize>,
+    refused: u64,
+    said: Option<Instant>,
+}
+
+/// A place inside. Free again when dropped.
+pub struct Slot {
+    room: Arc<Room>,
+    address: Option<IpAddr>,
+}
+
+impl Room {
+    pub fn new(connections: usize, per_address: usize) -> Arc<Self> {
+        Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new() })
+    }
+
+    /// A place, or why there is none. A proxy speaks for many and is not counted by address.
+    pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, Refusal> {
+        let address = (!is_proxy).then(|| holder(peer));
+        let mut state = self.state();
+        if state.inside >= self.connections {
+            let limit = self.connections;
+            return Err(state.refuse(Refusal::full(format!("{limit} connections are open, as many as may be; come again"), limit)));
+        }
+        if let Some(address) = address {
+            let held = state.by_address.entry(address).or_default();
+            if *held >= self.per_address {
+                let limit = self.per_address;
+                return Err(
+                    state.refuse(Refusal::full(format!("{limit} connections from this address are open, as many as may be"), limit))
+                );
+            }
+            *held += 1;
+        }
+        state.inside += 1;
+        Ok(Slot { room: self.clone(), address })
+    }
+
+    /// Waits until everybody has left.
+    pub async fn emptied(&self) {
+        loop {
+            let left = self.left.notified();
+            tokio::pin!(left);
+            left.as_mut().enable();
+            if self.inside() == 0 {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    pub fn inside(&self) -> usize {
+        self.state().inside
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts it, and says so now and then: ten thousand lines would be a second attack.
+    fn refuse(&mut self, refusal: Refusal) -> Refusal {
+        self.refused += 1;
+        let now = clock::monotonic();
+        if self.said.is_none_or(|said| now - said >= SAY_EVERY) {
+            self.said = Some(now);
+            tracing::warn!(refused = self.refused, reason = refusal.detail(), "connections are turned away");
+        }
+        refusal
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.room.state();
+        state.inside -= 1;
+        if let Some(address) = self.address
+            && let Some(held) = state.by_address.get_mut(&address)
+        {
+            *held -= 1;
+            if *held == 0 {
+                state.by_address.remove(&address);
+            }
+        }
+        drop(state);
+        self.room.left.notify_waiters();
+    }
+}
+
+/// Whoever has one IPv6 address has the 2⁶⁴ of its network.
+fn holder(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_so_many_and_for_so_many_of_one() {
+        let room = Room::new(3, 2);
+        let enter = |peer: &str, is_proxy| room.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
+        let first = enter("192.0.2.1", false).unwrap();
+        let _second = enter("192.0.2.1", false).unwrap();
+        assert!(enter("192.0.2.1", false).err().unwrap().starts_with("2 connections from this address"));
+        let other = enter("192.0.2.2", false).unwrap();
+        assert!(enter("192.0.2.3", false).err().unwrap().starts_with("3 connections are open"));
+        drop(other);
+        drop(first);
+        let _third = enter("192.0.2.1", false).unwrap();
+        assert_eq!(room.inside(), 2);
+        assert!(enter("192.0.2.1", false).is_err());
+        let _proxy = enter("192.0.2.1", true).unwrap();
+    }
+
+    #[test]
+    fn a_network_of_version_six_is_one_client() {
+        let room = Room::new(9, 1);
+        let _slot = room.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
+        assert!(room.enter("2001:db8::2".parse().unwrap(), false).is_err());
+        assert!(room.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());
+    }
+}

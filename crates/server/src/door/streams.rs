@@ -1,0 +1,49 @@
+//! Answers that go on for hours. They have a cap of their own, below that of connections, and are told when the server stops.
+
+#![cfg_attr(not(test), allow(dead_code, reason = "the inbox is the first to have such answers"))]
+
+use std::sync::Arc;
+
+use axum::BoxError;
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use postcommit_engine::dispatch::Stop;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// An extension of every request: the way to an answer that goes on.
+#[derive(Clone)]
+pub struct Streams {
+    places: Arc<Semaphore>,
+    stop: watch::Receiver<Stop>,
+}
+
+/// The right to one such answer; free again when dropped.
+pub struct LongAnswer {
+    place: OwnedSemaphorePermit,
+    stop: watch::Receiver<Stop>,
+}
+
+impl Streams {
+    pub(super) fn new(most: usize, stop: watch::Receiver<Stop>) -> Self {
+        Self { places: Arc::new(Semaphore::new(most)), stop }
+    }
+
+    /// None when there are `server.streams` already.
+    pub fn begin(&self) -> Option<LongAnswer> {
+        let place = self.places.clone().try_acquire_owned().ok()?;
+        Some(LongAnswer { place, stop: self.stop.clone() })
+    }
+}
+
+impl LongAnswer {
+    /// A body that ends when `frames` do, or when the server stops.
+    pub fn body<E: Into<BoxError>>(self, frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
+        let Self { place, mut stop } = self;
+        let told = async move {
+            let _held = place;
+            let _ = stop.wait_for(|stop| *stop != Stop::No).await;
+        };
+        Body::from_stream(frames.take_until(Box::pin(told)))
+    }
+}

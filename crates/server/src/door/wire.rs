@@ -1,0 +1,328 @@
+//! Between the socket and hyper. A head goes through only when it is whole and was looked at; the clocks run here, because here is known what is
+//! waited for: the next request, the rest of a head, or a client that does not read.
+//!
+//! A head that is refused is replaced by [`STAND_IN`], so that the refusal is answered like any request: in its turn, flushed, logged, closed.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use futures_util::task::AtomicWaker;
+use postcommit_engine::clock;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::framing::Framing;
+use super::head::{self, Found};
+use super::refusal::Refusal;
+use super::settings::ServerSettings;
+
+/// What hyper reads instead of a head that we refused.
+const STAND_IN: &[u8] = b"GET /refused HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+/// How long a client that was refused may go on sending before the connection is cut. A close with bytes unread would take our answer away from it.
+const LINGER: Duration = Duration::from_secs(2);
+const READ_BYTES: usize = 8 * 1024;
+
+/// Whose turn it is on one connection; the wire and the service both know it.
+#[derive(Default)]
+pub struct Turn {
+    /// A request was handed over and is not answered in full.
+    busy: AtomicBool,
+    /// No further request is wanted.
+    closing: AtomicBool,
+    refusal: Mutex<Option<Refusal>>,
+    reader: AtomicWaker,
+}
+
+impl Turn {
+    fn begin(&self, refusal: Option<Refusal>) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+        self.busy.store(true, Ordering::SeqCst);
+    }
+
+    /// The request under way is answered.
+    pub fn end(&self) {
+        self.busy.store(false, Ordering::SeqCst);
+        self.reader.wake();
+    }
+
+    /// Ends a connection on which nothing is under way, now or when it is done.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.reader.wake();
+    }
+
+    /// Why the request at hand is only a stand-in.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+enum Reading {
+    Head,
+    /// So many bytes of a head, then its body.
+    Request(usize, Framing),
+    /// So many bytes of the stand-in, then nothing more.
+    Refused(usize),
+}
+
+/// What the clock runs for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    NextRequest,
+    Head,
+}
+
+pub struct Wire<S> {
+    inner: S,
+    turn: Arc<Turn>,
+    settings: Arc<ServerSettings>,
+    /// Read, and not handed on yet.
+    buffer: BytesMut,
+    /// How much of it was looked at already.
+    seen: usize,
+    reading: Reading,
+    waiting: Option<Waiting>,
+    clock: Pin<Box<Sleep>>,
+    is_first: bool,
+    /// Runs while the client takes nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+    linger: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    pub fn new(inner: S, turn: Arc<Turn>, settings: Arc<ServerSettings>) -> Self {
+        Self {
+            inner,
+            turn,
+            buffer: BytesMut::new(),
+            seen: 0,
+            reading: Reading::Head,
+            waiting: None,
+            clock: Box::pin(sleep(settings.header_deadline())),
+            settings,
+            is_first: true,
+            stalled: None,
+            linger: None,
+        }
+    }
+
+    /// Reads more; 0 is the end.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut chunk = [const { MaybeUninit::uninit() }; READ_BYTES];
+        let mut read = ReadBuf::uninit(&mut chunk);
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
+        self.buffer.extend_from_slice(read.filled());
+        Poll::Ready(Ok(read.filled().len()))
+    }
+
+    /// Waits for the next head; false when there will be none.
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            self.turn.reader.register(cx.waker());
+            if self.turn.busy.load(Ordering::SeqCst) {
+                // Read all the same: the end tells hyper that nobody waits for the answer any more.
+                if !self.buffer.is_empty() {
+                    return Poll::Pending;
+                }
+                if ready!(self.poll_fill(cx))? == 0 {
+                    return Poll::Ready(Ok(false));
+                }
+                continue;
+            }
+            if self.look() {
+                return Poll::Ready(Ok(true));
+            }
+            if self.buffer.is_empty() && self.turn.closing.load(Ordering::SeqCst) {
+                return Poll::Ready(Ok(false));
+            }
+            self.start_clock();
+            match self.poll_fill(cx)? {
+                Poll::Ready(0) => return Poll::Ready(Ok(false)),
+                Poll::Ready(_) => {}
+                Poll::Pending => {
+                    ready!(self.clock.as_mut().poll(cx));
+                    if self.buffer.is_empty() {
+                        return Poll::Ready(Ok(false));
+                    }
+                    self.refuse(Refusal::slow_header(self.settings.header_deadline_ms));
+                    return Poll::Ready(Ok(true));
+                }
+            }
+        }
+    }
+
+    /// Whether what was read holds a head; it is the one to hand on then, or its stand-in is.
+    fn look(&mut self) -> bool {
+        // Some clients end a body with an empty line too many.
+        while self.buffer.starts_with(b"\r\n") {
+            self.buffer.advance(2);
+            self.seen = 0;
+        }
+        if self.buffer.is_empty() {
+            // An idle connection keeps no memory.
+            self.buffer = BytesMut::new();
+            return false;
+        }
+        match head::find(&self.buffer, self.seen, self.settings.body_bytes) {
+            Found::Unfinished => {
+                self.seen = self.buffer.len();
+                return false;
+            }
+            Found::Head(length, body) => {
+                self.turn.begin(None);
+                self.reading = Reading::Request(length, body);
+            }
+            Found::Refused(refusal) => self.refuse(refusal),
+        }
+        self.seen = 0;
+        self.is_first = false;
+        self.waiting = None;
+        true
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        self.turn.begin(Some(refusal));
+        self.buffer = BytesMut::from(STAND_IN);
+        self.reading = Reading::Refused(STAND_IN.len());
+    }
+
+    /// A head has its time from its first byte; the first one from the connection's beginning.
+    fn start_clock(&mut self) {
+        let waiting = if self.buffer.is_empty() && !self.is_first { Waiting::NextRequest } else { Waiting::Head };
+        if self.waiting != Some(waiting) {
+            self.waiting = Some(waiting);
+            let length = if waiting == Waiting::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
+            self.clock.as_mut().reset(Instant::from_std(clock::monotonic() + length));
+        }
+    }
+
+    /// Hands on at most `most` bytes.
+    fn hand_on(&mut self, most: usize, out: &mut ReadBuf<'_>) -> usize {
+        let length = most.min(out.remaining()).min(self.buffer.len());
+        out.put_slice(&self.buffer[..length]);
+        self.buffer.advance(length);
+        length
+    }
+
+    fn hand_on_body(&mut self, out: &mut ReadBuf<'_>) -> io::Result<()> {
+        let Reading::Request(0, body) = &mut self.reading else { return Ok(()) };
+        let room = out.remaining().min(self.buffer.len());
+        let length = body.take(&self.buffer[..room]).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
+        self.hand_on(length, out);
+        Ok(())
+    }
+
+    /// Gives up on a client that takes nothing.
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let deadline = self.settings.write_deadline();
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing"))
+    }
+
+    fn unless_stalled<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_pending() {
+            return self.poll_stall(cx).map(Err);
+        }
+        self.stalled = None;
+        written
+    }
+
+    fn owes_nothing(&self) -> bool {
+        self.buffer.is_empty()
+            && match &self.reading {
+                Reading::Head => true,
+                Reading::Request(head, body) => *head == 0 && body.is_over(),
+                Reading::Refused(_) => false,
+            }
+    }
+
+    /// Reads and forgets what the client still sends, for a while.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        if linger.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        loop {
+            self.buffer.clear();
+            match ready!(self.poll_fill(cx)) {
+                Ok(0) | Err(_) => return Poll::Ready(()),
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            match &mut this.reading {
+                Reading::Head => {
+                    if !ready!(this.poll_head(cx))? {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                // The answer is on its way, and hyper will close.
+                Reading::Refused(0) => return Poll::Pending,
+                Reading::Refused(left) | Reading::Request(left @ 1.., _) => {
+                    let most = *left;
+                    let handed = this.hand_on(most, out);
+                    if let Reading::Refused(left) | Reading::Request(left, _) = &mut this.reading {
+                        *left -= handed;
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Reading::Request(0, body) if body.is_over() => this.reading = Reading::Head,
+                Reading::Request(0, _) => {
+                    if this.buffer.is_empty() && ready!(this.poll_fill(cx))? == 0 {
+                        return Poll::Ready(Ok(()));
+                    }
+                    return Poll::Ready(this.hand_on_body(out));
+                }
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write(cx, bytes);
+        this.unless_stalled(cx, written)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, slices);
+        this.unless_stalled(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.inner).poll_flush(cx);
+        this.unless_stalled(cx, flushed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.linger.is_none() {
+            let shut = Pin::new(&mut this.inner).poll_shutdown(cx);
+            ready!(this.unless_stalled(cx, shut))?;
+            if this.owes_nothing() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        this.poll_linger(cx).map(Ok)
+    }
+}
