@@ -8,6 +8,7 @@ mod at_once;
 mod dispatch;
 mod egress;
 mod enqueue;
+mod inbox;
 mod instructions;
 mod lost;
 mod lost_again;
