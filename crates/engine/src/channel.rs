@@ -2,6 +2,7 @@
 
 mod capture;
 pub(crate) mod http;
+mod in_app;
 pub(crate) mod webhook;
 
 use std::pin::Pin;
@@ -13,7 +14,7 @@ pub use capture::{FailOn, Mode};
 pub use webhook::sign;
 
 use crate::egress::Egress;
-use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
+use crate::model::{DeliveryKey, Guarantee, IN_APP, Provider, Report, StoredNotification};
 use crate::secret::Secrets;
 
 /// One message to one address.
@@ -80,6 +81,14 @@ pub const KINDS: &[Kind] = &[
         guarantee: Guarantee::Idempotent,
         secrets: &[],
         build: capture::build,
+    },
+    Kind {
+        name: "in_app",
+        about: "the user's inbox; made by itself when first needed",
+        channel: IN_APP,
+        guarantee: Guarantee::Idempotent,
+        secrets: &[],
+        build: in_app::build,
     },
     Kind {
         name: "webhook",

@@ -15,6 +15,7 @@ pub use client::{Asked, Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migration, MigrationPlan};
 pub use trips::Trips;
 pub use value::{Cells, Row, Value};
+pub use watch::Bell;
 
 use postgres::Postgres;
 use sqlite::Sqlite;

@@ -6,6 +6,7 @@
 //! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
 //! - [`channel`]: the drivers, which turn a message into an outcome;
 //! - [`egress`]: the only way out of this process;
+//! - [`inbox`] and [`user_token`]: what users see of `in_app` at once, and what lets a browser in;
 //! - [`secret`]: what must not be readable in a backup;
 //! - [`clock`] and [`crash`]: the one clock, and the places where tests may end the process.
 
@@ -18,6 +19,8 @@ pub mod crash;
 pub mod db;
 pub mod dispatch;
 pub mod egress;
+pub mod inbox;
 pub mod model;
 pub mod secret;
 pub mod store;
+pub mod user_token;

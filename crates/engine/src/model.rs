@@ -2,6 +2,7 @@
 
 mod delivery;
 mod expand;
+mod inbox;
 mod judge;
 mod notification;
 mod outcome;
@@ -9,7 +10,8 @@ mod policy;
 mod provider;
 
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
-pub use expand::{Expansion, Fate, Routes, Target, expand, route};
+pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, route};
+pub use inbox::InboxMessage;
 pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::StoredNotification;
 pub use outcome::{Because, Evidence, Outcome, Report};

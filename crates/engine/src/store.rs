@@ -10,6 +10,7 @@ mod enqueue;
 mod expansion;
 mod health;
 mod idle;
+mod inbox;
 mod marks;
 mod notifications;
 mod providers;
@@ -21,6 +22,7 @@ pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
+pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use settle::{Attempted, Place, Settled, Settlement};
 
@@ -57,7 +59,7 @@ impl Store {
     /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
     #[doc(hidden)]
     #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 10] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 12] {
         [
             ("claim", &claim::CLAIM_POSTGRES),
             ("claim_reading", &claim::CLAIM_READING_POSTGRES),
@@ -69,6 +71,8 @@ impl Store {
             ("renew", claim::RENEW_POSTGRES),
             ("settle_ended", settle::END_POSTGRES),
             ("settle_again", settle::AGAIN_POSTGRES),
+            ("inbox_step", inbox::STEP_POSTGRES),
+            ("inbox_receive", inbox::RECEIVE_POSTGRES),
         ]
     }
 

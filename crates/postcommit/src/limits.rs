@@ -24,7 +24,7 @@ pub const CHANNELS: usize = 32;
 pub const BATCH: usize = 1000;
 /// Characters of an idempotency key; at least one.
 pub const KEY_CHARS: usize = 255;
-/// Characters of event type, entity, topic and correlation id.
+/// Characters of event type, entity, topic, correlation id and user id.
 pub const NAME_CHARS: usize = 255;
 /// Characters of a tenant, channel or provider name.
 pub const SHORT_NAME_CHARS: usize = 63;

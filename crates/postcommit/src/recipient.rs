@@ -132,7 +132,8 @@ impl Recipient {
             Self::Phone(number) => check::phone(number),
             Self::Slack(url) | Self::Teams(url) | Self::Webhook(url) => check::web_url(url),
             Self::Provider { provider, .. } => check::short_name(provider),
-            Self::User(_) | Self::List(_) => Ok(()),
+            Self::User(id) => check::chars(id, 1, limits::NAME_CHARS),
+            Self::List(_) => Ok(()),
         }
     }
 

@@ -177,7 +177,7 @@ impl Capture {
         }
         let evidence =
             Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent) };
-        Report { outcome: Outcome::Sent, evidence }
+        Report { evidence, ..Report::from(Outcome::Sent) }
     }
 
     fn append(&self, line: &str) -> Option<String> {

@@ -45,7 +45,7 @@ fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[String]) -> Report
     };
     let detail = (answer.status >= 300).then(|| sentence(answer.status));
     let evidence = Evidence { detail, provider_ref: None, excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()) };
-    Report { outcome, evidence }
+    Report { evidence, ..Report::from(outcome) }
 }
 
 fn sentence(status: u16) -> String {

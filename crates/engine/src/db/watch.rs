@@ -1,11 +1,9 @@
 //! Hearing that something was committed: by NOTIFY on PostgreSQL, by the file's version on SQLite. Only a hint.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Notify;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls};
 
 use super::Db;
@@ -15,21 +13,39 @@ use super::sqlite::Sqlite;
 /// How often a SQLite file is looked at: the version number lives in shared memory, so a look costs nearly nothing.
 const LOOK: Duration = Duration::from_millis(25);
 
-impl Db {
-    /// Rings whenever a commit may have brought work, until dropped.
-    pub async fn watch(self, rung: Arc<Notify>) {
+/// What can be listened to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bell {
+    /// Something was enqueued.
+    Work,
+    /// Something has changed in an inbox.
+    Inbox,
+}
+
+impl Bell {
+    fn channel(self) -> &'static str {
         match self {
-            Self::Postgres(db) => listen_forever(db, rung).await,
-            Self::Sqlite(db) => look_forever(db, rung).await,
+            Self::Work => "postcommit_wake",
+            Self::Inbox => "postcommit_inbox",
+        }
+    }
+}
+
+impl Db {
+    /// Calls `rung` whenever a commit may have brought something, until dropped: with what the bell says, or with nothing, which may be anything.
+    pub async fn watch(self, bell: Bell, rung: impl Fn(&str) + Send + Sync) {
+        match self {
+            Self::Postgres(db) => listen_forever(db, bell, &rung).await,
+            Self::Sqlite(db) => look_forever(db, &rung).await,
         }
     }
 }
 
 /// A connection of its own, drained all the time: one that is not would hold back vacuum.
-async fn listen_forever(db: Postgres, rung: Arc<Notify>) {
+async fn listen_forever(db: Postgres, bell: Bell, rung: &(impl Fn(&str) + Send + Sync)) {
     let mut wait = Duration::from_millis(100);
     loop {
-        if let Err(problem) = listen(&db, &rung, &mut wait).await {
+        if let Err(problem) = listen(&db, bell, rung, &mut wait).await {
             tracing::debug!(%problem, "the doorbell's connection broke; the poll goes on");
         }
         tokio::time::sleep(wait).await;
@@ -37,15 +53,15 @@ async fn listen_forever(db: Postgres, rung: Arc<Notify>) {
     }
 }
 
-async fn listen(db: &Postgres, rung: &Notify, wait: &mut Duration) -> Result<(), tokio_postgres::Error> {
+async fn listen(db: &Postgres, bell: Bell, rung: &(impl Fn(&str) + Send + Sync), wait: &mut Duration) -> Result<(), tokio_postgres::Error> {
     match db.tls() {
         Some(tls) => {
             let (client, connection) = db.config().connect(tls).await?;
-            hear(&client, connection, rung, wait).await
+            hear(&client, connection, bell, rung, wait).await
         }
         None => {
             let (client, connection) = db.config().connect(NoTls).await?;
-            hear(&client, connection, rung, wait).await
+            hear(&client, connection, bell, rung, wait).await
         }
     }
 }
@@ -53,7 +69,8 @@ async fn listen(db: &Postgres, rung: &Notify, wait: &mut Duration) -> Result<(),
 async fn hear<S, T>(
     client: &Client,
     mut connection: Connection<S, T>,
-    rung: &Notify,
+    bell: Bell,
+    rung: &(impl Fn(&str) + Send + Sync),
     wait: &mut Duration,
 ) -> Result<(), tokio_postgres::Error>
 where
@@ -61,7 +78,8 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut messages = std::pin::pin!(futures_util::stream::poll_fn(move |cx| connection.poll_message(cx)));
-    let mut listening = std::pin::pin!(client.batch_execute("LISTEN postcommit_wake").fuse());
+    let listen = format!("LISTEN {}", bell.channel());
+    let mut listening = std::pin::pin!(client.batch_execute(&listen).fuse());
     let mut heard = false;
     loop {
         tokio::select! {
@@ -70,10 +88,10 @@ where
                 heard = true;
                 *wait = Duration::from_millis(100);
                 // What was committed while nobody listened.
-                rung.notify_one();
+                rung("");
             }
             message = messages.next() => match message {
-                Some(Ok(AsyncMessage::Notification(_))) => rung.notify_one(),
+                Some(Ok(AsyncMessage::Notification(said))) => rung(said.payload()),
                 Some(Ok(_)) => {}
                 Some(Err(problem)) => return Err(problem),
                 None => return Ok(()),
@@ -83,7 +101,7 @@ where
 }
 
 /// Any commit by any process changes the version that another connection sees.
-async fn look_forever(db: Sqlite, rung: Arc<Notify>) {
+async fn look_forever(db: Sqlite, rung: &(impl Fn(&str) + Send + Sync)) {
     let mut seen = -1_i64;
     let mut connection = None;
     loop {
@@ -102,7 +120,7 @@ async fn look_forever(db: Sqlite, rung: Arc<Notify>) {
             connection = Some(kept);
             if version != seen {
                 seen = version;
-                rung.notify_one();
+                rung("");
             }
         }
         tokio::time::sleep(LOOK).await;

@@ -331,7 +331,7 @@ fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
 }
 
 fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, at: Timestamp, took: Duration) -> Settlement {
-    let Report { outcome, evidence } = report;
+    let Report { outcome, evidence, message } = report;
     let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
     let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
     let detail = evidence.detail.as_deref().map(storable);
@@ -355,6 +355,7 @@ fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, 
         code: outcome.code().map(storable),
         detail,
         unclear,
+        message,
     }
 }
 

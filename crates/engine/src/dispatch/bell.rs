@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
+use crate::db;
 use crate::store::Store;
 
 /// Rings when a commit may have brought work.
@@ -15,7 +16,8 @@ pub struct Bell {
 impl Bell {
     pub fn hang(store: &Store) -> Self {
         let rung = Arc::new(Notify::new());
-        Self { watching: tokio::spawn(store.db().clone().watch(rung.clone())), rung }
+        let ringing = rung.clone();
+        Self { watching: tokio::spawn(store.db().clone().watch(db::Bell::Work, move |_| ringing.notify_one())), rung }
     }
 
     pub async fn rung(&self) {

@@ -3,7 +3,7 @@
 //! One with a single target need not become anything: it is sent and settled from its own row. That saves writing the target's row, claiming it and
 //! reading the notification once more (docs/decisions/0014).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ enum Step {
     Enter(Lease, i32),
     /// It ends here.
     Settle(Settlement),
+    /// Its tenant's inboxes have no provider yet: make it, then claim this again.
+    MakeInApp(Delivery),
 }
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
@@ -99,9 +101,10 @@ fn as_expanded(delivery: &Delivery) -> Expanded {
 }
 
 async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
-    let (mut expanded, mut entering) = (vec![], vec![]);
+    let (mut expanded, mut entering, mut lacking) = (vec![], vec![], vec![]);
     for step in steps {
         match step {
+            Step::MakeInApp(delivery) => lacking.push(delivery),
             Step::Expand(one) => expanded.push(one),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
             Step::Settle(settlement) => crew.settler.settle(settlement, None),
@@ -114,6 +117,20 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
     for (lease, lane) in entering {
         enter(crew, lease, lane).await;
     }
+    make_in_app(crew, lacking, now).await;
+}
+
+/// Nobody has to configure inboxes: whose tenant has no provider for them gets it now. They are claimed again at once, and find it.
+async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
+    let tenants: BTreeSet<i32> = lacking.iter().map(|delivery| delivery.key.tenant).collect();
+    let mut finish = Finish::Returned;
+    for tenant in tenants {
+        if let Err(problem) = crew.tools.store.make_in_app(tenant).await {
+            tracing::warn!(%problem, tenant, "could not make the provider of the inboxes; trying again in a moment");
+            finish = Finish::Again { at: now.plus(MOMENT), counted: false };
+        }
+    }
+    lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None));
 }
 
 async fn enter(crew: &Crew, lease: Lease, lane: i32) {
@@ -179,6 +196,7 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     match () {
         () if note.is_cancelled(delivery.key.n) && delivery.lost_since.is_none() => ended(FinishedState::Cancelled, "cancelled"),
         () if note.expires_at <= now && delivery.lost_since.is_none() => ended(FinishedState::Expired, "expired"),
+        () if model::lacks_in_app(note, routes) => Step::MakeInApp(delivery),
         // Its provider was missing when it was expanded: it looks for one again.
         () if delivery.key.n > 0 => match model::route(note, delivery.key.n, routes) {
             Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),

@@ -61,6 +61,9 @@ impl Fate {
     }
 }
 
+/// The channel of users' inboxes: what a user is reached on when no channel is named.
+pub const IN_APP: &str = "in_app";
+
 /// The providers of one tenant, as routing needs them.
 #[derive(Debug, Clone, Copy)]
 pub struct Routes<'a>(pub &'a [Provider]);
@@ -70,10 +73,10 @@ impl Routes<'_> {
         self.0.iter().find(|p| p.name == name)
     }
 
-    /// The default of that channel, or the one that serves every channel.
+    /// The default of that channel, or the one that serves every channel. An inbox is no address that any other could serve.
     fn default_of(&self, channel: &str) -> Option<&Provider> {
         let serving = |wanted: &str| self.0.iter().find(|p| p.is_default && p.enabled && p.channel == wanted);
-        serving(channel).or_else(|| serving("*"))
+        serving(channel).or_else(|| if channel == IN_APP { None } else { serving("*") })
     }
 }
 
@@ -92,8 +95,7 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
         };
         match &recipient {
-            // Users and lists live in tables that do not exist yet: every name is unknown.
-            Recipient::User(id) => return park("unknown_user", format!("user {id:?} is not known")),
+            // Lists live in a table that does not exist yet: every name is unknown.
             Recipient::List(name) => return park("unknown_list", format!("list {name:?} is not known")),
             _ => {}
         }
@@ -119,12 +121,22 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     }
 }
 
-/// Whether there is one address, and one channel at most for it to be reached on: a phone has several.
+/// Whether there is one address, and one channel at most for it to be reached on: a phone has several, and a user's other addresses are looked up.
 fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
     let [only] = entries else { return false };
     let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
-    let looked_up = only.get("user").is_some() || only.get("list").is_some();
+    let looked_up = only.get("list").is_some() || (only.get("user").is_some() && note.channels.iter().any(|channel| channel != IN_APP));
     !several_channels && !looked_up
+}
+
+/// Whether it goes to an inbox while the tenant has no provider for that, which is to be made then. One that somebody disabled or took the name
+/// for something else is left as it is.
+#[must_use]
+pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
+    let is_there = || routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP);
+    let is_wanted = || note.channels.is_empty() || note.channels.iter().any(|channel| channel == IN_APP);
+    let has_user = || note.recipients.as_array().is_some_and(|all| all.iter().any(|entry| entry.get("user").is_some()));
+    has_user() && is_wanted() && !is_there()
 }
 
 /// Nobody is left out without a word: who has no address on the channels named is skipped, and says so.
@@ -181,6 +193,7 @@ fn implied(recipient: &Recipient) -> &'static [&'static str] {
         Recipient::Slack(_) => &["slack"],
         Recipient::Teams(_) => &["teams"],
         Recipient::Webhook(_) => &["webhook"],
+        Recipient::User(_) => &[IN_APP],
         _ => &[],
     }
 }
@@ -197,7 +210,9 @@ fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes
     if note.channels.is_empty() {
         return possible.first().map(|c| vec![(*c).to_owned()]).unwrap_or_default();
     }
-    note.channels.iter().filter(|c| possible.contains(&c.as_str())).cloned().collect()
+    // A user may have any address: each channel named is looked at.
+    let is_possible = |channel: &&String| matches!(recipient, Recipient::User(_)) || possible.contains(&channel.as_str());
+    note.channels.iter().filter(is_possible).cloned().collect()
 }
 
 fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) -> Fate {
@@ -208,8 +223,15 @@ fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) 
     }
     match recipient {
         Recipient::Provider { provider, .. } => named_fate(provider, routes),
+        Recipient::User(_) if channel != IN_APP => no_address(place, channel),
         _ => by_channel(channel, routes),
     }
+}
+
+/// Users have an inbox and nothing else yet.
+fn no_address(place: usize, channel: &str) -> Fate {
+    let detail = format!("recipients[{place}].user has no address for {channel}");
+    Fate::Ended { state: FinishedState::Skipped, code: "no_address", detail }
 }
 
 fn no_provider(channel: &str) -> Fate {

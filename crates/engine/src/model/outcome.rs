@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use super::InboxMessage;
+
 /// What the channel saw. What it means is decided by [`super::judge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -89,6 +91,8 @@ pub struct Report {
     pub outcome: Outcome,
     /// What backs it.
     pub evidence: Evidence,
+    /// What `in_app` delivers. It is written in the transaction that settles the delivery, and only then: exactly once, by construction.
+    pub message: Option<Box<InboxMessage>>,
 }
 
 /// What backs an outcome. Holds no address, secret or URL.
@@ -104,7 +108,7 @@ pub struct Evidence {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, evidence: Evidence::default() }
+        Self { outcome, evidence: Evidence::default(), message: None }
     }
 }
 

@@ -4,7 +4,7 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Policy;
+use super::{IN_APP, Policy};
 
 /// What may happen when an attempt's outcome is unclear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -125,6 +125,24 @@ pub struct ProviderDraft {
 }
 
 impl ProviderDraft {
+    /// The provider of a tenant's inboxes, as it is made when first needed. A send is no more than handing the message on, so many may be under way;
+    /// and an inbox knows a delivery for as long as it holds the message, which no notification outlives by far: ten years will do.
+    #[must_use]
+    pub fn in_app() -> Self {
+        Self {
+            name: IN_APP.into(),
+            channel: IN_APP.into(),
+            driver: IN_APP.into(),
+            settings: serde_json::json!({"key_window_s": 315_360_000}),
+            secrets: None,
+            guarantee: Guarantee::Idempotent,
+            policy: Policy::default(),
+            concurrency: 1000,
+            timeout_ms: 30_000,
+            is_default: true,
+        }
+    }
+
     /// Holds the numbers and names to their limits.
     ///
     /// # Errors

@@ -11,6 +11,9 @@ use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
     guarantee_since";
 
+const INSERT: &str = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {now}, {now})";
+
 impl Store {
     /// All providers of all tenants.
     ///
@@ -44,11 +47,19 @@ impl Store {
     /// # Errors
     /// When the name is taken, or as the database says.
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
-        let insert = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, created_at, updated_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {now}, {now})";
         let mut statements = step_down(tenant, draft);
-        statements.push((insert.to_owned(), columns(tenant, draft)));
+        statements.push((INSERT.to_owned(), columns(tenant, draft)));
         self.db.execute(statements).await.map(drop)
+    }
+
+    /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn make_in_app(&self, tenant: i32) -> Result<(), DbError> {
+        // Two processes may find it missing at once: the second changes nothing.
+        let insert = format!("{INSERT} ON CONFLICT DO NOTHING");
+        self.db.execute_one(&insert, columns(tenant, &ProviderDraft::in_app())).await.map(drop)
     }
 
     /// Replaces a provider's description. False when there is none of that name.

@@ -7,11 +7,12 @@ use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use super::inbox::{self, Received};
 use super::{Lease, Store};
 use crate::crash_point;
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, postgres, sqlite};
-use crate::model::{DeliveryKey, Evidence, Finish, FinishedState};
+use crate::model::{DeliveryKey, Evidence, Finish, FinishedState, InboxMessage};
 
 /// What became of one claimed delivery.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub struct Settlement {
     pub detail: Option<String>,
     /// It may have arrived without our knowing.
     pub unclear: bool,
+    /// What `in_app` delivers: written if, and when, the delivery leaves the queue as delivered.
+    pub message: Option<Box<InboxMessage>>,
 }
 
 /// What a target's row would say. A notification with one target is sent from its own row; a row of the target's own is only written when it must wait.
@@ -140,15 +143,16 @@ impl Store {
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
 
-    /// What ended and what goes on are a statement each; only a batch that has both needs a transaction around them.
+    /// What ended and what goes on are a statement each, and so are messages for inboxes; only a batch that has several needs a transaction around them.
     async fn settle_postgres(&self, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
         let Db::Postgres(db) = &self.db else { return Ok(vec![]) };
         // In one order for everybody: two batches must not deadlock.
         let mut sorted: Vec<&Settlement> = batch.iter().collect();
         sorted.sort_unstable_by_key(|s| s.lease.key);
         let (ended, again): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|s| state_of(s.finish).is_some());
+        let has_messages = ended.iter().any(|s| s.message.is_some());
         let mut client = db.hot().await?;
-        if ended.is_empty() || again.is_empty() {
+        if (ended.is_empty() || again.is_empty()) && !has_messages {
             let (sql, part) = if again.is_empty() { (END_POSTGRES, ended) } else { (AGAIN_POSTGRES, again) };
             let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
             return applied(&part, client.query(&statement, &Columns::of(&part).borrow()).await);
@@ -157,7 +161,15 @@ impl Store {
         let go_on = client.prepare_cached(AGAIN_POSTGRES).await.map_err(postgres::refused)?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
         let mut keys = applied(&ended, transaction.query(&end, &Columns::of(&ended).borrow()).await)?;
-        keys.extend(applied(&again, transaction.query(&go_on, &Columns::of(&again).borrow()).await)?);
+        if has_messages {
+            // Only what left the queue under its token has been delivered.
+            let all = keys.len() == ended.len();
+            let delivered: Vec<_> = ended.iter().filter(|s| all || keys.contains(&s.lease.key)).filter_map(|s| s.received()).collect();
+            inbox::receive_postgres(&transaction, &delivered).await?;
+        }
+        if !again.is_empty() {
+            keys.extend(applied(&again, transaction.query(&go_on, &Columns::of(&again).borrow()).await)?);
+        }
         transaction.commit().await.map_err(postgres::refused)?;
         Ok(keys)
     }
@@ -200,7 +212,13 @@ impl Settlement {
     /// Without an attempt.
     #[must_use]
     pub fn unbegun(lease: Lease, finish: Finish) -> Self {
-        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false }
+        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false, message: None }
+    }
+
+    /// The message for an inbox that it brings, if it does.
+    fn received(&self) -> Option<Received<'_>> {
+        let delivered = self.finish == Finish::Ended(FinishedState::Delivered);
+        self.message.as_deref().filter(|_| delivered).map(|message| Received { key: self.key(), message })
     }
 
     /// Which delivery it is about.
@@ -358,6 +376,9 @@ fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<De
         };
         if let Some(seq) = seq {
             pen.log(settlement, seq)?;
+            if let Some(received) = settlement.received() {
+                inbox::receive_sqlite(connection, &received, pen.now)?;
+            }
             applied.push(settlement.lease.key);
         }
     }

@@ -9,6 +9,7 @@ mod dispatch;
 mod egress;
 mod enqueue;
 mod health;
+mod inbox;
 mod instructions;
 mod lost;
 mod lost_again;

@@ -1,0 +1,212 @@
+//! Live inboxes: an open page hears within moments that something has changed, whichever process changed it.
+//!
+//! One task per process watches for all its open pages. It is woken by the database's bell, and asks where the inboxes of its users stand; a poll
+//! is the floor, so that a bell nobody heard only costs a moment. What has changed is then read by [`Store::inbox_changes`], from where the
+//! page stands.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::clock;
+use crate::db::{Bell, DbError};
+use crate::store::Store;
+
+/// How often all open inboxes are looked at when no bell rings.
+const POLL: Duration = Duration::from_secs(1);
+/// How long others may believe that we watch.
+const WATCH: Duration = Duration::from_secs(60);
+
+/// A user of a tenant.
+type User = (i32, String);
+
+/// The open inboxes of this process.
+#[derive(Clone)]
+pub struct Inboxes(Arc<Inner>);
+
+struct Inner {
+    store: Store,
+    open: Mutex<Open>,
+    /// Rung when somebody is to be looked at.
+    stir: Notify,
+}
+
+#[derive(Default)]
+struct Open {
+    users: HashMap<User, watch::Sender<i64>>,
+    /// Of these something was heard; none of it is looked at yet.
+    heard: HashSet<User>,
+    /// The bell's words for each: a hash, so that listening tells nobody's id.
+    by_word: HashMap<String, HashSet<User>>,
+    watching: Option<JoinHandle<()>>,
+}
+
+impl Inboxes {
+    /// Over this store; nothing is watched until something is opened.
+    #[must_use]
+    pub fn new(store: Store) -> Self {
+        Self(Arc::new(Inner { store, open: Mutex::default(), stir: Notify::new() }))
+    }
+
+    /// Opens an inbox, for as long as what is returned lives. Open first, then look: what changes in between is told.
+    #[must_use]
+    pub fn open(&self, tenant: i32, user: &str) -> OpenInbox {
+        let key = (tenant, user.to_owned());
+        let mut open = self.0.lock();
+        let moved = match open.users.get(&key) {
+            Some(known) => known.subscribe(),
+            None => open.enter(key.clone()),
+        };
+        if open.watching.as_ref().is_none_or(JoinHandle::is_finished) {
+            open.watching = Some(tokio::spawn(watch_all(self.0.clone())));
+        }
+        drop(open);
+        OpenInbox { inner: self.0.clone(), key, moved }
+    }
+
+    /// How many users have a page open here.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        self.0.lock().users.len()
+    }
+}
+
+/// One page's hold on an inbox.
+pub struct OpenInbox {
+    inner: Arc<Inner>,
+    key: User,
+    moved: watch::Receiver<i64>,
+}
+
+impl OpenInbox {
+    /// Waits until the inbox is known to stand beyond that position.
+    pub async fn beyond(&mut self, position: i64) {
+        if self.moved.wait_for(|at| *at > position).await.is_err() {
+            // Nobody watches any more: the process ends.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for OpenInbox {
+    fn drop(&mut self) {
+        let mut open = self.inner.lock();
+        // The last but for the sender's own: it is ours, and goes with us.
+        if open.users.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
+            open.leave(&self.key);
+        }
+    }
+}
+
+impl Open {
+    fn enter(&mut self, user: User) -> watch::Receiver<i64> {
+        let (sender, receiver) = watch::channel(0);
+        self.by_word.entry(word_of(&user)).or_default().insert(user.clone());
+        self.users.insert(user, sender);
+        receiver
+    }
+
+    fn leave(&mut self, user: &User) {
+        let word = word_of(user);
+        self.users.remove(user);
+        self.heard.remove(user);
+        if self.by_word.get_mut(&word).is_some_and(|users| users.remove(user) && users.is_empty()) {
+            self.by_word.remove(&word);
+        }
+    }
+
+    /// Notes of whom a bell spoke; without a word, of everybody. True when somebody here is meant.
+    fn hear(&mut self, word: &str) -> bool {
+        let meant: Vec<User> = match word {
+            "" => self.users.keys().cloned().collect(),
+            word => self.by_word.get(word).into_iter().flatten().cloned().collect(),
+        };
+        let any = !meant.is_empty();
+        self.heard.extend(meant);
+        any
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self, word: &str) {
+        if self.lock().hear(word) {
+            self.stir.notify_one();
+        }
+    }
+
+    /// Looks where those stand of whom something was heard, and tells their pages.
+    async fn look(&self) -> Result<(), DbError> {
+        let heard: Vec<User> = self.lock().heard.drain().collect();
+        if heard.is_empty() {
+            return Ok(());
+        }
+        let positions = self.store.inbox_positions(&heard).await?;
+        let open = self.lock();
+        for (user, position) in heard.iter().zip(positions) {
+            if let Some(sender) = open.users.get(user) {
+                sender.send_if_modified(|at| std::mem::replace(at, position) != position);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As the database says it: `inbox_moved` in migrations/postgres/0006_inbox.sql.
+fn word_of((tenant, user): &User) -> String {
+    let hash = Sha256::digest(user.as_bytes());
+    let hex: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{tenant}:{hex}")
+}
+
+/// Watches while anybody has a page open.
+async fn watch_all(inner: Arc<Inner>) {
+    let watcher = Uuid::new_v4();
+    let listening = {
+        let inner = inner.clone();
+        tokio::spawn(async move { inner.store.db().clone().watch(Bell::Inbox, |word| inner.hear(word)).await })
+    };
+    let mut said_at = None;
+    loop {
+        if said_at.is_none_or(|at: std::time::Instant| at.elapsed() > WATCH / 2) {
+            match inner.store.watch_inboxes(watcher, WATCH.as_secs_f64()).await {
+                Ok(()) => said_at = Some(clock::monotonic()),
+                Err(problem) => tracing::debug!(%problem, "could not say that inboxes are watched; the poll goes on"),
+            }
+        }
+        if tokio::time::timeout(POLL, inner.stir.notified()).await.is_err() {
+            inner.lock().hear("");
+        }
+        if let Err(problem) = inner.look().await {
+            tracing::warn!(%problem, "could not look at the open inboxes; trying again");
+            tokio::time::sleep(POLL).await;
+        }
+        if inner.close_when_empty() {
+            break;
+        }
+    }
+    listening.abort();
+    if let Err(problem) = inner.store.unwatch_inboxes(watcher).await {
+        tracing::debug!(%problem, "could not say that no inbox is watched any more; that ends by itself");
+    }
+}
+
+impl Inner {
+    /// Ends the watch when nothing is open; under the lock, so that who opens something next begins a new one.
+    fn close_when_empty(&self) -> bool {
+        let mut open = self.lock();
+        let empty = open.users.is_empty();
+        if empty {
+            open.watching = None;
+        }
+        empty
+    }
+}

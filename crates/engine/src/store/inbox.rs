@@ -1,0 +1,399 @@
+//! Inboxes: what `in_app` has delivered to each user, newest first, with marks; and what has changed since.
+//!
+//! Every change of an inbox takes the next number from the user's own row, its position, and holds that row until it commits. So the changes of one user
+//! become visible in the order of their positions: who was told of one was told of all before it, and `position > last seen` misses nothing, however
+//! late a transaction commits. Numbers may be left out; none comes in later.
+
+use std::collections::HashMap;
+
+use postcommit::Timestamp;
+use rusqlite::{Connection, params};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::Store;
+use crate::db::sqlite::{Id, Prepared};
+use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
+use crate::model::{DeliveryId, DeliveryKey, InboxMessage};
+
+/// Changes told one by one; after more than that, reading the list again is cheaper.
+pub const MAX_CHANGES: usize = 200;
+
+/// A delivery to an inbox, and what it brings.
+pub(super) struct Received<'a> {
+    pub(super) key: DeliveryKey,
+    pub(super) message: &'a InboxMessage,
+}
+
+/// A message in a list.
+#[derive(Debug, Clone, Serialize)]
+pub struct InboxRow {
+    /// The delivery it came by: `{notification}.{n}`.
+    pub id: String,
+    /// When it came, among the user's changes: later ones have higher numbers.
+    pub position: i64,
+    /// What happened.
+    pub event_type: String,
+    /// About what.
+    pub entity: Option<String>,
+    /// Heading.
+    pub title: Option<String>,
+    /// Text.
+    pub body: Option<String>,
+    /// Where the reader should go: http(s), mailto or tel.
+    pub action_url: Option<String>,
+    /// What the notification holds for `in_app` alone.
+    pub data: Option<Box<RawValue>>,
+    /// When it came.
+    pub created_at: Timestamp,
+    /// Since when it is read.
+    pub read_at: Option<Timestamp>,
+    /// Since when it is archived.
+    pub archived_at: Option<Timestamp>,
+}
+
+/// Which messages to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Folder {
+    /// All but the archived.
+    #[default]
+    Current,
+    /// Those of them that are not read.
+    Unread,
+    /// The archived.
+    Archived,
+}
+
+impl Folder {
+    fn condition(self) -> &'static str {
+        match self {
+            Self::Current => "m.archived_at IS NULL",
+            Self::Unread => "m.archived_at IS NULL AND m.read_at IS NULL",
+            Self::Archived => "m.archived_at IS NOT NULL",
+        }
+    }
+}
+
+/// What to do with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// It was read.
+    Read,
+    /// It is to be read again.
+    Unread,
+    /// Out of the way. It no longer counts as unread.
+    Archive,
+    /// Back among the others, read or not as it was.
+    Unarchive,
+}
+
+impl Mark {
+    /// What is set, and where that changes anything.
+    fn change(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Read => ("read_at = {now}", "read_at IS NULL"),
+            Self::Unread => ("read_at = NULL", "read_at IS NOT NULL"),
+            Self::Archive => ("archived_at = {now}", "archived_at IS NULL"),
+            Self::Unarchive => ("archived_at = NULL", "archived_at IS NOT NULL"),
+        }
+    }
+}
+
+/// A page of an inbox, newest first.
+#[derive(Debug, Clone)]
+pub struct InboxPage {
+    /// The inbox's last change that the page shows: from here on [`Store::inbox_changes`] tells what is new. 0 when nothing ever came.
+    pub position: i64,
+    /// How many are unread in all.
+    pub unread: i64,
+    /// The page.
+    pub messages: Vec<InboxRow>,
+}
+
+/// What has happened to a message since.
+#[derive(Debug, Clone)]
+pub enum InboxChange {
+    /// It came; it may have been read already.
+    Came(InboxRow),
+    /// It was known, and marked.
+    Marked(InboxRow),
+}
+
+/// What has happened in an inbox since.
+#[derive(Debug, Clone)]
+pub struct InboxChanges {
+    /// Up to where: the next question begins here.
+    pub position: i64,
+    /// How many are unread now.
+    pub unread: i64,
+    /// Each message that came or was marked, in the order in which that last happened. None: more than [`MAX_CHANGES`], or the position asked from is
+    /// none of this inbox; the list is to be read again.
+    pub changes: Option<Vec<InboxChange>>,
+}
+
+const COLUMNS: &str = "m.notification_id, m.n, m.position, m.event_type, m.entity, m.title, m.body, m.action_url, m.data, m.created_at, m.read_at, m.archived_at";
+
+/// Served by the index of the unread alone. A volatile clock could not be asked of an index.
+const UNREAD: &str = "(SELECT count(*) FROM postcommit.inbox_message u WHERE u.tenant = $1 AND u.user_id = $2 AND u.read_at IS NULL AND u.archived_at IS NULL AND u.expires_at > (SELECT {now}))";
+
+/// What the inbox itself says, beside each of its rows or alone.
+fn beside(rows: &str) -> String {
+    format!(
+        "SELECT coalesce(i.position, 0), {UNREAD}, m.changed, {COLUMNS} FROM (SELECT 1) AS one
+         LEFT JOIN postcommit.inbox i ON i.tenant = $1 AND i.user_id = $2 LEFT JOIN ({rows}) m ON 1 = 1"
+    )
+}
+
+impl Store {
+    /// A page of a user's inbox, newest first, from before that position; what has expired is left out.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox(&self, tenant: i32, user: &str, folder: Folder, before: Option<i64>, limit: i64) -> Result<InboxPage, DbError> {
+        let rows = format!(
+            "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.position < $3 AND {} AND m.expires_at > (SELECT {{now}})
+             ORDER BY m.position DESC LIMIT $4",
+            folder.condition()
+        );
+        let sql = format!("{} ORDER BY m.position DESC", beside(&rows));
+        let parameters = vec![tenant.into(), user.into(), before.unwrap_or(i64::MAX).into(), limit.into()];
+        let found = self.db.query(&sql, parameters).await?;
+        let (position, unread) = inbox_of(&found)?;
+        Ok(InboxPage { position, unread, messages: messages(&found)?.map(listed).collect::<Result<_, _>>()? })
+    }
+
+    /// How many messages are unread, neither archived nor expired.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_unread(&self, tenant: i32, user: &str) -> Result<i64, DbError> {
+        let rows = self.db.query(&format!("SELECT {UNREAD}"), vec![tenant.into(), user.into()]).await?;
+        rows.first().map_or(Ok(0), |row| row.get(0))
+    }
+
+    /// What has happened after a position.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_changes(&self, tenant: i32, user: &str, after: i64) -> Result<InboxChanges, DbError> {
+        let rows = "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.changed > $3 AND m.expires_at > (SELECT {now})
+            ORDER BY m.changed, m.position LIMIT $4";
+        let sql = format!("{} ORDER BY m.changed, m.position", beside(rows));
+        let limit = i64::try_from(MAX_CHANGES + 1).unwrap_or(i64::MAX);
+        let found = self.db.query(&sql, vec![tenant.into(), user.into(), after.into(), limit.into()]).await?;
+        let (position, unread) = inbox_of(&found)?;
+        let told = after <= position && found.len() <= MAX_CHANGES;
+        let changes = messages(&found)?.map(|row| Ok(changed(listed(row)?, after))).collect::<Result<_, DbError>>()?;
+        Ok(InboxChanges { position, unread, changes: told.then_some(changes) })
+    }
+
+    /// The positions of some inboxes, in the order asked; 0 for those to which nothing ever came.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_positions(&self, users: &[(i32, String)]) -> Result<Vec<i64>, DbError> {
+        let given = match self.db {
+            Db::Postgres(_) => "jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (value, place)",
+            Db::Sqlite(_) => "(SELECT value, key + 1 AS place FROM json_each($1)) AS g",
+        };
+        let sql = format!(
+            "SELECT g.place, i.position FROM {given} JOIN postcommit.inbox i ON i.tenant = CAST(g.value ->> 0 AS int) AND i.user_id = g.value ->> 1"
+        );
+        let mut positions = vec![0; users.len()];
+        for row in self.db.query(&sql, vec![serde_json::json!(users).into()]).await? {
+            if let Some(position) = positions.get_mut(usize::try_from(row.get::<i64>(0)? - 1).unwrap_or(usize::MAX)) {
+                *position = row.get(1)?;
+            }
+        }
+        Ok(positions)
+    }
+
+    /// Marks a message; once more changes nothing. False when the user has none of that id.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn mark_message(&self, tenant: i32, user: &str, id: DeliveryId, mark: Mark) -> Result<bool, DbError> {
+        const OF_USER: &str = "tenant = $1 AND user_id = $2 AND notification_id = $3 AND n = $4";
+        let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
+        let (set, unless_so) = mark.change();
+        if self.change_inbox(set, &format!("{OF_USER} AND {unless_so}"), parameters.clone()).await? > 0 {
+            return Ok(true);
+        }
+        let known = format!("SELECT 1 FROM postcommit.inbox_message WHERE {OF_USER}");
+        Ok(!self.db.query(&known, parameters).await?.is_empty())
+    }
+
+    /// Marks as read what came up to a position: the one of the list that somebody saw, so that what came meanwhile is not swept along. Returns how
+    /// many that were.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
+        let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
+        self.change_inbox("read_at = {now}", which, vec![tenant.into(), user.into(), up_to.into()]).await
+    }
+
+    /// Changes messages of the user $2 of the tenant $1, under a new position if there are any. The user's row is taken first, as everybody does.
+    async fn change_inbox(&self, set: &str, which: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
+        let step = format!(
+            "UPDATE postcommit.inbox SET position = position + 1 WHERE tenant = $1 AND user_id = $2 AND EXISTS (SELECT 1 FROM postcommit.inbox_message WHERE {which})"
+        );
+        let change = format!(
+            "UPDATE postcommit.inbox_message SET {set}, changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $2) WHERE {which}"
+        );
+        let touched = self.db.execute(vec![(step, parameters.clone()), (change, parameters)]).await?;
+        Ok(touched.last().copied().unwrap_or(0))
+    }
+
+    /// Says that `watcher` has open pages for so long. On SQLite there is nothing to say: the file's version is watched.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn watch_inboxes(&self, watcher: Uuid, for_s: f64) -> Result<(), DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(()) };
+        let sql = "INSERT INTO postcommit.inbox_watch (watcher, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
+            ON CONFLICT (watcher) DO UPDATE SET until = EXCLUDED.until";
+        self.db.execute_one(sql, vec![watcher.into(), Value::Real(for_s)]).await.map(drop)
+    }
+
+    /// Says that `watcher` has none any more.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn unwatch_inboxes(&self, watcher: Uuid) -> Result<(), DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(()) };
+        let sql = "DELETE FROM postcommit.inbox_watch WHERE watcher = $1 OR until < clock_timestamp() - interval '1 hour'";
+        self.db.execute_one(sql, vec![watcher.into()]).await.map(drop)
+    }
+
+    /// What signs the tokens of a tenant's users, if any was ever made.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<Vec<u8>>, DbError> {
+        let rows = self.db.query("SELECT key FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()]).await?;
+        rows.first().map(|row| row.get(0)).transpose()
+    }
+
+    /// The same, made with the bytes given if there was none.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_token_key_or(&self, tenant: i32, new: [u8; 32]) -> Result<Vec<u8>, DbError> {
+        if let Some(key) = self.inbox_token_key(tenant).await? {
+            return Ok(key);
+        }
+        let sql = "INSERT INTO postcommit.inbox_token_key (tenant, key, created_at) VALUES ($1, $2, {now}) ON CONFLICT DO NOTHING";
+        self.db.execute_one(sql, vec![tenant.into(), new.to_vec().into()]).await?;
+        self.inbox_token_key(tenant).await?.ok_or_else(|| DbError::Unreadable("the key of user tokens is gone".into()))
+    }
+}
+
+fn inbox_of(rows: &[Row]) -> Result<(i64, i64), DbError> {
+    rows.first().map_or(Ok((0, 0)), |row| Ok((row.get(0)?, row.get(1)?)))
+}
+
+/// The rows that hold a message: an inbox without any still gives one row.
+fn messages(rows: &[Row]) -> Result<impl Iterator<Item = &Row>, DbError> {
+    let first: Option<i64> = rows.first().map_or(Ok(None), |row| row.get(2))?;
+    Ok(rows.iter().filter(move |_| first.is_some()))
+}
+
+fn changed(row: InboxRow, after: i64) -> InboxChange {
+    if row.position > after { InboxChange::Came(row) } else { InboxChange::Marked(row) }
+}
+
+fn listed(row: &Row) -> Result<InboxRow, DbError> {
+    Ok(InboxRow {
+        id: DeliveryId { notification: row.get(3)?, n: row.get(4)? }.to_string(),
+        position: row.get(5)?,
+        event_type: row.get(6)?,
+        entity: row.get(7)?,
+        title: row.get(8)?,
+        body: row.get(9)?,
+        action_url: row.get(10)?,
+        data: row.get(11)?,
+        created_at: row.get(12)?,
+        read_at: row.get(13)?,
+        archived_at: row.get(14)?,
+    })
+}
+
+/// Takes as many positions from each user's row as there are messages for them, user by user in one order for everybody: two batches must not deadlock.
+pub(super) const STEP_POSTGRES: &str = "
+    INSERT INTO postcommit.inbox AS i (tenant, user_id, position)
+    SELECT tenant, user_id, count(*) FROM unnest($1::int[], $2::text[]) AS g (tenant, user_id) GROUP BY tenant, user_id ORDER BY tenant, user_id
+    ON CONFLICT (tenant, user_id) DO UPDATE SET position = i.position + EXCLUDED.position RETURNING i.tenant, i.user_id, i.position";
+
+/// A delivery that was here before writes nothing: its position stays unused.
+pub(super) const RECEIVE_POSTGRES: &str = "
+    INSERT INTO postcommit.inbox_message (tenant, notification_id, n, user_id, position, changed, event_type, entity, title, body, action_url, data, created_at, expires_at)
+    SELECT tenant, notification_id, n, user_id, position, position, event_type, entity, title, body, action_url, data::jsonb, now(), expires_at
+    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[])
+      AS g (tenant, notification_id, n, user_id, position, event_type, entity, title, body, action_url, data, expires_at)
+    ON CONFLICT (tenant, notification_id, n) DO NOTHING";
+
+/// Puts messages into their inboxes, in the transaction that settles their deliveries.
+pub(super) async fn receive_postgres(transaction: &Transaction<'_>, received: &[Received<'_>]) -> Result<(), DbError> {
+    let tenants: Vec<i32> = received.iter().map(|r| r.key.tenant).collect();
+    let text = |of: fn(&InboxMessage) -> Option<&str>| received.iter().map(|r| of(r.message)).collect::<Vec<_>>();
+    let users = text(|m| Some(&m.user));
+    let step = transaction.prepare_cached(STEP_POSTGRES).await.map_err(postgres::refused)?;
+    let stepped = transaction.query(&step, &[&tenants, &users]).await.map_err(postgres::refused)?;
+    let positions = positions(received, stepped.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect());
+
+    let ids: Vec<Uuid> = received.iter().map(|r| r.key.notification).collect();
+    let ns: Vec<i32> = received.iter().map(|r| r.key.n).collect();
+    let (event_types, entities, titles) = (text(|m| Some(&m.event_type)), text(|m| m.entity.as_deref()), text(|m| m.title.as_deref()));
+    let (bodies, urls, data) = (text(|m| m.body.as_deref()), text(|m| m.action_url.as_deref()), text(|m| m.data.as_deref()));
+    let expires: Vec<postgres::Time> = received.iter().map(|r| postgres::Time(Some(r.message.expires_at))).collect();
+    let receive = transaction.prepare_cached(RECEIVE_POSTGRES).await.map_err(postgres::refused)?;
+    transaction
+        .execute(&receive, &[&tenants, &ids, &ns, &users, &positions, &event_types, &entities, &titles, &bodies, &urls, &data, &expires])
+        .await
+        .map(drop)
+        .map_err(postgres::refused)
+}
+
+/// Gives each message its position: the last of a user's gets the one that the user's row now holds.
+fn positions<'a>(received: &'a [Received<'a>], mut last: HashMap<(i32, &'a str), i64>) -> Vec<i64> {
+    let mut positions = vec![0; received.len()];
+    for (position, Received { key, message }) in positions.iter_mut().zip(received).rev() {
+        if let Some(next) = last.get_mut(&(key.tenant, message.user.as_str())) {
+            *position = *next;
+            *next -= 1;
+        }
+    }
+    positions
+}
+
+const STEP_SQLITE: &str = "INSERT INTO postcommit_inbox (tenant, user_id, position) VALUES (?1, ?2, 1)
+    ON CONFLICT (tenant, user_id) DO UPDATE SET position = position + 1 RETURNING position";
+const RECEIVE_SQLITE: &str = "INSERT INTO postcommit_inbox_message
+    (tenant, notification_id, n, user_id, position, changed, event_type, entity, title, body, action_url, data, created_at, expires_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13) ON CONFLICT DO NOTHING";
+
+/// The same for one message.
+pub(super) fn receive_sqlite(connection: &Connection, received: &Received<'_>, now: i64) -> Result<(), DbError> {
+    let Received { key, message } = received;
+    // All rows are read, so that the statement is through.
+    let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
+    let position = stepped.into_iter().next().unwrap_or_else(|| Err(DbError::Unreadable("no position".into())))?;
+    let written = Prepared::on(connection, RECEIVE_SQLITE)?.run(params![
+        key.tenant,
+        Id::from(key.notification),
+        key.n,
+        message.user,
+        position,
+        message.event_type,
+        message.entity,
+        message.title,
+        message.body,
+        message.action_url,
+        message.data,
+        now,
+        message.expires_at.as_micros(),
+    ]);
+    written.map(drop)
+}

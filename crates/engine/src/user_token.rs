@@ -1,0 +1,190 @@
+//! User tokens: a browser shows one to read its user's inbox, and nothing else. Short-lived, signed with a key of the tenant's, kept nowhere.
+//!
+//! `pcu_` and, in base64url: a version, the tenant's number, the expiry in seconds since 1970, 8 random bytes, the user's id; and HMAC-SHA256 over all that.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit, Mac};
+use postcommit::{Recipient, Timestamp};
+use sha2::Sha256;
+
+use crate::clock;
+use crate::db::DbError;
+use crate::secret::random;
+use crate::store::Store;
+
+/// What every token begins with.
+pub const PREFIX: &str = "pcu_";
+/// How long a token holds unless asked otherwise.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(3600);
+/// How long one may hold at most.
+pub const MAX_TTL: Duration = Duration::from_secs(86_400);
+
+const VERSION: u8 = 1;
+const HEAD_BYTES: usize = 1 + 4 + 8 + 8;
+const MAC_BYTES: usize = 32;
+/// The longest there is: 255 characters of four bytes, in base64.
+const MAX_CHARS: usize = 2048;
+
+/// Whom a token speaks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bearer {
+    /// The tenant's number.
+    pub tenant: i32,
+    /// The user's id.
+    pub user: String,
+    /// Until when.
+    pub expires_at: Timestamp,
+}
+
+/// A new token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Minted {
+    /// What the browser shows.
+    pub token: String,
+    /// Until when it holds.
+    pub expires_at: Timestamp,
+}
+
+/// Why a token opens nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It was right, once.
+    #[error("the token has expired; ask the application for a fresh one")]
+    Expired,
+    /// Not one of ours, or signed with a key that is gone.
+    #[error("the token is not valid")]
+    Bad,
+    /// What was asked for is beyond a limit.
+    #[error("{0}")]
+    Refused(String),
+    /// The key could not be read.
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+/// Makes a token for a user, which holds for so long: at most [`MAX_TTL`], at least a second.
+///
+/// # Errors
+/// Naming the field and the limit, or as the database says.
+pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Result<Minted, TokenError> {
+    Recipient::user(user).check().map_err(|problem| TokenError::Refused(format!("user: {problem}")))?;
+    if !(1..=MAX_TTL.as_secs()).contains(&ttl.as_secs()) {
+        return Err(TokenError::Refused(format!("ttl_s: is {}; 1 to {} are allowed", ttl.as_secs(), MAX_TTL.as_secs())));
+    }
+    let key = store.inbox_token_key_or(tenant, random()).await?;
+    let expires_at = Timestamp::from_micros((clock::now().plus(ttl).as_micros() / 1_000_000) * 1_000_000);
+    Ok(Minted { token: sign(&key, &Bearer { tenant, user: user.to_owned(), expires_at }), expires_at })
+}
+
+/// Whom a token speaks for.
+///
+/// # Errors
+/// [`TokenError::Expired`] for one that was right, [`TokenError::Bad`] for any other; or as the database says.
+pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
+    let parts = Parts::read(token).ok_or(TokenError::Bad)?;
+    let key = store.inbox_token_key(parts.tenant()).await?.ok_or(TokenError::Bad)?;
+    parts.verified(&key).ok_or(TokenError::Bad)?.at(clock::now())
+}
+
+impl Bearer {
+    /// The same, while it holds.
+    fn at(self, now: Timestamp) -> Result<Self, TokenError> {
+        if self.expires_at <= now { Err(TokenError::Expired) } else { Ok(self) }
+    }
+}
+
+fn sign(key: &[u8], bearer: &Bearer) -> String {
+    let mut bytes = vec![VERSION];
+    bytes.extend(bearer.tenant.to_be_bytes());
+    bytes.extend((bearer.expires_at.as_micros() / 1_000_000).to_be_bytes());
+    bytes.extend(random::<8>());
+    bytes.extend(bearer.user.as_bytes());
+    if let Some(mac) = mac(key, &bytes) {
+        bytes.extend(mac.finalize().into_bytes());
+    }
+    format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+}
+
+fn mac(key: &[u8], bytes: &[u8]) -> Option<Hmac<Sha256>> {
+    // HMAC takes keys of any length.
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
+    mac.update(bytes);
+    Some(mac)
+}
+
+/// A token taken apart; nothing in it is to be believed yet.
+struct Parts {
+    signed: Vec<u8>,
+    mac: Vec<u8>,
+}
+
+impl Parts {
+    fn read(token: &str) -> Option<Self> {
+        let text = token.strip_prefix(PREFIX).filter(|text| text.len() <= MAX_CHARS)?;
+        let mut signed = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let at = signed.len().checked_sub(MAC_BYTES).filter(|at| *at > HEAD_BYTES)?;
+        let mac = signed.split_off(at);
+        (signed[0] == VERSION).then_some(Self { signed, mac })
+    }
+
+    fn tenant(&self) -> i32 {
+        self.number::<4>(1).map_or(0, i32::from_be_bytes)
+    }
+
+    fn number<const N: usize>(&self, from: usize) -> Option<[u8; N]> {
+        self.signed.get(from..from + N)?.try_into().ok()
+    }
+
+    /// What it says, if the key has signed it; compared in constant time.
+    fn verified(&self, key: &[u8]) -> Option<Bearer> {
+        mac(key, &self.signed)?.verify_slice(&self.mac).ok()?;
+        let expires_at = Timestamp::from_micros(i64::from_be_bytes(self.number(5)?).checked_mul(1_000_000)?);
+        let user = String::from_utf8(self.signed.get(HEAD_BYTES..)?.to_vec()).ok()?;
+        Some(Bearer { tenant: self.tenant(), user, expires_at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    fn bearer() -> Bearer {
+        Bearer { tenant: 3, user: "zoë@example".into(), expires_at: Timestamp::from_micros(1_800_000_000_000_000) }
+    }
+
+    #[test]
+    fn a_token_says_what_was_signed_and_no_two_are_alike() {
+        let token = sign(&KEY, &bearer());
+        assert!(token.starts_with("pcu_") && token.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)), "{token}");
+        assert_eq!(Parts::read(&token).unwrap().verified(&KEY), Some(bearer()));
+        assert_ne!(token, sign(&KEY, &bearer()));
+    }
+
+    #[test]
+    fn an_expired_token_is_told_from_a_bad_one() {
+        let at = |seconds: i64| bearer().at(Timestamp::from_micros(seconds * 1_000_000));
+        assert_eq!(at(1_799_999_999).unwrap(), bearer());
+        assert!(matches!(at(1_800_000_000), Err(TokenError::Expired)));
+    }
+
+    #[test]
+    fn no_byte_of_it_can_be_changed_and_no_other_key_will_do() {
+        let token = sign(&KEY, &bearer());
+        let bytes = URL_SAFE_NO_PAD.decode(&token[4..]).unwrap();
+        for place in 0..bytes.len() {
+            let mut forged = bytes.clone();
+            forged[place] ^= 1;
+            let forged = format!("pcu_{}", URL_SAFE_NO_PAD.encode(forged));
+            assert!(Parts::read(&forged).and_then(|parts| parts.verified(&KEY)).is_none(), "byte {place}");
+        }
+        assert!(Parts::read(&token).unwrap().verified(&[8; 32]).is_none());
+        for nonsense in ["", "pcu_", "pcu_AAAA", "pc_x", &token[..token.len() - 4], &format!("pcu_{}", "A".repeat(5000))] {
+            assert!(Parts::read(nonsense).and_then(|parts| parts.verified(&KEY)).is_none(), "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What has changed since, and who hears of it.
+
+use postcommit_engine::inbox::Inboxes;
+use postcommit_engine::model::DeliveryId;
+use postcommit_engine::store::{InboxChange, InboxChanges, MAX_CHANGES, Mark};
+use serde_json::json;
+
+use crate::world::World;
+
+async fn changes(world: &World, user: &str, after: i64) -> InboxChanges {
+    world.store.inbox_changes(world.tenant, user, after).await.unwrap()
+}
+
+/// Each change in a word: what happened to which title, and whether it is read and archived.
+fn told(changes: &InboxChanges) -> Vec<String> {
+    let word = |change: &InboxChange| {
+        let (happened, row) = match change {
+            InboxChange::Came(row) => ("came", row),
+            InboxChange::Marked(row) => ("marked", row),
+        };
+        let marks = [row.read_at.map(|_| " read"), row.archived_at.map(|_| " archived")];
+        format!("{happened} {}{}", row.title.as_deref().unwrap_or_default(), marks.into_iter().flatten().collect::<String>())
+    };
+    changes.changes.iter().flatten().map(word).collect()
+}
+
+on_both! {
+    async fn what_has_changed_is_told_from_where_somebody_stands(world) {
+        assert_eq!((changes(&world, "alice", 0).await.position, told(&changes(&world, "alice", 0).await).len()), (0, 0));
+        let one = world.deliver("alice", "one").await;
+        world.deliver("alice", "two").await;
+        let seen = changes(&world, "alice", 0).await;
+        assert_eq!((told(&seen), seen.unread), (vec!["came one".into(), "came two".into()], 2));
+        assert!(told(&changes(&world, "alice", seen.position).await).is_empty());
+
+        world.mark("alice", one, Mark::Read).await;
+        world.deliver("alice", "three").await;
+        let more = changes(&world, "alice", seen.position).await;
+        assert_eq!((told(&more), more.unread), (vec!["marked one read".into(), "came three".into()], 2));
+        world.store.mark_all_read(world.tenant, "alice", more.position).await.unwrap();
+        assert_eq!(told(&changes(&world, "alice", more.position).await), ["marked two read", "marked three read"]);
+        assert_eq!(told(&changes(&world, "alice", 0).await), ["came one read", "came two read", "came three read"]);
+        world.mark("alice", one, Mark::Archive).await;
+        assert_eq!(told(&changes(&world, "alice", more.position + 1).await), ["marked one read archived"]);
+    }
+
+    async fn after_too_much_or_from_nowhere_the_list_is_to_be_read_again(world) {
+        world.deliver("alice", "one").await;
+        let position = changes(&world, "alice", 0).await.position;
+        assert!(changes(&world, "alice", position + 1).await.changes.is_none(), "a position that this inbox never had");
+        assert!(changes(&world, "nobody", 7).await.changes.is_none());
+        for title in 0..MAX_CHANGES {
+            world.enqueue("a", json!({"recipients": [{"user": "alice"}], "title": title.to_string()})).await;
+        }
+        world.pass().await;
+        let all = changes(&world, "alice", 0).await;
+        assert!(all.changes.is_none());
+        assert_eq!(changes(&world, "alice", position).await.changes.unwrap().len(), MAX_CHANGES);
+        assert_eq!(all.unread, i64::try_from(MAX_CHANGES + 1).unwrap());
+    }
+
+    /// Two processes: one has the pages open, the other delivers and marks.
+    async fn b1_open_pages_hear_of_a_change_made_by_another_process(world) {
+        let inboxes = Inboxes::new(world.another_store().await);
+        let mut page = inboxes.open(world.tenant, "alice");
+        let mut second = inboxes.open(world.tenant, "alice");
+        let _other = inboxes.open(world.tenant, "bob");
+        assert_eq!(inboxes.users(), 2);
+        let running = world.run().await;
+        let id = world.enqueue("a", json!({"recipients": [{"user": "alice"}], "title": "one"})).await;
+        page.beyond(0).await;
+        second.beyond(0).await;
+        let seen = changes(&world, "alice", 0).await;
+        assert_eq!(told(&seen), ["came one"]);
+        world.mark("alice", DeliveryId { notification: id, n: 1 }, Mark::Read).await;
+        page.beyond(seen.position).await;
+        assert_eq!(told(&changes(&world, "alice", seen.position).await), ["marked one read"]);
+        running.finish().await;
+        drop((page, second));
+        assert_eq!(inboxes.users(), 1, "the last page of a user takes its watch along");
+    }
+
+    async fn positions_of_many_are_read_at_once(world) {
+        world.deliver("alice", "one").await;
+        world.deliver("al\"ice", "two").await;
+        world.deliver("al\"ice", "three").await;
+        let asked: Vec<_> = ["nobody", "al\"ice", "alice"].map(|user| (world.tenant, user.to_owned())).into();
+        assert_eq!(world.store.inbox_positions(&asked).await.unwrap(), [0, 2, 1]);
+    }
+}
+
+/// The bell, without the poll's help: only who is watched rings, and names no user.
+#[tokio::test]
+async fn the_bell_rings_only_when_somebody_watches() {
+    use postcommit_engine::db::Bell;
+    let world = World::postgres().await;
+    let (heard, mut words) = tokio::sync::mpsc::unbounded_channel();
+    let listening =
+        tokio::spawn(world.another_store().await.db().clone().watch(Bell::Inbox, move |word| drop(heard.send(word.to_owned()))));
+    assert_eq!(words.recv().await.unwrap(), "", "it listens");
+    world.deliver("alice", "unheard").await;
+    world.store.watch_inboxes(uuid::Uuid::new_v4(), 3600.0).await.unwrap();
+    world.deliver("bob", "heard").await;
+    assert_eq!(words.recv().await.unwrap(), format!("{}:81b637d8fcd2c6da", world.tenant), "the first 16 hex digits of SHA-256 of bob");
+    listening.abort();
+}
+
+/// A transaction that takes its position first and commits last holds back those behind it: nothing can be seen before what came before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_commit_is_never_overtaken() {
+    let world = World::postgres().await;
+    world.deliver("alice", "zero").await;
+    let (mut client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let late = client.transaction().await.unwrap();
+    late.batch_execute(
+        "UPDATE postcommit.inbox SET position = position + 1 WHERE user_id = 'alice';
+         INSERT INTO postcommit.inbox_message (tenant, notification_id, n, user_id, position, changed, event_type, title, created_at, expires_at)
+         SELECT tenant, gen_random_uuid(), 1, user_id, position, position, 'a', 'late', now(), now() + interval '1 day' FROM postcommit.inbox WHERE user_id = 'alice'",
+    )
+    .await
+    .unwrap();
+    world.enqueue("a", json!({"recipients": [{"user": "alice"}], "title": "behind"})).await;
+    world.enqueue("a", json!({"recipients": [{"user": "bob"}], "title": "another's"})).await;
+    let running = world.run().await;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    world.until("it waits", async || world.sql(waiting, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
+    let seen = changes(&world, "alice", 0).await;
+    assert_eq!((told(&seen), seen.position), (vec!["came zero".into()], 1), "neither is visible before the first");
+    late.commit().await.unwrap();
+    world.drained().await;
+    running.finish().await;
+    assert_eq!(told(&changes(&world, "alice", seen.position).await), ["came late", "came behind"]);
+}
