@@ -11,7 +11,7 @@ mod provider;
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, Routes, Target, expand, route};
 pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
-pub use notification::StoredNotification;
+pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub use provider::{Guarantee, Provider, ProviderDraft};

@@ -10,9 +10,11 @@ mod enqueue;
 mod expansion;
 mod health;
 mod idle;
+mod kpis;
 mod marks;
 mod notifications;
 mod providers;
+mod rollups;
 mod settle;
 
 pub use claim::{Claim, Lease, Want};
@@ -21,7 +23,9 @@ pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
+pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
+pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
 pub use settle::{Attempted, Place, Settled, Settlement};
 
 use std::sync::atomic::AtomicBool;

@@ -9,6 +9,7 @@ mod dispatch;
 mod egress;
 mod enqueue;
 mod instructions;
+mod kpis;
 mod lost;
 mod lost_again;
 mod marks;

@@ -32,6 +32,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
         code: None,
         detail: None,
         unclear: outcome == "unclear",
+        site: None,
     }
 }
 
