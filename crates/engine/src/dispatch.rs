@@ -36,7 +36,7 @@ use crate::db::DbError;
 use crate::egress::Egress;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::{Claim, Lease, Store};
+use crate::store::{Claim, KpiSettings, Lease, Store};
 use bell::Bell;
 use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
 use leases::Leases;
@@ -98,6 +98,8 @@ pub struct Tools {
     pub capture_fail_on: FailOn,
     /// How to go about it.
     pub settings: DispatchSettings,
+    /// What is stuck, and how long roll-ups are kept.
+    pub kpi: KpiSettings,
 }
 
 /// How far a stop has gone.
@@ -194,7 +196,7 @@ impl Dispatcher {
         let bell = Bell::hang(&self.crew.tools.store);
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
-        tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), quiet.clone()));
+        tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             match self.round(None).await {

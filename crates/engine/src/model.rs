@@ -13,7 +13,7 @@ pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Rea
 pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, route};
 pub use inbox::InboxMessage;
 pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
-pub use notification::StoredNotification;
+pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub use provider::{Guarantee, Provider, ProviderDraft};

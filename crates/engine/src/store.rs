@@ -11,9 +11,11 @@ mod expansion;
 mod health;
 mod idle;
 mod inbox;
+mod kpis;
 mod marks;
 mod notifications;
 mod providers;
+mod rollups;
 mod settle;
 
 pub use claim::{Claim, Lease, Want};
@@ -23,7 +25,9 @@ pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
+pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
+pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
 pub use settle::{Attempted, Place, Settled, Settlement};
 
 use std::sync::atomic::AtomicBool;

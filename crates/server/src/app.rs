@@ -49,7 +49,7 @@ pub fn keys(settings: &Settings) -> KeySource {
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
-    Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone() })
+    Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone(), kpi: settings.kpi.clone() })
 }
 
 /// Runs dispatcher and health endpoints until told to stop; `while_stdin`: or stdin ends.

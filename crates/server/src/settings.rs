@@ -9,6 +9,7 @@ use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::DispatchSettings;
 use postcommit_engine::egress::EgressSettings;
+use postcommit_engine::store::KpiSettings;
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -31,6 +32,7 @@ pub struct Settings {
     pub capture: CaptureSettings,
     pub secrets: SecretsSettings,
     pub log: LogSettings,
+    pub kpi: KpiSettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -188,6 +190,7 @@ impl Settings {
         self.server.validate()?;
         self.dispatch.validate()?;
         self.egress.validate()?;
+        self.kpi.validate()?;
         FailOn::parse(&self.capture.fail_on)?;
         if !["auto", "human", "json"].contains(&self.log.format.as_str()) {
             return Err(format!("log.format: is {:?}; allowed are auto, human, json", self.log.format));
@@ -278,6 +281,10 @@ mod tests {
             ("[server]\ntls_certificate = \"c.pem\"", "server.tls_key: is empty"),
             ("[server]\ntrusted_proxies = [\"the proxy\"]", "trusted_proxies"),
             ("[capture]\nfail_on = \"explode=x\"", "capture.fail_on"),
+            ("[kpi]\nstuck_after_s = 0", "kpi.stuck_after_s: is 0; 1 to 2592000 are allowed (from file "),
+            ("[kpi]\ninterval_s = 59", "kpi.interval_s: is 59; 60 to 172800 are allowed"),
+            ("[kpi]\nminutes_kept_h = 1", "kpi.minutes_kept_h: is 1; 48 to 744 are allowed"),
+            ("[kpi]\nhours_kept_d = 4000", "kpi.hours_kept_d: is 4000; 7 to 3660 are allowed"),
             ("[log]\nformat = \"xml\"", "log.format: is \"xml\"; allowed are auto, human, json"),
             ("[egress]\nallow = [\"everything\"]", "allow"),
         ] {

@@ -36,7 +36,13 @@ pub const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../../migrations/sqlite/0003_lean.sql"),
     },
     Migration {
-        version: 4,
+        version: 5,
+        name: "kpis",
+        postgres: include_str!("../../migrations/postgres/0005_kpis.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0005_kpis.sql"),
+    },
+    Migration {
+        version: 6,
         name: "inbox",
         postgres: include_str!("../../migrations/postgres/0006_inbox.sql"),
         sqlite: include_str!("../../migrations/sqlite/0006_inbox.sql"),

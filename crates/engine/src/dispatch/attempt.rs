@@ -183,7 +183,7 @@ pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, si
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
-    settlement(delivery, lane, report, finish(verdict, None), since, Duration::ZERO)
+    settlement((delivery, note), lane, report, finish(verdict, None), since, Duration::ZERO)
 }
 
 /// Whether a lease of the notification's own row that ran out may have been used to send. Never under at_most_once, unless that was told just then, or it
@@ -228,7 +228,7 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
     let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));
-    crew.settler.settle(settlement(delivery, lane, report, finish, now, took), room);
+    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room);
 }
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.
@@ -330,7 +330,14 @@ fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
     }
 }
 
-fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, at: Timestamp, took: Duration) -> Settlement {
+fn settlement(
+    (delivery, note): (&Delivery, &StoredNotification),
+    lane: &Lane,
+    report: Report,
+    finish: Finish,
+    at: Timestamp,
+    took: Duration,
+) -> Settlement {
     let Report { outcome, evidence, message } = report;
     let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
     let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
@@ -356,6 +363,7 @@ fn settlement(delivery: &Delivery, lane: &Lane, report: Report, finish: Finish, 
         detail,
         unclear,
         message,
+        site: note.site_label(),
     }
 }
 

@@ -5,24 +5,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::db::DbError;
-use crate::store::Store;
+use crate::store::{KpiSettings, Store};
 
 const DAY: Duration = Duration::from_secs(86_400);
-const LOOK: Duration = Duration::from_secs(600);
+const LOOK: Duration = Duration::from_secs(60);
+const STRAYS: Duration = Duration::from_secs(600);
+/// A little less than a look, so that none is missed.
+const ROLLUPS: Duration = Duration::from_secs(50);
 
 /// Does what is due of all duties. Returns what was done, for people.
 ///
 /// # Errors
 /// As the database says; the next look tries again.
-pub async fn run_once(store: &Store) -> Result<Vec<String>, DbError> {
+pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, DbError> {
     let mut done = Vec::new();
     if store.take_duty("partitions", DAY).await? {
         let made = or_give_back(store, "partitions", store.make_partitions_once().await).await?;
         done.push(format!("made {made} partitions"));
     }
-    if store.take_duty("strays", LOOK).await? {
+    if store.take_duty("strays", STRAYS).await? {
         let moved = or_give_back(store, "strays", store.reroute_strays_once().await).await?;
         done.push(format!("rerouted {moved} deliveries whose provider is gone"));
+    }
+    if store.take_duty("rollups", ROLLUPS).await? {
+        let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;
+        done.push(format!("folded {folded} counts"));
     }
     Ok(done)
 }
@@ -35,11 +42,11 @@ async fn or_give_back<T>(store: &Store, name: &str, done: Result<T, DbError>) ->
     done
 }
 
-pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
+pub async fn run_forever(store: Store, kpi: KpiSettings, quiet: Arc<AtomicBool>) {
     let mut look = tokio::time::interval(LOOK);
     while !quiet.load(Ordering::Relaxed) {
         look.tick().await;
-        match run_once(&store).await {
+        match run_once(&store, &kpi).await {
             Ok(done) => done.iter().for_each(|what| tracing::debug!(what, "duty")),
             Err(problem) => tracing::warn!(%problem, "a duty failed; it will be tried again"),
         }

@@ -6,6 +6,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+/// Characters of a site's name that KPIs tell apart; the migration `kpis` has the same number.
+pub const SITE_CHARS: usize = 64;
+
 /// A notification as it is stored: immutable.
 #[derive(Debug, Clone, Serialize)]
 pub struct StoredNotification {
@@ -63,6 +66,17 @@ impl StoredNotification {
     #[must_use]
     pub fn is_cancelled(&self, n: i32) -> bool {
         self.cancelled.contains(&0) || self.cancelled.contains(&n)
+    }
+
+    /// The site it came from as KPIs know it: at most [`SITE_CHARS`] of its name, empty when there is none. None when it is no text: how that is written is the
+    /// database's matter.
+    #[must_use]
+    pub fn site_label(&self) -> Option<Box<str>> {
+        match self.source.as_ref().and_then(|source| source.get("site")) {
+            None | Some(Value::Null) => Some(Box::default()),
+            Some(Value::String(site)) => Some(site.chars().take(SITE_CHARS).collect::<String>().into()),
+            Some(_) => None,
+        }
     }
 
     /// What this channel alone needs.

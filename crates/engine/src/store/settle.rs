@@ -14,6 +14,9 @@ use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, postgres, sqlite};
 use crate::model::{DeliveryKey, Evidence, Finish, FinishedState, InboxMessage};
 
+/// Microseconds.
+const MINUTE: i64 = 60_000_000;
+
 /// What became of one claimed delivery.
 #[derive(Debug, Clone)]
 pub struct Settlement {
@@ -33,6 +36,9 @@ pub struct Settlement {
     pub unclear: bool,
     /// What `in_app` delivers: written if, and when, the delivery leaves the queue as delivered.
     pub message: Option<Box<InboxMessage>>,
+    /// Its notification's site, as [`StoredNotification::site_label`](crate::model::StoredNotification::site_label) says; empty when it has none. None: not looked
+    /// up, the database does.
+    pub site: Option<Box<str>>,
 }
 
 /// What a target's row would say. A notification with one target is sent from its own row; a row of the target's own is only written when it must wait.
@@ -78,16 +84,20 @@ pub(super) const END_POSTGRES: &str = "
     WITH ended AS (
       DELETE FROM postcommit.delivery_queue q
       USING unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
-          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::text[], $19::text[])
-        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, state, reason)
+          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[])
+        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, state, reason, site)
       WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
       RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, coalesce(g.channel, q.channel) AS channel,
         coalesce(g.target, q.target) AS target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
-        q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+        q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt, g.site
     ), entered AS (
-      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
+      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site)
       SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
-        CASE WHEN state IN ('sent', 'delivered') THEN now() END, now() FROM ended
+        CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site FROM ended
+    ), counted AS (
+      -- With a site the ledger's trigger leaves it to us.
+      INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count)
+      SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''), state, count(*) FROM ended WHERE site IS NOT NULL GROUP BY tenant, site, channel, state
     ), logged AS (
       INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
       SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM ended WHERE outcome IS NOT NULL
@@ -212,7 +222,7 @@ impl Settlement {
     /// Without an attempt.
     #[must_use]
     pub fn unbegun(lease: Lease, finish: Finish) -> Self {
-        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false, message: None }
+        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false, message: None, site: None }
     }
 
     /// The message for an inbox that it brings, if it does.
@@ -274,6 +284,7 @@ struct Columns<'a> {
     target: Vec<Option<&'a str>>,
     state: Vec<&'static str>,
     reason: Vec<Option<&'static str>>,
+    site: Vec<Option<&'a str>>,
     due: Vec<postgres::Time>,
     counted: Vec<i32>,
 }
@@ -305,6 +316,7 @@ impl<'a> Columns<'a> {
             Some(state) => {
                 self.state.push(state.name());
                 self.reason.push(state.reason());
+                self.site.push(s.site.as_deref());
             }
             None => {
                 let (due, counted) = due_of(s.finish);
@@ -323,10 +335,10 @@ impl<'a> Columns<'a> {
         self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.as_deref()));
     }
 
-    fn borrow(&self) -> [&(dyn ToSql + Sync); 19] {
-        let (last_but_one, last): (&(dyn ToSql + Sync), &(dyn ToSql + Sync)) =
-            if self.due.is_empty() { (&self.state, &self.reason) } else { (&self.due, &self.counted) };
-        [
+    fn borrow(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let own: &[&(dyn ToSql + Sync)] =
+            if self.due.is_empty() { &[&self.state, &self.reason, &self.site] } else { &[&self.due, &self.counted] };
+        let shared: [&(dyn ToSql + Sync); 17] = [
             &self.tenant,
             &self.id,
             &self.n,
@@ -344,9 +356,8 @@ impl<'a> Columns<'a> {
             &self.lane,
             &self.channel,
             &self.target,
-            last_but_one,
-            last,
-        ]
+        ];
+        [&shared, own].concat()
     }
 }
 
@@ -354,8 +365,10 @@ const LOOK_SQLITE: &str = "SELECT lane, channel, target, attempts, seq, unclear 
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
 const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
 const ENTER_SQLITE: &str = "INSERT INTO postcommit_delivery_ledger
-    (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+    (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
+const COUNT_SQLITE: &str =
+    "INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 const LOG_SQLITE: &str = "INSERT INTO postcommit_attempt
     (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
@@ -382,6 +395,7 @@ fn settle_sqlite(connection: &Connection, batch: &[Settlement]) -> Result<Vec<De
             applied.push(settlement.lease.key);
         }
     }
+    pen.count(connection)?;
     Ok(applied)
 }
 
@@ -393,6 +407,8 @@ struct Pen<'c> {
     again: Prepared<'c>,
     log: Prepared<'c>,
     now: i64,
+    /// What ended, by tenant, site, channel and state: few, so they are looked through one by one.
+    counts: Vec<(i32, String, String, &'static str, i64)>,
 }
 
 /// What the queue says of a delivery that ends.
@@ -414,6 +430,7 @@ impl<'c> Pen<'c> {
             again: Prepared::on(connection, AGAIN_SQLITE)?,
             log: Prepared::on(connection, LOG_SQLITE)?,
             now: sqlite::now(connection)?.as_micros(),
+            counts: vec![],
         })
     }
 
@@ -427,12 +444,13 @@ impl<'c> Pen<'c> {
         let place = s.place.as_ref();
         let began = i64::from(s.attempt.is_some());
         let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
+        let channel = place.map_or(left.channel.as_deref(), |p| Some(&p.channel));
         self.enter.run(params![
             key.tenant,
             id,
             place.map_or(key.n, |p| p.n),
             place.map_or(left.lane, |p| p.lane),
-            place.map_or(left.channel.as_deref(), |p| Some(&p.channel)),
+            channel,
             place.map_or(left.target.as_deref(), |p| Some(&p.target)),
             state.name(),
             state.reason(),
@@ -444,8 +462,24 @@ impl<'c> Pen<'c> {
             s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.as_deref()),
             sent_at,
             self.now,
+            s.site,
         ])?;
+        // With a site the ledger's trigger leaves it to us.
+        if let Some(site) = &s.site {
+            add(&mut self.counts, key.tenant, site, channel.unwrap_or_default(), state.name());
+        }
         Ok(Some(left.seq + began))
+    }
+
+    fn count(self, connection: &Connection) -> Result<(), DbError> {
+        if self.counts.is_empty() {
+            return Ok(());
+        }
+        let mut count = Prepared::on(connection, COUNT_SQLITE)?;
+        for (tenant, site, channel, state, many) in self.counts {
+            count.run(params![tenant, self.now - self.now % MINUTE, site, channel, state, many])?;
+        }
+        Ok(())
     }
 
     fn again(&mut self, s: &Settlement) -> Result<Option<i64>, DbError> {
@@ -488,6 +522,14 @@ impl<'c> Pen<'c> {
             Id::from(s.lease.token),
         ]);
         logged.map(drop)
+    }
+}
+
+fn add(counts: &mut Vec<(i32, String, String, &'static str, i64)>, tenant: i32, site: &str, channel: &str, state: &'static str) {
+    let known = counts.iter_mut().find(|(t, s, c, what, _)| *t == tenant && *what == state && c == channel && s == site);
+    match known {
+        Some((.., many)) => *many += 1,
+        None => counts.push((tenant, site.to_owned(), channel.to_owned(), state, 1)),
     }
 }
 

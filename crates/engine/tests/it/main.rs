@@ -11,6 +11,7 @@ mod enqueue;
 mod health;
 mod inbox;
 mod instructions;
+mod kpis;
 mod lost;
 mod lost_again;
 mod marks;

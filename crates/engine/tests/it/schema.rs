@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use postcommit_engine::db::{DbError, LATEST};
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{KpiSettings, Store};
 use serde_json::json;
 
 use crate::world::World;
@@ -212,7 +212,7 @@ async fn a_worker_role_is_enough_to_deliver() {
     assert_ne!(url, world.url);
     let store = Store::open(&url).await.unwrap();
     postcommit_engine::dispatch::Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
-    postcommit_engine::dispatch::run_duties_once(&store).await.unwrap();
+    postcommit_engine::dispatch::run_duties_once(&store, &KpiSettings::default()).await.unwrap();
     assert_eq!(world.delivery(id).await.state, "sent");
     drop(store);
     world.execute(&format!("DROP ROLE {login}"), vec![]).await;

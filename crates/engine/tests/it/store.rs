@@ -33,6 +33,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
         detail: None,
         unclear: outcome == "unclear",
         message: None,
+        site: None,
     }
 }
 

@@ -9,7 +9,7 @@ use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderDraft};
 use postcommit_engine::secret::KeySource;
-use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, Store};
+use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -143,7 +143,14 @@ impl World {
 
     pub fn tools(&self, store: Store) -> Tools {
         let egress = Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() }).unwrap();
-        Tools { store, egress, keys: self.keys.clone(), capture_fail_on: self.fail_on.clone(), settings: self.settings.clone() }
+        Tools {
+            store,
+            egress,
+            keys: self.keys.clone(),
+            capture_fail_on: self.fail_on.clone(),
+            settings: self.settings.clone(),
+            kpi: KpiSettings::default(),
+        }
     }
 
     /// One bounded pass over what is due.

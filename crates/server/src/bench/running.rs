@@ -9,7 +9,7 @@ use postcommit_engine::clock;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
 use postcommit_engine::model::{Guarantee, Policy, ProviderDraft};
 use postcommit_engine::secret::Secret;
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{KpiSettings, Store};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -86,7 +86,14 @@ impl Drop for Running {
 
 fn tools(bench: &Bench, store: &Store) -> Tools {
     let (egress, settings) = (bench.egress.clone(), bench.dispatch.clone());
-    Tools { store: store.clone(), egress, keys: bench.place.keys(), capture_fail_on: FailOn::default(), settings }
+    Tools {
+        store: store.clone(),
+        egress,
+        keys: bench.place.keys(),
+        capture_fail_on: FailOn::default(),
+        settings,
+        kpi: KpiSettings::default(),
+    }
 }
 
 /// A fresh database with a capture provider, through whose connections something has been delivered already: they are open, their statements prepared.
