@@ -5,15 +5,20 @@
 
 mod claim;
 mod deliveries;
+mod delivery_walk;
 mod duties;
 mod enqueue;
 mod expansion;
 mod health;
 mod idle;
 mod marks;
+mod notification_walk;
 mod notifications;
+mod operators;
 mod providers;
 mod settle;
+mod story;
+mod walk;
 
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
@@ -22,7 +27,10 @@ pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
+pub use operators::{AT_ONCE, Act, Acted};
 pub use settle::{Attempted, Place, Settled, Settlement};
+pub use story::{Provenance, Status, Story};
+pub use walk::{EXAMINED, Page, Position};
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
