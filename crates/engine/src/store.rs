@@ -5,6 +5,7 @@
 
 mod claim;
 mod deliveries;
+mod delivery_walk;
 mod duties;
 mod enqueue;
 mod expansion;
@@ -13,10 +14,14 @@ mod idle;
 mod inbox;
 mod kpis;
 mod marks;
+mod notification_walk;
 mod notifications;
+mod operators;
 mod providers;
 mod rollups;
 mod settle;
+mod story;
+mod walk;
 
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
@@ -28,7 +33,10 @@ pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHAN
 pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
+pub use operators::{AT_ONCE, Act, Acted};
 pub use settle::{Attempted, Place, Settled, Settlement};
+pub use story::{Provenance, Status, Story};
+pub use walk::{EXAMINED, Page, Position};
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -139,6 +139,20 @@ impl Cli {
 const STATES: [&str; 10] =
     ["pending", "sending", "retrying", "sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
 
+/// The number behind a tenant's name, if one was given.
+async fn tenant(store: &postcommit_engine::store::Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
+    let Some(name) = name else { return Ok(None) };
+    let known = store.tenant(name).await?;
+    known.map(Some).ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+}
+
+/// Tells a person where the list goes on.
+fn say_more(format: Format, more: Option<postcommit_engine::store::Position>) {
+    if let (Format::Text, Some(place)) = (format, more) {
+        crate::telemetry::say!("more: --before {place}");
+    }
+}
+
 /// The store, for commands that need nothing else.
 async fn store(settings: &Settings) -> Result<postcommit_engine::store::Store, Failure> {
     app::store(settings).await

@@ -47,6 +47,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0006_inbox.sql"),
         sqlite: include_str!("../../migrations/sqlite/0006_inbox.sql"),
     },
+    Migration {
+        version: 7,
+        name: "jobs",
+        postgres: include_str!("../../migrations/postgres/0007_jobs.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0007_jobs.sql"),
+    },
 ];
 
 /// Grants and roles, for `migrate --roles`.

@@ -1,11 +1,15 @@
-//! Deliveries, live and finished, their attempts, and what an operator does with them.
+//! Deliveries, live and finished, and their attempts.
+
+use std::time::Duration;
 
 use postcommit::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Store;
+use super::delivery_walk::DeliveryWalk;
 use super::notifications::readable;
+use super::walk::{Page, Position};
 use crate::db::{DbError, Row, Value};
 use crate::model::{DeliveryId, DeliveryKey};
 
@@ -79,97 +83,113 @@ pub struct AttemptRow {
     pub excerpt: Option<String>,
 }
 
-/// Which deliveries to list, newest first.
-#[derive(Debug, Clone, Default)]
+/// Which deliveries to list, newest first. As JSON it is what a job was asked to do: without tenant, place and page.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct DeliveryFilter {
-    /// Only this tenant's.
-    pub tenant: Option<String>,
-    /// Only in this state.
-    pub state: Option<String>,
+    /// Only this tenant's; none is every tenant's, for operations.
+    #[serde(skip)]
+    pub tenant: Option<i32>,
+    /// Only in one of these states; none is any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<String>,
     /// Only parked for this reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Only on this channel.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<String>,
     /// Only of this provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub provider: Option<String>,
     /// Only of this event type.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
     /// Only about this entity.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
+    /// Only from this site.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub site: Option<String>,
     /// Only of this notification.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub notification: Option<Uuid>,
-    /// Only of notifications older than this: the page after the one that ended there.
-    pub before: Option<Uuid>,
+    /// Only enqueued at this time or later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<Timestamp>,
+    /// Only with so many attempts in this round, or more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<i64>,
+    /// Only with this code of the last error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_code: Option<String>,
+    /// Only to exactly this address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// Only due for longer than this and not under way.
+    #[serde(skip)]
+    pub stuck: Option<Duration>,
+    /// The page after the one that ended there.
+    #[serde(skip)]
+    pub before: Option<Position>,
     /// At most so many.
+    #[serde(skip)]
     pub limit: i64,
+}
+
+impl DeliveryFilter {
+    /// All of one notification.
+    #[must_use]
+    pub fn of_notification(id: Uuid) -> Self {
+        // More targets than it may have recipients, each with a few addresses.
+        Self { notification: Some(id), limit: 10_000, ..Self::default() }
+    }
 }
 
 const COLUMNS: &str = "id, tenant, notification_id, n, event_type, entity, channel, provider, target, state, reason, attempts, next_attempt_at, error_code, last_error, provider_ref,
     created_at, sent_at, updated_at, unclear";
-
-/// The key without its tenant finds its row by the tenant table: small, and it keeps the tenant first in every index.
-const OF_KEY: &str = "tenant = $1 AND notification_id = $2 AND n = $3";
+const OF_ONE: &str = "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
 
 impl Store {
     /// A page of deliveries, newest first.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryRow>, DbError> {
-        let mut sql = format!("SELECT {COLUMNS} FROM postcommit.delivery WHERE notification_id < $1");
-        let mut parameters: Vec<Value> = vec![filter.before.unwrap_or(Uuid::max()).into()];
-        // The tenant leads every key: without it the history would be searched.
-        let of_notification = match filter.notification {
-            Some(id) => self.tenant_of(id).await?,
-            None => None,
-        };
-        let mut narrow = |column: &str, wanted: Option<Value>| {
-            if let Some(wanted) = wanted {
-                parameters.push(wanted);
-                sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
-            }
-        };
-        let texts = [
-            ("tenant", &filter.tenant),
-            ("state", &filter.state),
-            ("reason", &filter.reason),
-            ("channel", &filter.channel),
-            ("provider", &filter.provider),
-            ("event_type", &filter.event_type),
-            ("entity", &filter.entity),
-        ];
-        for (column, wanted) in texts {
-            narrow(column, wanted.as_deref().map(Value::from));
-        }
-        if let Some(id) = filter.notification {
-            let Some(tenant) = of_notification else { return Ok(vec![]) };
-            narrow("tenant_id", Some(tenant.into()));
-            narrow("notification_id", Some(id.into()));
-        }
-        parameters.push(filter.limit.into());
-        sql.push_str(&format!(" ORDER BY notification_id DESC, n LIMIT ${}", parameters.len()));
-        Ok(readable(self.db.query(&sql, parameters).await?.iter().map(listed)))
+    pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
+        let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
+        let page = self.walk(&walk, walk.start(), filter.limit).await?;
+        let rows = self.shown(&page.rows, COLUMNS, OF_ONE).await?;
+        Ok(Page { rows: readable(rows.iter().map(listed)), more: page.more })
     }
 
-    /// One delivery.
+    /// What is said to list a window of so many rows, for a test to look at the plans.
+    #[doc(hidden)]
+    pub async fn delivery_statements(&self, filter: &DeliveryFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
+        let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
+        self.statements(&walk, walk.start(), step, filter.limit).await
+    }
+
+    /// One delivery, whoever owns it, or only this tenant's.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn delivery_row(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
-        let Some(tenant) = self.tenant_of(id.notification).await? else { return Ok(None) };
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3");
+    pub async fn delivery_row(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
+        let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
+        let sql = format!("SELECT {COLUMNS} FROM {OF_ONE}");
         self.db.query(&sql, vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
     }
 
-    /// The store's key of a delivery, live or finished.
+    /// The store's key of a delivery, live or finished, whoever owns it, or only this tenant's.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn delivery_key(&self, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
-        let sql = "SELECT tenant FROM postcommit.delivery_queue WHERE notification_id = $1 AND n = $2 AND tenant IN (SELECT id FROM postcommit.tenant)
-            UNION ALL SELECT tenant FROM postcommit.delivery_ledger WHERE notification_id = $1 AND n = $2 AND tenant IN (SELECT id FROM postcommit.tenant)";
-        let rows = self.db.query(sql, vec![id.notification.into(), id.n.into()]).await?;
-        rows.first().map(|row| Ok(DeliveryKey { tenant: row.get(0)?, notification: id.notification, n: id.n })).transpose()
+    pub async fn delivery_key(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
+        let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
+        let key = DeliveryKey { tenant, notification: id.notification, n: id.n };
+        Ok(self.state_of(key).await?.map(|_| key))
     }
 
     /// The attempts of a notification's deliveries, in order.
@@ -192,77 +212,7 @@ impl Store {
             WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2 ORDER BY at, notification_id, n, seq LIMIT $3";
         self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt).collect()
     }
-
-    /// Sets a parked delivery back to pending with its counters reset; what was scheduled for later still is. What was sent is never sent again
-    /// by this. False when it was not parked.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        self.move_row(key, RETRY_POSTGRES, &RETRY_SQLITE).await
-    }
-
-    /// Ends a parked delivery for good; the row stays. False when it was not parked.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        let sql =
-            format!("UPDATE postcommit.delivery_ledger SET state = 'discarded', finished_at = {{now}} WHERE {OF_KEY} AND state = 'parked'");
-        Ok(self.db.execute_one(&sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await? > 0)
-    }
-
-    /// Takes back a delivery that is not under way. False when it is, or is over.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        self.move_row(key, CANCEL_POSTGRES, &CANCEL_SQLITE).await
-    }
-
-    /// Moves a row between queue and ledger. True when it was there to be moved.
-    async fn move_row(&self, key: DeliveryKey, postgres: &str, sqlite: &[&str]) -> Result<bool, DbError> {
-        let of_key = || vec![Value::from(key.tenant), key.notification.into(), key.n.into()];
-        let statements = if self.db.kind() == "postgres" { &[postgres][..] } else { sqlite };
-        let touched = self.db.execute(statements.iter().map(|sql| ((*sql).to_owned(), of_key())).collect()).await?;
-        Ok(touched.first().is_some_and(|rows| *rows > 0))
-    }
 }
-
-/// What leaves one table enters the other in the same statement: two statements would see two states of a row that others move as well, and lose it.
-const RETRY_POSTGRES: &str = "
-    WITH gone AS (
-      DELETE FROM postcommit.delivery_ledger WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND state = 'parked' RETURNING *
-    ), heard AS (
-      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
-    )
-    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN 0 ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
-    FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
-    LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane";
-/// SQLite's transaction lets nobody in between. Every statement takes the same parameters.
-const RETRY_SQLITE: [&str; 3] = [
-    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
-     FROM postcommit_delivery_ledger l JOIN postcommit_notification note ON note.tenant = l.tenant AND note.id = l.notification_id
-     LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
-     WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked'",
-    "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
-    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
-     AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
-];
-const CANCEL_POSTGRES: &str = "
-    WITH gone AS (
-      DELETE FROM postcommit.delivery_queue WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token IS NULL RETURNING *
-    )
-    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
-    SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, clock_timestamp() FROM gone";
-const CANCEL_SQLITE: [&str; 2] = [
-    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
-     SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, {now}
-     FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
-    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
-];
 
 /// Enough of an address to recognise it, not enough to use it.
 #[must_use]

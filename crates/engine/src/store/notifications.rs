@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use postcommit::Timestamp;
 use serde::Serialize;
@@ -9,6 +10,8 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::Store;
+use super::notification_walk::NotificationWalk;
+use super::walk::{Page, Position};
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::StoredNotification;
 
@@ -57,18 +60,36 @@ pub struct Conflict {
 /// Which notifications to list, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct NotificationFilter {
-    /// Only this tenant's.
-    pub tenant: Option<String>,
+    /// Only this tenant's; none is every tenant's, for operations.
+    pub tenant: Option<i32>,
     /// Only in this status.
     pub status: Option<String>,
     /// Only of this event type.
     pub event_type: Option<String>,
     /// Only about this entity.
     pub entity: Option<String>,
+    /// Only from this site.
+    pub site: Option<String>,
+    /// Only to this list.
+    pub list: Option<String>,
     /// Only the one that holds this key, in each tenant.
     pub idempotency_key: Option<String>,
-    /// Only older than this id: the page after the one that ended there.
-    pub before: Option<Uuid>,
+    /// Only with a delivery on this channel, or asking for it.
+    pub channel: Option<String>,
+    /// Only of this priority.
+    pub priority: Option<i16>,
+    /// Only enqueued at this time or later.
+    pub from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    pub to: Option<Timestamp>,
+    /// Only with a delivery that has been due for longer than this and is not under way.
+    pub stuck: Option<Duration>,
+    /// Only with so many attempts of all its deliveries, or more.
+    pub attempts: Option<i64>,
+    /// Only with each of these words in the title, in any case; at most 8, more are not looked at.
+    pub words: Vec<String>,
+    /// The page after the one that ended there.
+    pub before: Option<Position>,
     /// At most so many.
     pub limit: i64,
 }
@@ -98,6 +119,9 @@ static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let columns = COLUMNS.replace("{gathered}", GATHERED_SQLITE);
     sqlite::dialect(&format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"))
 });
+/// What a list shows of one.
+const SHOWN: &str = "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title";
+const OF_ONE: &str = "postcommit.notification_status WHERE tenant_id = $1 AND id = $2";
 const GATHERED_SQLITE: &str = "group_concat(c.n, ',')";
 
 impl Store {
@@ -137,40 +161,40 @@ impl Store {
     ///
     /// # Errors
     /// As the database says.
-    pub async fn notification(&self, tenant: Option<&str>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
-        let sql = format!(
-            "SELECT {} FROM {TABLES} WHERE note.id = $1 AND note.tenant IN (SELECT id FROM postcommit.tenant) AND ($2 = '' OR t.name = $2)",
-            self.columns()
-        );
-        let rows = self.db.query(&sql, vec![id.into(), tenant.unwrap_or("").into()]).await?;
+    pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
+        let Some(tenant) = self.owner(tenant, id).await? else { return Ok(None) };
+        let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
+        let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
         rows.into_iter().next().map(|mut row| stored(&mut row, 0)).transpose()
     }
 
-    /// A page of notifications with their status, newest first.
+    /// A page of notifications with their status, newest first. What the title must say is looked for in a bounded part of the history at a time: see [`Page::more`].
     ///
     /// # Errors
     /// As the database says.
-    pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Vec<NotificationRow>, DbError> {
-        let before = filter.before.unwrap_or(Uuid::max());
-        let mut sql = "SELECT id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title
-            FROM postcommit.notification_status WHERE id < $1"
-            .to_owned();
-        let mut parameters: Vec<Value> = vec![before.into()];
-        for (column, wanted) in [
-            ("tenant", &filter.tenant),
-            ("status", &filter.status),
-            ("event_type", &filter.event_type),
-            ("entity", &filter.entity),
-            ("idempotency_key", &filter.idempotency_key),
-        ] {
-            if let Some(wanted) = wanted {
-                parameters.push(wanted.as_str().into());
-                sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
-            }
-        }
-        parameters.push(filter.limit.into());
-        sql.push_str(&format!(" ORDER BY id DESC LIMIT ${}", parameters.len()));
-        Ok(readable(self.db.query(&sql, parameters).await?.iter().map(listed)))
+    pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Page<NotificationRow>, DbError> {
+        let walk = self.notification_walk(filter).await?;
+        let page = self.walk(&walk, walk.start(), filter.limit).await?;
+        let rows = self.shown(&page.rows, SHOWN, OF_ONE).await?;
+        Ok(Page { rows: readable(rows.iter().map(listed)), more: page.more })
+    }
+
+    async fn notification_walk<'a>(&self, filter: &'a NotificationFilter) -> Result<NotificationWalk<'a>, DbError> {
+        Ok(NotificationWalk::new(filter, self.stuck_since(filter.stuck).await?, self.dialect()))
+    }
+
+    /// What was due before this is stuck now.
+    pub(super) async fn stuck_since(&self, stuck: Option<Duration>) -> Result<Option<Timestamp>, DbError> {
+        let Some(stuck) = stuck else { return Ok(None) };
+        let micros = i64::try_from(stuck.as_micros()).unwrap_or(i64::MAX);
+        Ok(Some(Timestamp::from_micros(self.now().await?.as_micros().saturating_sub(micros).max(0))))
+    }
+
+    /// What is said to list a window of so many rows, for a test to look at the plans.
+    #[doc(hidden)]
+    pub async fn notification_statements(&self, filter: &NotificationFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
+        let walk = self.notification_walk(filter).await?;
+        self.statements(&walk, walk.start(), step, filter.limit).await
     }
 
     /// The status of one notification.
@@ -178,10 +202,13 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn notification_row(&self, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
-        let sql = "SELECT id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title
-            FROM postcommit.notification_status WHERE tenant_id = $1 AND id = $2";
         let Some(tenant) = self.tenant_of(id).await? else { return Ok(None) };
-        self.db.query(sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
+        self.notification_row_of(tenant, id).await
+    }
+
+    pub(super) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
+        let sql = format!("SELECT {SHOWN} FROM {OF_ONE}");
+        self.db.query(&sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
     /// What was refused because this notification holds the key.
@@ -220,6 +247,11 @@ impl Store {
         let sql = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
         self.db.execute_one(sql, vec![name.into()]).await?;
         self.tenant(name).await?.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))
+    }
+
+    /// The tenant asked for, or whoever owns the notification.
+    pub(super) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
+        if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
     }
 
     /// Who owns a notification.

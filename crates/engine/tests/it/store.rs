@@ -200,7 +200,7 @@ on_both! {
         let mut again = settlement(&held, Finish::Again { at, counted: true }, "unclear");
         again.code = Some("timeout".into());
         world.store.settle(vec![again]).await.unwrap();
-        let row = world.another_store().await.delivery_row(world.key(id, 1).id()).await.unwrap().unwrap();
+        let row = world.another_store().await.delivery_row(None, world.key(id, 1).id()).await.unwrap().unwrap();
         assert_eq!((row.state.as_str(), row.attempts, row.next_attempt_at, row.error_code.as_deref()), ("retrying", 1, Some(at), Some("timeout")));
         world.make_due().await;
         let retried = claim(&world.store, lane, 1).await.remove(0);

@@ -167,10 +167,7 @@ impl World {
     }
 
     pub async fn deliveries(&self, notification: Uuid) -> Vec<DeliveryRow> {
-        self.store
-            .delivery_rows(&DeliveryFilter { notification: Some(notification), limit: 1000, ..DeliveryFilter::default() })
-            .await
-            .unwrap()
+        self.store.delivery_rows(&DeliveryFilter::of_notification(notification)).await.unwrap().rows
     }
 
     pub async fn delivery(&self, notification: Uuid) -> DeliveryRow {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
 use postcommit_engine::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Store};
+use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Position, Store};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -67,9 +67,9 @@ pub struct List {
     entity: Option<String>,
     #[arg(long, value_name = "ID")]
     notification: Option<Uuid>,
-    /// Only of notifications older than this id
-    #[arg(long, value_name = "ID")]
-    before: Option<Uuid>,
+    /// The page after this place; a notification's id is the place behind it
+    #[arg(long, value_name = "PLACE")]
+    before: Option<Position>,
     /// 1 to 200
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
     limit: i64,
@@ -102,8 +102,8 @@ impl Deliveries {
 impl List {
     async fn run(&self, format: Format, store: &Store) -> Done {
         let filter = DeliveryFilter {
-            tenant: self.tenant.clone(),
-            state: self.state.clone(),
+            tenant: super::tenant(store, self.tenant.as_deref()).await?,
+            states: self.state.iter().cloned().collect(),
             reason: self.reason.clone(),
             channel: self.channel.clone(),
             provider: self.provider.clone(),
@@ -112,11 +112,12 @@ impl List {
             notification: self.notification,
             before: self.before,
             limit: self.limit,
+            ..DeliveryFilter::default()
         };
-        let rows = store.delivery_rows(&filter).await?;
+        let page = store.delivery_rows(&filter).await?;
         output::list(
             format,
-            &rows,
+            &page.rows,
             &[
                 ("id", |r: &DeliveryRow| r.id.clone()),
                 ("updated", |r| output::seconds(r.updated_at)),
@@ -129,6 +130,7 @@ impl List {
                 ("error", |r| or_dash(&r.error_code)),
             ],
         );
+        super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
 }
@@ -138,8 +140,8 @@ fn missing(id: DeliveryId) -> Failure {
 }
 
 async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
-    let row = store.delivery_row(id).await?.ok_or_else(|| missing(id))?;
-    let key = store.delivery_key(id).await?.ok_or_else(|| missing(id))?;
+    let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
+    let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
     let text = |_: &serde_json::Value| {
         let fields = serde_json::to_value(&row).unwrap_or_default();
@@ -163,14 +165,14 @@ async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, don
     let mut results = Vec::new();
     let mut worst = (0, Exit::Ok);
     for id in ids {
-        let key = store.delivery_key(*id).await?;
+        let key = store.delivery_key(None, *id).await?;
         let worked = match key {
             Some(key) => act(store, key, verb).await?,
             None => false,
         };
         if !worked {
             worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
-            match store.delivery_row(*id).await? {
+            match store.delivery_row(None, *id).await? {
                 Some(row) => say!("postcommit: {id} is {}: {why_not}", row.state),
                 None => say!("postcommit: {id}: there is no such delivery"),
             }

@@ -162,8 +162,7 @@ impl Enqueue {
 /// What an unfinished notification waits for.
 async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     let now = store.now().await?;
-    let filter = DeliveryFilter { notification: Some(id), limit: 1000, ..DeliveryFilter::default() };
-    let waiting = store.delivery_rows(&filter).await?.into_iter().find(|d| d.next_attempt_at.is_some());
+    let waiting = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows.into_iter().find(|d| d.next_attempt_at.is_some());
     let Some(waiting) = waiting else { return Ok("it is being settled".into()) };
     let lane = store.providers().await?.into_iter().find(|p| Some(&p.name) == waiting.provider.as_ref());
     Ok(match (lane.and_then(|lane| lane.paused), waiting.next_attempt_at) {

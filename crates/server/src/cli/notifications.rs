@@ -1,13 +1,11 @@
 //! `postcommit notifications`.
 
 use clap::{Args, Subcommand};
-use postcommit_engine::store::{AttemptRow, Conflict, DeliveryFilter, DeliveryRow, NotificationFilter, NotificationRow, Store, masked};
-use serde::Serialize;
+use postcommit_engine::store::{AttemptRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
 use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
-use crate::telemetry::say;
 
 #[derive(Debug, Subcommand)]
 pub enum Notifications {
@@ -35,9 +33,9 @@ pub struct List {
     /// The one that holds this idempotency key
     #[arg(long)]
     key: Option<String>,
-    /// The page after this id
-    #[arg(long, value_name = "ID")]
-    before: Option<Uuid>,
+    /// The page after this place; a notification's id is the place behind it
+    #[arg(long, value_name = "PLACE")]
+    before: Option<Position>,
     /// 1 to 200
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
     limit: i64,
@@ -56,18 +54,19 @@ impl Notifications {
 impl List {
     async fn run(&self, format: Format, store: &Store) -> Done {
         let filter = NotificationFilter {
-            tenant: self.tenant.clone(),
+            tenant: super::tenant(store, self.tenant.as_deref()).await?,
             status: self.status.clone(),
             event_type: self.event_type.clone(),
             entity: self.entity.clone(),
             idempotency_key: self.key.clone(),
             before: self.before,
             limit: self.limit,
+            ..NotificationFilter::default()
         };
-        let rows = store.notification_rows(&filter).await?;
+        let page = store.notification_rows(&filter).await?;
         output::list(
             format,
-            &rows,
+            &page.rows,
             &[
                 ("id", |r: &NotificationRow| r.id.to_string()),
                 ("created", |r| output::seconds(r.created_at)),
@@ -78,46 +77,16 @@ impl List {
                 ("last error", |r| r.last_error.as_deref().map_or("-", |e| e.split(':').next().unwrap_or(e)).to_owned()),
             ],
         );
-        if let (Format::Text, Some(last), true) = (format, rows.last(), i64::try_from(rows.len()) == Ok(self.limit)) {
-            say!("more: --before {}", last.id);
-        }
+        super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
-}
-
-/// The full story of one notification.
-#[derive(Serialize)]
-struct Story {
-    #[serde(flatten)]
-    notification: postcommit_engine::model::StoredNotification,
-    status: String,
-    deliveries: Vec<DeliveryRow>,
-    attempts: Vec<AttemptRow>,
-    conflicts: Vec<Conflict>,
 }
 
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
     let missing = || Failure::new(Exit::NotFound, format!("there is no notification {id}"));
-    let mut notification = store.notification(None, id).await?.ok_or_else(missing)?;
-    mask(&mut notification.recipients);
-    let row = store.notification_row(id).await?.ok_or_else(missing)?;
-    let deliveries = store.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 1000, ..DeliveryFilter::default() }).await?;
-    let attempts = store.attempts(notification.tenant, id).await?;
-    let conflicts = store.conflicts(notification.tenant, id).await?;
-    output::one(format, &Story { notification, status: row.status, deliveries, attempts, conflicts }, text);
+    output::one(format, &store.story(None, id).await?.ok_or_else(missing)?, text);
     Ok(Exit::Ok)
-}
-
-/// Addresses are recognisable in what is shown, not usable.
-fn mask(recipients: &mut serde_json::Value) {
-    for entry in recipients.as_array_mut().into_iter().flatten() {
-        for (kind, value) in entry.as_object_mut().into_iter().flatten() {
-            if let (false, Some(address)) = (["user", "list", "provider"].contains(&kind.as_str()), value.as_str()) {
-                *value = masked(address).into();
-            }
-        }
-    }
 }
 
 fn text(story: &Story) -> String {

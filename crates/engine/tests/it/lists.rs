@@ -1,0 +1,260 @@
+//! Lists over a long history: what they find, in which order, and that they look at a bounded part of it. Nothing here is timed.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_engine::store::{DeliveryFilter, NotificationFilter, NotificationRow, Page, Store};
+use serde_json::json;
+use uuid::Uuid;
+
+fn all() -> NotificationFilter {
+    NotificationFilter { limit: 50, ..NotificationFilter::default() }
+}
+
+fn deliveries() -> DeliveryFilter {
+    DeliveryFilter { limit: 50, ..DeliveryFilter::default() }
+}
+
+/// Walks to the end, page by page, and returns what was found with the number of pages.
+async fn pages(store: &Store, filter: &NotificationFilter) -> (Vec<NotificationRow>, usize) {
+    let (mut filter, mut rows, mut pages) = (filter.clone(), Vec::new(), 0);
+    loop {
+        let page: Page<NotificationRow> = store.notification_rows(&filter).await.unwrap();
+        rows.extend(page.rows);
+        pages += 1;
+        match page.more {
+            Some(place) => filter.before = Some(place),
+            None => return (rows, pages),
+        }
+    }
+}
+
+async fn delivery_ids(store: &Store, filter: &DeliveryFilter) -> Vec<String> {
+    let (mut filter, mut ids) = (filter.clone(), Vec::new());
+    loop {
+        let page = store.delivery_rows(&filter).await.unwrap();
+        ids.extend(page.rows.into_iter().map(|row| format!("{} {}", row.tenant, row.id)));
+        match page.more {
+            Some(place) => filter.before = Some(place),
+            None => return ids,
+        }
+    }
+}
+
+/// In the order of the list: two that were enqueued in the same millisecond may come in any.
+fn newest_first(mut ids: Vec<Uuid>) -> Vec<Uuid> {
+    ids.sort_by(|x, y| y.cmp(x));
+    ids
+}
+
+/// The same for deliveries, by tenant and id.
+fn in_order(mut names: Vec<String>) -> Vec<String> {
+    let place = |name: &String| {
+        let (id, n) = name.rsplit(' ').next().unwrap().split_once('.').unwrap();
+        (std::cmp::Reverse(id.to_owned()), n.parse::<i32>().unwrap())
+    };
+    names.sort_by_key(place);
+    names
+}
+
+fn ids(rows: &[NotificationRow]) -> Vec<Uuid> {
+    rows.iter().map(|row| row.id).collect()
+}
+
+on_both! {
+    async fn every_filter_of_notifications_finds_what_it_says(world) {
+        world.capture(json!({"fail_on": "permanent=b"})).await;
+        let a = world.enqueue("a", json!({"entity": "e1", "title": "Your Order is ready", "idempotency_key": "ka", "source": {"site": "s1"}})).await;
+        let b = world.enqueue("b", json!({"entity": "e1", "title": "100%_order*", "priority": 9, "source": {"site": "s2"}})).await;
+        let c = world.enqueue("c", json!({"entity": "e2", "due_at": "2099-01-01T00:00:00Z", "recipients": [{"list": "guests"}], "channels": ["email"]})).await;
+        world.pass().await;
+        let find = async |filter: NotificationFilter| ids(&pages(&world.store, &filter).await.0);
+        let text = |value: &str| Some(value.to_owned());
+        let words = |words: &[&str]| NotificationFilter { words: words.iter().map(|&word| word.to_owned()).collect(), ..all() };
+                for (filter, expected) in [
+            (NotificationFilter { tenant: Some(world.tenant), ..all() }, vec![c, b, a]),
+            (NotificationFilter { tenant: Some(world.tenant + 1), ..all() }, vec![]),
+            (NotificationFilter { status: text("sent"), ..all() }, vec![a]),
+            (NotificationFilter { status: text("parked"), ..all() }, vec![b]),
+            (NotificationFilter { status: text("pending"), ..all() }, vec![c]),
+            (NotificationFilter { status: text("retrying"), ..all() }, vec![]),
+            (NotificationFilter { event_type: text("b"), ..all() }, vec![b]),
+            (NotificationFilter { entity: text("e1"), ..all() }, vec![b, a]),
+            (NotificationFilter { entity: text("e1"), site: text("s2"), ..all() }, vec![b]),
+            (NotificationFilter { site: text("s1"), ..all() }, vec![a]),
+            (NotificationFilter { list: text("guests"), ..all() }, vec![c]),
+            (NotificationFilter { list: text("guest"), ..all() }, vec![]),
+            (NotificationFilter { idempotency_key: text("ka"), ..all() }, vec![a]),
+            (NotificationFilter { idempotency_key: text("none"), ..all() }, vec![]),
+            (NotificationFilter { channel: text("email"), ..all() }, vec![c, b, a]),
+            (NotificationFilter { channel: text("sms"), ..all() }, vec![]),
+            (NotificationFilter { priority: Some(9), ..all() }, vec![b]),
+            (NotificationFilter { attempts: Some(1), ..all() }, vec![b, a]),
+            (NotificationFilter { attempts: Some(2), ..all() }, vec![]),
+            (words(&["ORDER"]), vec![b, a]),
+            (words(&["order", "ready"]), vec![a]),
+            (words(&["%_"]), vec![b]),
+            (words(&["order*"]), vec![b]),
+            (words(&["or%er"]), vec![]),
+        ] {
+            assert_eq!(find(filter.clone()).await, newest_first(expected), "{filter:?}");
+        }
+    }
+
+    async fn c16_operations_list_all_tenants_by_status_tenant_and_date_range_in_pages(world) {
+        world.capture(json!({"fail_on": "permanent=bad"})).await;
+        let mut expected = Vec::new();
+        for i in 0..12 {
+            let tenant = ["default", "north", "south"][i % 3];
+            expected.push((tenant, world.enqueue(if i % 2 == 0 { "bad" } else { "good" }, json!({"tenant": tenant})).await));
+        }
+        world.pass().await;
+        expected.reverse();
+        let page_of = |limit| NotificationFilter { limit, ..NotificationFilter::default() };
+        let (rows, _) = pages(&world.store, &page_of(5)).await;
+        assert_eq!(ids(&rows), newest_first(ids(&rows)));
+        let mut found: Vec<_> = rows.iter().map(|row| (row.tenant.as_str(), row.id)).collect();
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected, "each once, none left out");
+        let north = world.store.tenant("north").await.unwrap();
+        let (rows, _) = pages(&world.store, &NotificationFilter { tenant: north, ..page_of(3) }).await;
+        assert!(rows.len() == 4 && rows.iter().all(|row| row.tenant == "north"));
+        // Only the tenant `default` has a provider: the others are parked, every one.
+        let (rows, _) = pages(&world.store, &NotificationFilter { status: Some("sent".into()), ..page_of(3) }).await;
+        assert!(rows.len() == 2 && rows.iter().all(|row| row.tenant == "default" && row.event_type == "good"), "{rows:?}");
+        let (parked, _) = pages(&world.store, &NotificationFilter { status: Some("parked".into()), ..page_of(3) }).await;
+        assert_eq!(parked.len(), 10);
+        let now = world.store.now().await.unwrap();
+        let (past, future) = (Timestamp::from_micros(now.as_micros() - 3_600_000_000), now.plus(Duration::from_secs(60)));
+        for (from, to, count) in [(Some(past), Some(future), 12), (Some(future), None, 0), (None, Some(past), 0), (Some(past), None, 12)] {
+            assert_eq!(pages(&world.store, &NotificationFilter { from, to, ..page_of(5) }).await.0.len(), count);
+        }
+    }
+
+    async fn b7_dead_letters_are_listed_by_what_is_known_of_them(world) {
+        world.capture(json!({"fail_on": "permanent=p,transient=t"})).await;
+        let both = json!([{"email": "a@example.com"}, {"email": "b@example.com"}]);
+        let parked = world.enqueue("p", json!({"recipients": both, "entity": "e", "source": {"site": "s"}})).await;
+        let waiting = world.enqueue("t", json!({})).await;
+        let sent = world.enqueue("ok", json!({"entity": "e"})).await;
+        let later = world.enqueue("ok", json!({"entity": "e", "due_at": "2099-01-01T00:00:00Z"})).await;
+        world.pass().await;
+        let name = |id: Uuid, n: i32| format!("default {id}.{n}");
+        let text = |value: &str| Some(value.to_owned());
+        let states = |states: &[&str]| DeliveryFilter { states: states.iter().map(|&state| state.to_owned()).collect(), ..deliveries() };
+        let everything = vec![name(later, 0), name(sent, 1), name(waiting, 1), name(parked, 1), name(parked, 2)];
+        for (filter, expected) in [
+            (deliveries(), everything.clone()),
+            (DeliveryFilter { limit: 1, ..deliveries() }, everything.clone()),
+            (DeliveryFilter { tenant: Some(world.tenant), limit: 2, ..deliveries() }, everything),
+            (states(&["parked"]), vec![name(parked, 1), name(parked, 2)]),
+            (states(&["parked", "sent"]), vec![name(sent, 1), name(parked, 1), name(parked, 2)]),
+            (states(&["parked", "retrying"]), vec![name(waiting, 1), name(parked, 1), name(parked, 2)]),
+            (states(&["pending"]), vec![name(later, 0)]),
+            (states(&["nonsense"]), vec![]),
+            (DeliveryFilter { reason: text("rejected"), ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { target: text("b@example.com"), ..deliveries() }, vec![name(parked, 2)]),
+            (DeliveryFilter { target: text("b@example"), ..deliveries() }, vec![]),
+            (DeliveryFilter { event_type: text("t"), ..deliveries() }, vec![name(waiting, 1)]),
+            (DeliveryFilter { entity: text("e"), ..deliveries() }, vec![name(later, 0), name(sent, 1), name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { entity: text("e"), limit: 1, ..states(&["parked"]) }, vec![name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { site: text("s"), ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { notification: Some(parked), limit: 1, ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { provider: text("capture"), ..deliveries() }, vec![name(sent, 1), name(waiting, 1), name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { provider: text("none"), ..deliveries() }, vec![]),
+            (DeliveryFilter { attempts: Some(1), channel: text("email"), ..states(&["sent", "retrying"]) }, vec![name(sent, 1), name(waiting, 1)]),
+        ] {
+            assert_eq!(delivery_ids(&world.store, &filter).await, in_order(expected), "{filter:?}");
+        }
+        let code = world.store.delivery_rows(&states(&["parked"])).await.unwrap().rows[0].error_code.clone();
+        assert_eq!(delivery_ids(&world.store, &DeliveryFilter { error_code: code, ..deliveries() }).await.len(), 2);
+        let shown = world.store.delivery_rows(&DeliveryFilter { target: text("b@example.com"), ..deliveries() }).await.unwrap().rows;
+        assert_eq!(shown[0].target.as_deref(), Some("b…@example.com"), "found by the address, shown masked");
+    }
+
+    async fn what_has_been_due_for_long_is_stuck_and_what_is_scheduled_is_not(world) {
+        let stuck = world.enqueue("a", json!({})).await;
+        let under_way = world.enqueue("a", json!({})).await;
+        world.enqueue("a", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
+        world.enqueue("a", json!({})).await;
+        let past = Timestamp::from_micros(1_000_000);
+        world.execute("UPDATE postcommit.delivery_queue SET due_at = $1 WHERE notification_id IN ($2, $3)", vec![past.into(), stuck.into(), under_way.into()]).await;
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} WHERE notification_id = $2", vec![Uuid::new_v4().into(), under_way.into()]).await;
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(ids(&pages(&world.store, &NotificationFilter { stuck: hour, ..all() }).await.0), [stuck]);
+        assert_eq!(delivery_ids(&world.store, &DeliveryFilter { stuck: hour, ..deliveries() }).await, [format!("default {stuck}.0")]);
+    }
+
+    async fn one_id_in_two_tenants_is_two_rows_on_two_pages(world) {
+        let other = world.store.tenant_or_new("other").await.unwrap();
+        let id = world.enqueue("a", json!({})).await;
+        for (table, own) in [("notification", "id"), ("delivery_queue", "notification_id")] {
+            let columns = match table {
+                "notification" => "event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at, created_at, id",
+                _ => "n, lane, priority, due_at, notification_id",
+            };
+            world.execute(&format!("INSERT INTO postcommit.{table} (tenant, {columns}) SELECT {other}, {columns} FROM postcommit.{table} WHERE {own} = $1"), vec![id.into()]).await;
+        }
+        let (rows, _) = pages(&world.store, &NotificationFilter { limit: 1, ..all() }).await;
+        assert_eq!(rows.iter().map(|row| (row.tenant.as_str(), row.id)).collect::<Vec<_>>(), [("other", id), ("default", id)]);
+        assert_eq!(delivery_ids(&world.store, &DeliveryFilter { limit: 1, ..deliveries() }).await, [format!("other {id}.0"), format!("default {id}.0")]);
+    }
+
+    async fn e3_and_e13_the_status_says_state_retries_error_times_and_where_it_came_from(world) {
+        world.capture(json!({"fail_on": "transient=t,permanent=p"})).await;
+        let source = json!({"site": "plant-7", "instance": "i-1", "script": "night.py", "rule": "r9", "enqueued_at": "2026-01-02T03:04:05+02:00"});
+        let ok = world.enqueue("a", json!({"source": source})).await;
+        let failing = world.enqueue("t", json!({})).await;
+        let parked = world.enqueue("p", json!({})).await;
+        world.pass().await;
+        world.make_due().await;
+        world.pass().await;
+        let status = async |id| world.store.status(Some(world.tenant), id).await.unwrap().unwrap();
+        let stood = status(ok).await;
+        assert_eq!((stood.state.as_str(), stood.retries, stood.last_error.as_deref()), ("sent", 0, None));
+        assert!(stood.delivered_at >= stood.source.received_at);
+        assert_eq!(stood.source.site.as_deref(), Some("plant-7"));
+        assert_eq!((stood.source.instance.as_deref(), stood.source.script.as_deref(), stood.source.rule.as_deref()), (Some("i-1"), Some("night.py"), Some("r9")));
+        let shown = serde_json::to_value(&stood).unwrap();
+        assert_eq!((&shown["enqueued_at"], &shown["source"]["enqueued_at"]), (&json!("2026-01-02T01:04:05Z"), &json!("2026-01-02T01:04:05Z")), "UTC");
+        let stood = status(failing).await;
+        assert_eq!((stood.state.as_str(), stood.retries, stood.delivered_at), ("retrying", 1, None));
+        assert!(stood.last_error.is_some() && stood.next_attempt_at.is_some());
+        assert_eq!(Some(stood.enqueued_at), stood.source.received_at, "it came from no site");
+        assert_eq!(status(parked).await.delivered_at, None);
+        assert!(world.store.status(Some(world.tenant + 1), ok).await.unwrap().is_none(), "another tenant's is none");
+        assert!(world.store.status(None, Uuid::nil()).await.unwrap().is_none());
+    }
+
+    async fn b7_a_dead_letter_s_full_story_is_told_in_order(world) {
+        world.capture(json!({"fail_on": "permanent=p"})).await;
+        let id = world.enqueue("p", json!({"idempotency_key": "k", "recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}]})).await;
+        world.pass().await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        world.enqueue("p", json!({"idempotency_key": "k", "title": "other"})).await;
+        let story = world.store.story(Some(world.tenant), id).await.unwrap().unwrap();
+        assert_eq!((story.status.as_str(), story.deliveries.len(), story.attempts.len(), story.conflicts.len()), ("parked", 2, 3, 1));
+        assert!(story.attempts.is_sorted_by_key(|attempt| attempt.at));
+        assert_eq!(story.attempts[2].delivery, format!("{id}.1"));
+        assert_eq!(story.notification.recipients[0]["email"], "a…@example.com");
+        assert!(world.store.story(Some(world.tenant + 1), id).await.unwrap().is_none());
+    }
+
+    async fn c10_everything_for_an_entity_newest_first_with_what_is_scheduled(world) {
+        world.capture(json!({})).await;
+        let sent = world.enqueue("a", json!({"entity": "b1"})).await;
+        let later = world.enqueue("reminder", json!({"entity": "b1", "due_at": "2099-01-01T00:00:00Z"})).await;
+        world.enqueue("a", json!({"entity": "b2"})).await;
+        world.enqueue("a", json!({"entity": "b1", "tenant": "other"})).await;
+        world.pass().await;
+        let first = world.store.entity_rows(world.tenant, "b1", None, 1).await.unwrap();
+        let rest = world.store.entity_rows(world.tenant, "b1", first.more, 5).await.unwrap();
+        assert_eq!((first.rows.len(), rest.rows.len(), rest.more), (1, 1, None));
+        let rows = [&first.rows[0], &rest.rows[0]];
+        assert_eq!(rows.map(|row| row.notification_id).to_vec(), newest_first(vec![sent, later]));
+        let scheduled = rows.iter().find(|row| row.notification_id == later).unwrap();
+        assert_eq!((scheduled.state.as_str(), scheduled.next_attempt_at.unwrap().to_string().as_str()), ("pending", "2099-01-01T00:00:00Z"));
+    }
+}
