@@ -8,6 +8,7 @@ use crate::db::DbError;
 use crate::store::Store;
 
 const DAY: Duration = Duration::from_secs(86_400);
+const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(600);
 
 /// Does what is due of all duties. Returns what was done, for people.
@@ -23,6 +24,10 @@ pub async fn run_once(store: &Store) -> Result<Vec<String>, DbError> {
     if store.take_duty("strays", LOOK).await? {
         let moved = or_give_back(store, "strays", store.reroute_strays_once().await).await?;
         done.push(format!("rerouted {moved} deliveries whose provider is gone"));
+    }
+    if store.take_duty("sessions", HOUR).await? {
+        let purged = or_give_back(store, "sessions", store.purge_sessions_once().await).await?;
+        done.push(format!("forgot {purged} sessions and login links that were over"));
     }
     Ok(done)
 }

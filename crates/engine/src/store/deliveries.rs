@@ -4,8 +4,8 @@ use postcommit::Timestamp;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::Store;
 use super::notifications::readable;
+use super::{AuditEntry, Store};
 use crate::db::{DbError, Row, Value};
 use crate::model::{DeliveryId, DeliveryKey};
 
@@ -199,7 +199,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        self.move_row(key, RETRY_POSTGRES, &RETRY_SQLITE).await
+        self.move_row(key, RETRY_POSTGRES, &RETRY_SQLITE, "delivery.retry").await
     }
 
     /// Ends a parked delivery for good; the row stays. False when it was not parked.
@@ -209,7 +209,8 @@ impl Store {
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
         let sql =
             format!("UPDATE postcommit.delivery_ledger SET state = 'discarded', finished_at = {{now}} WHERE {OF_KEY} AND state = 'parked'");
-        Ok(self.db.execute_one(&sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await? > 0)
+        let entry = AuditEntry::new(key.tenant, "delivery.discard", key.id().to_string());
+        self.change(&sql, vec![key.tenant.into(), key.notification.into(), key.n.into()], entry).await
     }
 
     /// Takes back a delivery that is not under way. False when it is, or is over.
@@ -217,15 +218,15 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        self.move_row(key, CANCEL_POSTGRES, &CANCEL_SQLITE).await
+        self.move_row(key, CANCEL_POSTGRES, &CANCEL_SQLITE, "delivery.cancel").await
     }
 
-    /// Moves a row between queue and ledger. True when it was there to be moved.
-    async fn move_row(&self, key: DeliveryKey, postgres: &str, sqlite: &[&str]) -> Result<bool, DbError> {
+    /// Moves a row between queue and ledger. True when it was there to be moved: the first statement tells.
+    async fn move_row(&self, key: DeliveryKey, postgres: &str, sqlite: &[&str], action: &'static str) -> Result<bool, DbError> {
         let of_key = || vec![Value::from(key.tenant), key.notification.into(), key.n.into()];
         let statements = if self.db.kind() == "postgres" { &[postgres][..] } else { sqlite };
-        let touched = self.db.execute(statements.iter().map(|sql| ((*sql).to_owned(), of_key())).collect()).await?;
-        Ok(touched.first().is_some_and(|rows| *rows > 0))
+        let statements = statements.iter().map(|sql| ((*sql).to_owned(), of_key())).collect();
+        self.change_all(statements, 0, AuditEntry::new(key.tenant, action, key.id().to_string())).await
     }
 }
 

@@ -5,10 +5,13 @@
 mod world;
 
 mod at_once;
+mod audit;
 mod dispatch;
 mod egress;
 mod enqueue;
 mod instructions;
+mod isolation;
+mod keys;
 mod lost;
 mod lost_again;
 mod marks;
@@ -17,8 +20,10 @@ mod operators;
 mod planner;
 mod routing;
 mod schema;
+mod sessions;
 mod settle;
 mod store;
+mod tenants;
 mod tidy;
 mod trips;
 mod upgrade;
