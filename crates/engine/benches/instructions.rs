@@ -120,6 +120,7 @@ fn provider(id: i32, name: &str, channel: &str) -> Provider {
         is_default: true,
         enabled: true,
         paused: None,
+        suspended: false,
         not_before: None,
         revision: 1,
     }

@@ -1,6 +1,7 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
 mod client;
+mod isolation;
 mod migrate;
 pub mod postgres;
 pub mod sqlite;
@@ -57,6 +58,9 @@ pub enum DbError {
     #[error("the database holds something unreadable: {0}")]
     Unreadable(String),
 }
+
+/// What is said to a database: a text, and the values for its `$1`, `$2`, ….
+pub type Statement = (String, Vec<Value>);
 
 /// One of the two.
 #[derive(Clone)]
@@ -149,10 +153,30 @@ impl Db {
     ///
     /// # Errors
     /// As the database says; nothing was written then.
-    pub async fn execute(&self, statements: Vec<(String, Vec<Value>)>) -> Result<Vec<u64>, DbError> {
+    pub async fn execute(&self, statements: Vec<Statement>) -> Result<Vec<u64>, DbError> {
+        self.execute_while(statements, usize::MAX).await
+    }
+
+    /// As [`Db::execute`], but the statement at that place decides: if it touches no row, what comes after it is left out. True when it touched one.
+    ///
+    /// # Errors
+    /// As the database says; nothing was written then.
+    pub async fn execute_if(&self, statements: Vec<Statement>, deciding: usize) -> Result<bool, DbError> {
+        Ok(self.execute_while(statements, deciding).await?.get(deciding).is_some_and(|rows| *rows > 0))
+    }
+
+    async fn execute_while(&self, statements: Vec<Statement>, deciding: usize) -> Result<Vec<u64>, DbError> {
         match self {
-            Self::Postgres(db) => db.execute(&statements).await,
-            Self::Sqlite(db) => db.write(move |connection| sqlite::execute(connection, &statements)).await,
+            Self::Postgres(db) => db.execute(&statements, deciding).await,
+            Self::Sqlite(db) => db.write(move |connection| sqlite::execute(connection, &statements, deciding)).await,
+        }
+    }
+
+    /// How a statement says: so many seconds from now, as the parameter at that place tells.
+    pub(crate) fn seconds_from_now(&self, place: usize) -> String {
+        match self {
+            Self::Postgres(_) => format!("clock_timestamp() + ${place}::float8 * interval '1 second'"),
+            Self::Sqlite(_) => format!("{{now}} + CAST(${place} * 1000000 AS INTEGER)"),
         }
     }
 

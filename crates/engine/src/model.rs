@@ -1,5 +1,6 @@
 //! The nouns and the rules, without any I/O: what is stored, what a channel can answer, what we make of it.
 
+mod actor;
 mod delivery;
 mod expand;
 mod inbox;
@@ -8,7 +9,9 @@ mod notification;
 mod outcome;
 mod policy;
 mod provider;
+mod scope;
 
+pub use actor::Actor;
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, route};
 pub use inbox::InboxMessage;
@@ -16,4 +19,6 @@ pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
+pub(crate) use provider::short_name;
 pub use provider::{Guarantee, Provider, ProviderDraft};
+pub use scope::{Scope, Scopes};

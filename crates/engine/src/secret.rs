@@ -1,4 +1,4 @@
-//! Secrets of providers, encrypted at rest. The key lives outside the database, in a file or the environment.
+//! Secrets of providers, encrypted at rest; the key lives outside the database, in a file or the environment. And tokens, of which only a hash is kept.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,9 +6,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 const NONCE_BYTES: usize = 12;
 
@@ -32,6 +34,65 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
+    }
+}
+
+/// 32 random bytes that let somebody in: part of a key, a link or a session. What is stored is its hash.
+pub struct Token([u8; 32]);
+
+impl Token {
+    /// A new one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(random())
+    }
+
+    /// Reads what [`Token::text`] wrote. None for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok().map(Self)
+    }
+
+    /// What is given away.
+    #[must_use]
+    pub fn text(&self) -> Secret {
+        Secret(URL_SAFE_NO_PAD.encode(self.0))
+    }
+
+    /// What is stored. The bytes are random, so that nothing slower than one SHA-256 is needed.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        Hash(Sha256::digest(self.0).into())
+    }
+
+    /// Another token that follows from this one, and from which this one cannot be found.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> Self {
+        Self(Sha256::new().chain_update(purpose).chain_update(self.0).finalize().into())
+    }
+}
+
+impl Default for Token {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// The SHA-256 of a [`Token`].
+#[derive(Debug, Clone, Copy)]
+pub struct Hash(pub(crate) [u8; 32]);
+
+impl Hash {
+    /// Whether it is this token's, in a time that does not tell how much of it is right.
+    #[must_use]
+    pub fn is_of(&self, token: &Token) -> bool {
+        self.0.ct_eq(&token.hash().0).into()
     }
 }
 
@@ -188,6 +249,18 @@ mod tests {
         let sealed = keyring().seal(&sample(), 1, "hooks");
         assert!(!sealed.windows(4).any(|w| w == b"hush"));
         assert!(!format!("{:?}", sample()).contains("hush"));
+    }
+
+    #[test]
+    fn a_token_is_told_by_its_hash_and_never_printed() {
+        let token = Token::new();
+        let again = Token::parse(token.text().reveal()).unwrap();
+        assert!(token.hash().is_of(&again) && !token.hash().is_of(&Token::new()) && !token.hash().is_of(&token.derive("csrf")));
+        assert!(token.derive("csrf").hash().is_of(&again.derive("csrf")) && !token.derive("csrf").hash().is_of(&token.derive("other")));
+        assert!(!format!("{token:?}").contains(token.text().reveal()));
+        for wrong in ["", "short", &"A".repeat(44), "äöü"] {
+            assert!(Token::parse(wrong).is_none(), "{wrong}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
 //! its own text, side by side. Everything else is written once.
 
+mod audit;
 mod claim;
 mod deliveries;
 mod delivery_walk;
@@ -12,6 +13,7 @@ mod expansion;
 mod health;
 mod idle;
 mod inbox;
+mod keys;
 mod kpis;
 mod marks;
 mod notification_walk;
@@ -19,10 +21,13 @@ mod notifications;
 mod operators;
 mod providers;
 mod rollups;
+mod sessions;
 mod settle;
 mod story;
+mod tenants;
 mod walk;
 
+pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use duties::PARTITION_MONTHS_AHEAD;
@@ -30,24 +35,30 @@ pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
+pub use keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
-pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
 pub use operators::{AT_ONCE, Act, Acted};
+pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
+pub use sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use settle::{Attempted, Place, Settled, Settlement};
 pub use story::{Provenance, Status, Story};
+pub use tenants::{REASON_CHARS, TenantError, TenantRow};
 pub use walk::{EXAMINED, Page, Position};
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::db::{Db, DbError};
+use crate::model::Actor;
 use marks::Marks;
 
 /// The store.
 #[derive(Clone)]
 pub struct Store {
     db: Db,
+    /// In whose name it changes things.
+    actor: Arc<Actor>,
     marks: Arc<Mutex<Marks>>,
     /// Whether the last claim found something, on SQLite.
     found: Arc<AtomicBool>,
@@ -59,7 +70,29 @@ impl Store {
     /// # Errors
     /// When it cannot be reached or the URL is not one of ours.
     pub async fn open(url: &str) -> Result<Self, DbError> {
-        Ok(Self { db: Db::open(url).await?, marks: Arc::default(), found: Arc::default() })
+        Ok(Self { db: Db::open(url).await?, actor: Actor::system().into(), marks: Arc::default(), found: Arc::default() })
+    }
+
+    /// The same store, in somebody's name: what is changed through it is in the audit log as theirs. Until this is called it is the system's own.
+    #[must_use]
+    pub fn by(&self, actor: Actor) -> Self {
+        Self { actor: actor.into(), ..self.clone() }
+    }
+
+    /// The same store, for one tenant: on PostgreSQL its statements reach no row of another, whatever they say. They run in a transaction of the role
+    /// `postcommit_tenant`. The first wall remains the tenant that every method is given; SQLite has no other. Enqueueing and the hot path are not
+    /// for such a store: they go through functions and connections that are everybody's.
+    #[must_use]
+    pub fn of_tenant(&self, tenant: i32) -> Self {
+        Self { db: self.db.of_tenant(tenant), ..self.clone() }
+    }
+
+    /// Whether the wall between tenants stands, for the start of a server: [`Db::check_isolation`].
+    ///
+    /// # Errors
+    /// What is missing, and the SQL that mends it.
+    pub async fn check_isolation(&self) -> Result<(), DbError> {
+        self.db.check_isolation().await
     }
 
     /// The database below, for migrations.

@@ -1,4 +1,4 @@
--- Four roles without login, for those who want to separate them: GRANT one to the login that needs it.
+-- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant, is made by isolation.sql.)
 -- Repeatable. postcommit_owner owns the schema; the producer can call two functions and read nothing.
 DO $$
 DECLARE
@@ -7,7 +7,11 @@ DECLARE
 BEGIN
   FOREACH role IN ARRAY ARRAY['postcommit_owner', 'postcommit_producer', 'postcommit_worker', 'postcommit_reader'] LOOP
     IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = role) THEN
-      EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+      -- Roles belong to the cluster: another database may be making them right now.
+      BEGIN
+        EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+      END;
     END IF;
   END LOOP;
   EXECUTE format('GRANT postcommit_owner TO %I', current_user);
@@ -42,6 +46,15 @@ DO $$
 BEGIN
   IF to_regclass('postcommit.inbox_token_key') IS NOT NULL THEN
     REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader;
+  END IF;
+END $$;
+-- Hashes of keys and sessions are nobody's reading, and the audit log is nobody's writing. Not there yet while older schemas are brought up to date.
+DO $$
+BEGIN
+  IF to_regclass('postcommit.api_key') IS NOT NULL THEN
+    REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader;
+    GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key TO postcommit_reader;
+    REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker;
   END IF;
 END $$;
 -- Partitions made later: the views and functions run as their owner, the worker goes through the parents.

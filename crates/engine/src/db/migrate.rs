@@ -36,6 +36,12 @@ pub const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../../migrations/sqlite/0003_lean.sql"),
     },
     Migration {
+        version: 4,
+        name: "tenants",
+        postgres: include_str!("../../migrations/postgres/0004_tenants.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0004_tenants.sql"),
+    },
+    Migration {
         version: 5,
         name: "kpis",
         postgres: include_str!("../../migrations/postgres/0005_kpis.sql"),
@@ -62,7 +68,7 @@ const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
 pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
 /// Two processes that start at once must not both migrate; "postcommit" in eight bytes.
-const LOCK: i64 = 0x706f_7374_636f_6d6d;
+pub(super) const LOCK: i64 = 0x706f_7374_636f_6d6d;
 
 /// What stands between the database and this program.
 #[derive(Debug, Clone)]
@@ -107,11 +113,17 @@ impl Db {
         if plan.missing.is_empty() { Ok(()) } else { Err(DbError::TooOld { found: plan.found, needed: LATEST }) }
     }
 
-    /// Applies what is missing, each in a transaction, under a lock. Returns what was applied.
+    /// Applies what is missing, each in a transaction, under a lock; then walls off the tenants of what is new. Returns what was applied.
     ///
     /// # Errors
     /// As the database says; the steps before the failing one remain.
     pub async fn migrate(&self) -> Result<Vec<Migration>, DbError> {
+        let applied = self.apply_missing().await?;
+        self.isolate_tenants(!applied.is_empty()).await?;
+        Ok(applied)
+    }
+
+    async fn apply_missing(&self) -> Result<Vec<Migration>, DbError> {
         let mut applied = Vec::new();
         // Looking first: with nothing to do, no lock is taken and no file is changed.
         if self.migration_plan().await?.missing.is_empty() {
@@ -172,7 +184,7 @@ impl Db {
         }
     }
 
-    /// Makes the four PostgreSQL roles and their grants. Repeatable.
+    /// Makes the PostgreSQL roles and their grants. Repeatable.
     ///
     /// # Errors
     /// When the login may not, or on SQLite, which has no roles.
@@ -183,7 +195,8 @@ impl Db {
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
         transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
-        transaction.commit().await.map_err(postgres::refused)
+        transaction.commit().await.map_err(postgres::refused)?;
+        self.isolate_tenants(true).await
     }
 
     /// Makes partitions far ahead; nothing to do on SQLite. Returns how many were made.
@@ -212,6 +225,6 @@ fn plan(found: i32) -> Result<MigrationPlan, DbError> {
     Ok(MigrationPlan { found, missing: MIGRATIONS.iter().filter(|step| step.version > found).copied().collect() })
 }
 
-fn first<T: super::value::FromValue>(rows: &[Row]) -> Result<T, DbError> {
+pub(super) fn first<T: super::value::FromValue>(rows: &[Row]) -> Result<T, DbError> {
     rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?.get(0)
 }

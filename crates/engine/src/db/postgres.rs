@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use futures_util::future::join;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::client::Client;
+use super::client::{Client, Transaction};
+use super::isolation::TENANT_ROLE;
 use super::tls;
 use super::trips::Counter;
 use super::value::{Row, Value};
-use super::{Address, DbError};
+use super::{Address, DbError, Statement};
 
 /// Connections one process holds at most, for lists, single rows and the API.
 const POOL_SIZE: usize = 8;
@@ -37,6 +39,8 @@ pub struct Postgres {
     config: Arc<Config>,
     tls: Option<MakeRustlsConnect>,
     pub(super) counter: Arc<Counter>,
+    /// Whose rows alone [`super::Db::query`] and [`super::Db::execute`] reach, if not everybody's.
+    tenant: Option<i32>,
 }
 
 /// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
@@ -54,7 +58,7 @@ impl Postgres {
         let mut hot = config.clone();
         hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default()));
         let (pool, hot) = (pool(&config, &tls, POOL_SIZE)?, pool(&hot, &tls, HOT_POOL_SIZE)?);
-        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default() };
+        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default(), tenant: None };
         drop(db.client().await?);
         Ok(db)
     }
@@ -80,6 +84,11 @@ impl Postgres {
         Ok(Client::new(object, self.counter.clone()))
     }
 
+    /// The same pools, for one tenant.
+    pub(super) fn of_tenant(&self, tenant: i32) -> Self {
+        Self { tenant: Some(tenant), ..self.clone() }
+    }
+
     /// Where it is, for people.
     fn place(&self) -> String {
         let host = match self.config.get_hosts().first() {
@@ -103,23 +112,59 @@ impl Postgres {
     }
 
     pub(super) async fn query(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
-        let client = self.client().await?;
+        let mut client = self.client().await?;
         let statement = client.prepare_cached(sql).await.map_err(refused)?;
-        let rows = client.query(&statement, &borrow(parameters)).await.map_err(refused)?;
+        let rows = match self.tenant {
+            None => client.query(&statement, &borrow(parameters)).await.map_err(refused)?,
+            Some(tenant) => {
+                let transaction = client.transaction().await.map_err(refused)?;
+                let (prologue, parameters) = (as_tenant(tenant), borrow(parameters));
+                // Sent together, in this order. Where the first fails, the second is not run: its transaction is over.
+                let (became, rows) = join(transaction.batch_execute(&prologue), transaction.query(&statement, &parameters)).await;
+                became.map_err(refused)?;
+                let rows = rows.map_err(refused)?;
+                transaction.commit().await.map_err(refused)?;
+                rows
+            }
+        };
         rows.iter().map(Row::from_postgres).collect()
     }
 
-    pub(super) async fn execute(&self, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
-        let mut client = self.client().await?;
+    /// Begins a transaction: of one tenant, if this is its.
+    pub(crate) async fn begin<'a>(&self, client: &'a mut Client) -> Result<Transaction<'a>, DbError> {
         let transaction = client.transaction().await.map_err(refused)?;
+        if let Some(tenant) = self.tenant {
+            transaction.batch_execute(&as_tenant(tenant)).await.map_err(refused)?;
+        }
+        Ok(transaction)
+    }
+
+    /// If the deciding statement touches nothing, it is the last.
+    pub(super) async fn execute(&self, statements: &[Statement], deciding: usize) -> Result<Vec<u64>, DbError> {
+        let mut client = self.client().await?;
+        let transaction = self.begin(&mut client).await?;
         let mut touched = Vec::with_capacity(statements.len());
-        for (sql, parameters) in statements {
-            let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
-            touched.push(transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)?);
+        for (place, statement) in statements.iter().enumerate() {
+            let rows = run(&transaction, statement).await?;
+            touched.push(rows);
+            if place == deciding && rows == 0 {
+                break;
+            }
         }
         transaction.commit().await.map_err(refused)?;
         Ok(touched)
     }
+}
+
+/// One statement of a transaction, written for both databases.
+pub(crate) async fn run(transaction: &Transaction<'_>, (sql, parameters): &Statement) -> Result<u64, DbError> {
+    let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
+    transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)
+}
+
+/// Makes a transaction one tenant's: migrations/postgres/isolation.sql has the policies that go by it.
+fn as_tenant(tenant: i32) -> String {
+    format!("SET LOCAL ROLE {TENANT_ROLE}; SELECT set_config('postcommit.tenant', '{tenant}', true)")
 }
 
 fn pool(config: &Config, tls: &Option<MakeRustlsConnect>, size: usize) -> Result<Pool, DbError> {

@@ -13,9 +13,9 @@ use rusqlite::{CachedStatement, Connection, OpenFlags, Params, ToSql, Transactio
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use super::DbError;
 use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
+use super::{DbError, Statement};
 use crate::clock;
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
@@ -440,9 +440,17 @@ pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
     now.ok_or_else(|| DbError::Unreadable("no time".into()))
 }
 
-/// Runs statements that write.
-pub(crate) fn execute(connection: &Connection, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
-    statements.iter().map(|(sql, parameters)| run(connection, &dialect(sql), parameters)).collect()
+/// Runs statements that write. If the deciding one touches nothing, it is the last.
+pub(crate) fn execute(connection: &Connection, statements: &[Statement], deciding: usize) -> Result<Vec<u64>, DbError> {
+    let mut touched = Vec::with_capacity(statements.len());
+    for (place, (sql, parameters)) in statements.iter().enumerate() {
+        let rows = run(connection, &dialect(sql), parameters)?;
+        touched.push(rows);
+        if place == deciding && rows == 0 {
+            break;
+        }
+    }
+    Ok(touched)
 }
 
 /// Runs one that writes. Returns how many rows it touched.

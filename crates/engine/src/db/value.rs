@@ -7,6 +7,7 @@ use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 use super::DbError;
+use crate::secret::Hash;
 
 /// Microseconds between 1970 and 2000, PostgreSQL's zero.
 const EPOCH_2000: i64 = 946_684_800_000_000;
@@ -46,7 +47,7 @@ macro_rules! from {
 from! {
     i64 => |x| Self::Int(x), i32 => |x| Self::Int(x.into()), i16 => |x| Self::Int(x.into()), u16 => |x| Self::Int(x.into()),
     bool => |x| Self::Bool(x), String => |x| Self::Text(x), &str => |x| Self::Text(x.to_owned()), Uuid => |x| Self::Uuid(x),
-    Timestamp => |x| Self::Time(x), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x.to_string()),
+    Timestamp => |x| Self::Time(x), Hash => |x| Self::Bytes(x.0.to_vec()), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x.to_string()),
 }
 
 impl<T: Into<Value>> From<Option<T>> for Value {
@@ -172,6 +173,7 @@ reads! {
     bool => { Value::Bool(x) => Some(x), Value::Int(x) => Some(x != 0) }
     String => { Value::Text(x) | Value::Json(x) => Some(x) }
     Vec<u8> => { Value::Bytes(x) => Some(x) }
+    Hash => { Value::Bytes(x) => x.try_into().ok().map(Hash) }
     Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() }
     Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
     // What we cannot parse (nested too deep, a number beyond any float) is still shown, as text.

@@ -8,6 +8,7 @@ use crate::db::DbError;
 use crate::store::{KpiSettings, Store};
 
 const DAY: Duration = Duration::from_secs(86_400);
+const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(60);
 const STRAYS: Duration = Duration::from_secs(600);
 /// A little less than a look, so that none is missed.
@@ -30,6 +31,10 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
     if store.take_duty("rollups", ROLLUPS).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;
         done.push(format!("folded {folded} counts"));
+    }
+    if store.take_duty("sessions", HOUR).await? {
+        let purged = or_give_back(store, "sessions", store.purge_sessions_once().await).await?;
+        done.push(format!("forgot {purged} sessions and login links that were over"));
     }
     Ok(done)
 }

@@ -39,7 +39,7 @@ pub struct Lane {
 impl Lane {
     /// Whether it could begin a send now.
     fn is_open(&self, now: Timestamp) -> bool {
-        self.provider.paused.is_none() && self.driver.is_ok() && self.provider.not_before.is_none_or(|until| until <= now)
+        !self.provider.is_paused() && self.driver.is_ok() && self.provider.not_before.is_none_or(|until| until <= now)
     }
 
     /// The same lane, described anew.
@@ -183,7 +183,7 @@ impl Lanes {
             want(EXPANSION, free, self.lease);
         }
         // A lane that this process cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
-        let open = |lane: &Lane| lane.provider.paused.is_none() && lane.driver.is_ok();
+        let open = |lane: &Lane| !lane.provider.is_paused() && lane.driver.is_ok();
         // While there is more than enough to do, lanes on which nothing is known to wait are not asked every time.
         let worth_asking = |lane: &Lane| !full || lane.backlog.load(Ordering::Relaxed);
         for (id, lane) in self.table.lanes.iter().filter(|(_, lane)| open(lane) && worth_asking(lane)) {

@@ -79,6 +79,8 @@ pub struct Provider {
     pub enabled: bool,
     /// Why its lane is paused, if it is.
     pub paused: Option<String>,
+    /// Whether its tenant is suspended: then nothing of it is sent, as if the lane were paused.
+    pub suspended: bool,
     /// Until when a provider's own wish holds the lane.
     pub not_before: Option<Timestamp>,
     /// Counts changes.
@@ -86,6 +88,12 @@ pub struct Provider {
 }
 
 impl Provider {
+    /// Whether nothing of its lane is to be sent until somebody says so.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused.is_some() || self.suspended
+    }
+
     /// Longest time one send may take.
     #[must_use]
     pub fn timeout(&self) -> Duration {
@@ -162,7 +170,8 @@ impl ProviderDraft {
     }
 }
 
-fn short_name(field: &str, name: &str) -> Result<(), String> {
+/// Holds a name to what tenants, channels and providers may be called.
+pub(crate) fn short_name(field: &str, name: &str) -> Result<(), String> {
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
     if plain && (1..=63).contains(&name.len()) {
         return Ok(());

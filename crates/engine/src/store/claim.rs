@@ -57,7 +57,7 @@ pub struct Claim {
 const PICK: &str = "
     WITH want AS MATERIALIZED (
       SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
-      WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
+      WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
     ), picked AS MATERIALIZED (
       SELECT c.ctid FROM want CROSS JOIN LATERAL (
         SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
@@ -74,8 +74,10 @@ const PICK_OF_NOTIFICATION: &str = "
       SELECT r.ctid, r.lane, r.due_at, r.lease_until FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 FOR UPDATE SKIP LOCKED
     ), picked AS MATERIALIZED (
       SELECT r.ctid FROM of_it r WHERE r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
-        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND (p.paused IS NOT NULL OR p.not_before > now()))
+        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND {held})
     )";
+/// A lane from which nothing is taken: paused, held, or its tenant is suspended. Who is, is asked once for a claim.
+const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
@@ -85,13 +87,18 @@ const LEASE: &str = "
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
-pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} {LEASE}", PICK.replace("{commit}", "")));
-pub(super) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{PICK_OF_NOTIFICATION} {LEASE}"));
+fn pick(commit: &str) -> String {
+    PICK.replace("{commit}", commit).replace("{held}", HELD_POSTGRES)
+}
+
+pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} {LEASE}", pick("")));
+pub(super) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| format!("{} {LEASE}", PICK_OF_NOTIFICATION.replace("{held}", HELD_POSTGRES)));
 /// A claim that reads what it claims along, as far as it is not expanded yet, and whose commit does not wait for the disk (docs/decisions/0015). On a quiet
 /// day that saves an exchange and a wait on the way of each notification. In a backlog there is nothing to save: meanwhile others are sent and settled.
 pub(super) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("claimed.n = 0 AND note.tenant = claimed.tenant AND note.id = claimed.notification_id");
-    let pick = PICK.replace("{commit}", ", set_config('synchronous_commit', 'off', true)");
+    let pick = pick(", set_config('synchronous_commit', 'off', true)");
     format!("{pick}, claimed AS ({LEASE}) SELECT claimed.*, note.* FROM claimed LEFT JOIN LATERAL ({read} OFFSET 0) note ON true")
 });
 
@@ -108,7 +115,8 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
-const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2)";
+const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2
+    OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
 /// A row as [`SET_LEASE_SQLITE`] will leave it.
 const AS_CLAIMED_SQLITE: &str = "tenant, notification_id, n, lane, attempts, losses + (lease_token IS NOT NULL), seq,
     CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, intent IS NOT NULL, unclear,
@@ -119,7 +127,8 @@ const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at =
     first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END";
 
 const OF_NOTIFICATION_SQLITE: &str = "tenant = ?4 AND notification_id = ?5 AND due_at <= ?6 AND (lease_until IS NULL OR lease_until < ?1)
-    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1))";
+    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1
+      OR p.tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL)))";
 static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
 });

@@ -61,7 +61,8 @@ impl Store {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
         let due = "SELECT min(due_at) FROM postcommit.delivery_queue q WHERE due_at <= {now} AND lease_token IS NULL
-            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}))";
+            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
+              OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
         let oldest = self.db.query(due, vec![]).await?.first().map_or(Ok(None), |row| row.get::<Option<postcommit::Timestamp>>(0))?;
         Ok(QueueHealth {
             waiting: count("SELECT count(*) FROM postcommit.delivery_queue").await?,

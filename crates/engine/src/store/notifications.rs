@@ -1,6 +1,5 @@
 //! Notifications as they were enqueued, and their status.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -225,48 +224,6 @@ impl Store {
     fn columns(&self) -> String {
         let gathered = if self.db.kind() == "postgres" { GATHERED_POSTGRES } else { GATHERED_SQLITE };
         COLUMNS.replace("{gathered}", gathered)
-    }
-
-    /// The names behind the tenants' numbers.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
-        let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
-        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
-    }
-
-    /// The number behind a tenant's name; one not known yet is made, as its first notification would.
-    ///
-    /// # Errors
-    /// When the name is refused, or as the database says.
-    pub async fn tenant_or_new(&self, name: &str) -> Result<i32, DbError> {
-        if let Some(known) = self.tenant(name).await? {
-            return Ok(known);
-        }
-        let sql = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
-        self.db.execute_one(sql, vec![name.into()]).await?;
-        self.tenant(name).await?.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))
-    }
-
-    /// The tenant asked for, or whoever owns the notification.
-    pub(super) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
-        if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
-    }
-
-    /// Who owns a notification.
-    pub(super) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
-        let sql = "SELECT tenant FROM postcommit.notification WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
-        self.db.query(sql, vec![id.into()]).await?.first().map(|row| row.get(0)).transpose()
-    }
-
-    /// The number behind a tenant's name.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
-        let rows = self.db.query("SELECT id FROM postcommit.tenant WHERE name = $1", vec![name.into()]).await?;
-        rows.first().map(|row| row.get(0)).transpose()
     }
 }
 

@@ -1,12 +1,14 @@
 //! What an operator does with deliveries, one or many. Each is one transaction; what it met in another state is left as it is, and said.
 
+use std::collections::BTreeMap;
+
 use postcommit::Timestamp;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::Store;
-use crate::db::{Db, DbError, Transaction, Value, postgres, sqlite};
+use super::{AuditEntry, Store};
+use crate::db::{Db, DbError, Statement, Transaction, Value, postgres, sqlite};
 use crate::model::DeliveryKey;
 
 /// Deliveries that are acted upon at once, at most.
@@ -50,6 +52,15 @@ impl Act {
             Self::Retry => "retry",
             Self::Discard => "discard",
             Self::Cancel => "cancel",
+        }
+    }
+
+    /// Its name in the audit log.
+    fn action(self) -> &'static str {
+        match self {
+            Self::Retry => "delivery.retry",
+            Self::Discard => "delivery.discard",
+            Self::Cancel => "delivery.cancel",
         }
     }
 
@@ -127,10 +138,11 @@ impl Store {
     pub async fn mark_delivered(&self, key: DeliveryKey) -> Result<Acted, DbError> {
         let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}), finished_at = {now}
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND (state = 'sent' OR (state = 'parked' AND reason = 'outcome_unknown'))";
-        match self.db.execute_one(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await? {
-            0 => self.refused(key).await,
-            _ => Ok(Acted::Done),
+        let entry = AuditEntry::new(key.tenant, "delivery.mark_delivered", key.id().to_string());
+        if self.change(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()], entry).await? {
+            return Ok(Acted::Done);
         }
+        self.refused(key).await
     }
 
     /// Why nothing was done.
@@ -151,16 +163,39 @@ impl Store {
         match &self.db {
             Db::Postgres(db) => {
                 let mut client = db.client().await?;
-                let transaction = client.transaction().await.map_err(postgres::refused)?;
+                let transaction = db.begin(&mut client).await?;
                 let done = act_postgres(&transaction, act, keys, None).await?;
+                for entry in self.entries(act, &done) {
+                    postgres::run(&transaction, &entry).await?;
+                }
                 transaction.commit().await.map_err(postgres::refused)?;
                 Ok(done)
             }
             Db::Sqlite(db) => {
-                let keys = keys.to_vec();
-                db.write(move |connection| act_sqlite(connection, act, &keys, None)).await
+                let (this, keys) = (self.clone(), keys.to_vec());
+                db.write(move |connection| {
+                    let done = act_sqlite(connection, act, &keys, None)?;
+                    for (sql, parameters) in this.entries(act, &done) {
+                        sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                    }
+                    Ok(done)
+                })
+                .await
             }
         }
+    }
+
+    /// What the audit log says of it: one entry for each tenant.
+    fn entries(&self, act: Act, done: &[DeliveryKey]) -> Vec<Statement> {
+        let mut by_tenant: BTreeMap<i32, Vec<DeliveryKey>> = BTreeMap::new();
+        done.iter().for_each(|key| by_tenant.entry(key.tenant).or_default().push(*key));
+        let entry = |(tenant, keys): (i32, Vec<DeliveryKey>)| {
+            let ids: Vec<String> = keys.iter().map(|key| key.id().to_string()).collect();
+            let subject = if ids.len() == 1 { ids[0].clone() } else { format!("{} deliveries", ids.len()) };
+            let entry = AuditEntry::new(tenant, act.action(), subject).count(i64::try_from(ids.len()).unwrap_or(i64::MAX));
+            self.audit(if ids.len() == 1 { entry } else { entry.details(json!({ "ids": ids })) })
+        };
+        by_tenant.into_iter().map(entry).collect()
     }
 }
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 
-use super::Store;
-use crate::db::{DbError, Row, Value};
+use super::{AuditEntry, Store};
+use crate::db::{DbError, Row, Statement, Value};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
-    guarantee_since";
+    guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)";
 
 const INSERT: &str = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, created_at, updated_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {now}, {now})";
@@ -49,7 +49,8 @@ impl Store {
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
         let mut statements = step_down(tenant, draft);
         statements.push((INSERT.to_owned(), columns(tenant, draft)));
-        self.db.execute(statements).await.map(drop)
+        let deciding = statements.len() - 1;
+        self.change_all(statements, deciding, entry(tenant, "provider.create", draft)).await.map(drop)
     }
 
     /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name.
@@ -72,7 +73,8 @@ impl Store {
             is_default = $11, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
         let mut statements = step_down(tenant, draft);
         statements.push((update.to_owned(), columns(tenant, draft)));
-        Ok(self.db.execute(statements).await?.last().copied().unwrap_or(0) > 0)
+        let deciding = statements.len() - 1;
+        self.change_all(statements, deciding, entry(tenant, "provider.update", draft)).await
     }
 
     /// Deletes a provider nothing waits for. `Ok(None)` when there is none, `Ok(Some(n))` when n deliveries still wait.
@@ -85,9 +87,9 @@ impl Store {
         let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
         if waiting == 0 {
             let sql = "DELETE FROM postcommit.provider WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
-            let deleted = self.db.execute_one(sql, vec![tenant.into(), found.id.into()]).await?;
+            let deleted = self.change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name)).await?;
             // Work arrived in between.
-            return Ok(Some(i64::from(deleted == 0)));
+            return Ok(Some(i64::from(!deleted)));
         }
         Ok(Some(waiting))
     }
@@ -100,7 +102,8 @@ impl Store {
     pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
-        Ok(self.db.execute_one(sql, vec![lane.into(), why.into(), revision.into()]).await? > 0)
+        let entry = AuditEntry::of_lane(lane, "provider.pause").details(serde_json::json!({"reason": why}));
+        self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
     /// Opens a lane again, whatever held it.
@@ -110,7 +113,7 @@ impl Store {
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let sql =
             "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now} WHERE id = $1";
-        Ok(self.db.execute_one(sql, vec![lane.into()]).await? > 0)
+        self.change(sql, vec![lane.into()], AuditEntry::of_lane(lane, "provider.resume")).await
     }
 
     /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].
@@ -130,10 +133,17 @@ impl Store {
 }
 
 /// At most one default per channel: a new one asks the old one to step down.
-fn step_down(tenant: i32, draft: &ProviderDraft) -> Vec<(String, Vec<Value>)> {
+fn step_down(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
     let sql = "UPDATE postcommit.provider SET is_default = $4, revision = revision + 1 WHERE tenant = $1 AND channel = $2 AND name <> $3 AND is_default";
     let parameters = vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), false.into()];
     if draft.is_default { vec![(sql.to_owned(), parameters)] } else { vec![] }
+}
+
+/// What is worth knowing later of how it was described; settings may hold what is nobody else's business.
+fn entry(tenant: i32, action: &'static str, draft: &ProviderDraft) -> AuditEntry {
+    let details =
+        serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
+    AuditEntry::new(tenant, action, draft.name.as_str()).details(details)
 }
 
 fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
@@ -173,6 +183,7 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         enabled: row.get(12)?,
         paused: row.get::<Option<String>>(13)?.or(unreadable),
         not_before: row.get(14)?,
+        suspended: row.get(17)?,
         revision: row.get(15)?,
         guarantee_since: row.get(16)?,
     })

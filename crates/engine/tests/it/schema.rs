@@ -32,6 +32,9 @@ const POSTGRES_DUMP: &str = "
         FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace
       UNION ALL SELECT 5, 'view', format('%s.%s %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod)), c.relname, a.attnum
         FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND a.attnum > 0
+      UNION ALL SELECT 6, 'policy', format('%s %s %s to %s: %s', c.relname, p.polname, CASE WHEN p.polpermissive THEN 'permissive' ELSE 'restrictive' END,
+          CASE p.polroles WHEN '{0}' THEN 'public' ELSE (SELECT string_agg(r.rolname, ', ') FROM pg_roles r WHERE r.oid = ANY (p.polroles)) END, pg_get_expr(p.polqual, p.polrelid)), c.relname, 0
+        FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid WHERE c.relnamespace = 'postcommit'::regnamespace
     ) dump ORDER BY part, one, two, line";
 
 #[tokio::test]

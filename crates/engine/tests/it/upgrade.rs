@@ -34,6 +34,13 @@ async fn from_schema_1_on_postgres_with_roles() {
     client.batch_execute("SET ROLE postcommit_worker; SELECT version FROM postcommit.provider_version; RESET ROLE").await.unwrap();
     let held = "SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid::regclass::text LIKE 'postcommit.notification%'";
     assert_eq!(store.db().query(held, vec![]).await.unwrap()[0].get::<i64>(0).unwrap(), 0, "limits are kept by the functions");
+    store.check_isolation().await.unwrap();
+    client.batch_execute("SET ROLE postcommit_reader; SELECT * FROM postcommit.delivery; SELECT * FROM postcommit.notification_status; SELECT name FROM postcommit.api_key; RESET ROLE").await.unwrap();
+    for secret in ["SELECT secret_hash FROM postcommit.api_key", "SELECT * FROM postcommit.session", "SELECT * FROM postcommit.login_link"]
+    {
+        assert!(client.batch_execute(&format!("BEGIN; SET LOCAL ROLE postcommit_reader; {secret}")).await.is_err(), "{secret}");
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
     let refused = client.batch_execute("SELECT postcommit.enqueue('a', '{}', 'k2', priority => 10)").await.unwrap_err();
     assert_eq!(refused.as_db_error().unwrap().constraint(), Some("priority_0_to_9"));
 }
@@ -85,4 +92,32 @@ async fn from_schema_1_on_sqlite() {
     file.execute_batch(enqueue).unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
     assert_eq!(store.providers_version().await.unwrap().0, 1);
+    let default = store.tenant("default").await.unwrap().unwrap();
+    assert_eq!(store.tenant_row(default).await.unwrap().unwrap().suspended_at, None);
+    assert!(store.suspend_tenant(default, "unpaid").await.unwrap() && !store.any_key().await.unwrap());
+    store.check_isolation().await.unwrap();
+}
+
+/// What is in the tables of schema 3 is behind the wall of schema 4.
+#[tokio::test]
+async fn from_schema_3_on_postgres_what_was_there_is_walled_off() {
+    let database = postcommit_testkit::database().await;
+    let store = Store::open(&database.url).await.unwrap();
+    let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
+    let client = db.client().await.unwrap();
+    let steps = MIGRATIONS[..3]
+        .iter()
+        .map(|step| format!("{}; INSERT INTO postcommit.migration VALUES ({}, '{}')", step.postgres, step.version, step.name));
+    client.batch_execute(&format!("BEGIN; {POSTGRES_START}; {}; COMMIT", steps.collect::<Vec<_>>().join("; "))).await.unwrap();
+    client
+        .batch_execute("SELECT postcommit.enqueue('a', '{}', 'k'); SELECT postcommit.enqueue('a', '{}', 'k', tenant => 'acme')")
+        .await
+        .unwrap();
+
+    store.db().migrate().await.unwrap();
+    store.check_isolation().await.unwrap();
+    let acme = store.tenant("acme").await.unwrap().unwrap();
+    assert_eq!((count(&store, "notification_status").await, count(&store.of_tenant(acme), "notification_status").await), (2, 1));
+    assert_eq!((count(&store, "delivery").await, count(&store.of_tenant(acme), "delivery").await), (2, 1));
+    assert_eq!(count(&store.of_tenant(acme), "tenant").await, 1);
 }

@@ -1,0 +1,160 @@
+//! Tenants: who owns data and keys. A suspended one's lanes are as good as paused.
+
+use std::collections::BTreeMap;
+
+use postcommit::Timestamp;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::Store;
+use crate::db::{DbError, Row, Statement};
+use crate::model::short_name;
+use crate::store::AuditEntry;
+
+/// Characters of the reason for a suspension; at least one.
+pub const REASON_CHARS: usize = 255;
+
+/// Why a tenant was not made or suspended.
+#[derive(Debug, thiserror::Error)]
+pub enum TenantError {
+    /// A field is beyond its limit.
+    #[error("{0}")]
+    Refused(String),
+    /// There is one of that name.
+    #[error("name: there is a tenant {0:?} already")]
+    Taken(String),
+    /// The database could not be asked.
+    #[error(transparent)]
+    Database(#[from] DbError),
+}
+
+/// One tenant, as people see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TenantRow {
+    /// The number that leads every key.
+    pub id: i32,
+    /// What people call it.
+    pub name: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Since when nothing of it is sent.
+    pub suspended_at: Option<Timestamp>,
+    /// And why.
+    pub suspended_reason: Option<String>,
+}
+
+const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason";
+const INSERT: &str = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
+/// Dispatchers keep the providers in memory, and read them again when this has changed.
+const TELL_DISPATCHERS: &str = "UPDATE postcommit.provider_version SET version = version + 1";
+
+impl Store {
+    /// Makes a tenant. Returns its number.
+    ///
+    /// # Errors
+    /// When the name is beyond its limit or taken, or as the database says.
+    pub async fn create_tenant(&self, name: &str) -> Result<i32, TenantError> {
+        short_name("name", name).map_err(TenantError::Refused)?;
+        if !self.insert_tenant(name).await? {
+            return Err(TenantError::Taken(name.to_owned()));
+        }
+        let made = self.tenant(name).await?;
+        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))?)
+    }
+
+    /// The number behind a tenant's name; one not known yet is made, as its first notification would.
+    ///
+    /// # Errors
+    /// When the name is refused, or as the database says.
+    pub async fn tenant_or_new(&self, name: &str) -> Result<i32, DbError> {
+        if let Some(known) = self.tenant(name).await? {
+            return Ok(known);
+        }
+        self.insert_tenant(name).await?;
+        self.tenant(name).await?.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))
+    }
+
+    async fn insert_tenant(&self, name: &str) -> Result<bool, DbError> {
+        self.change(INSERT, vec![name.into()], AuditEntry::of_tenant(name, "tenant.create")).await
+    }
+
+    /// Lets nothing of a tenant be sent any more. What waits stays in the queue, and its application may go on enqueueing by SQL: a notification must not
+    /// abort somebody's booking. False when there is none, or it is suspended already.
+    ///
+    /// # Errors
+    /// When the reason is beyond its limit, or as the database says.
+    pub async fn suspend_tenant(&self, tenant: i32, reason: &str) -> Result<bool, TenantError> {
+        let chars = reason.chars().count();
+        if !(1..=REASON_CHARS).contains(&chars) || reason.contains('\0') {
+            return Err(TenantError::Refused(format!("reason: has {chars} characters; 1 to {REASON_CHARS} are allowed")));
+        }
+        let sql = "UPDATE postcommit.tenant SET suspended_at = {now}, suspended_reason = $2 WHERE id = $1 AND suspended_at IS NULL";
+        let entry = AuditEntry::of_owner(tenant, "tenant.suspend").details(serde_json::json!({"reason": reason}));
+        Ok(self.tell_dispatchers((sql.to_owned(), vec![tenant.into(), reason.into()]), entry).await?)
+    }
+
+    /// Lets a tenant go on. False when there is none, or it is not suspended.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn resume_tenant(&self, tenant: i32) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.tenant SET suspended_at = NULL, suspended_reason = NULL WHERE id = $1 AND suspended_at IS NOT NULL";
+        let entry = AuditEntry::of_owner(tenant, "tenant.resume");
+        self.tell_dispatchers((sql.to_owned(), vec![tenant.into()]), entry).await
+    }
+
+    async fn tell_dispatchers(&self, change: Statement, entry: AuditEntry) -> Result<bool, DbError> {
+        self.change_all(vec![change, (TELL_DISPATCHERS.to_owned(), vec![])], 0, entry).await
+    }
+
+    /// A page of tenants by name, those after this one.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 ORDER BY name LIMIT $2");
+        self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?.iter().map(listed).collect()
+    }
+
+    /// One tenant.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenant_row(&self, tenant: i32) -> Result<Option<TenantRow>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE id = $1");
+        self.db.query(&sql, vec![tenant.into()]).await?.first().map(listed).transpose()
+    }
+
+    /// The names behind the tenants' numbers.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
+        let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// The number behind a tenant's name.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
+        let rows = self.db.query("SELECT id FROM postcommit.tenant WHERE name = $1", vec![name.into()]).await?;
+        rows.first().map(|row| row.get(0)).transpose()
+    }
+
+    /// The tenant asked for, or whoever owns the notification.
+    pub(super) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
+        if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
+    }
+
+    /// Who owns a notification.
+    pub(super) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
+        let sql = "SELECT tenant FROM postcommit.notification WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
+        self.db.query(sql, vec![id.into()]).await?.first().map(|row| row.get(0)).transpose()
+    }
+}
+
+fn listed(row: &Row) -> Result<TenantRow, DbError> {
+    Ok(TenantRow { id: row.get(0)?, name: row.get(1)?, created_at: row.get(2)?, suspended_at: row.get(3)?, suspended_reason: row.get(4)? })
+}

@@ -1,0 +1,288 @@
+//! The second wall: as one tenant, PostgreSQL shows no row of another, whatever a statement says.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use postcommit::Notification;
+use postcommit_engine::db::{DbError, Value};
+use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::model::Scopes;
+use postcommit_engine::store::{DeliveryFilter, Login, Store};
+use postcommit_testkit::Cluster;
+use serde_json::json;
+
+use crate::keys::draft;
+use crate::world::World;
+
+/// Every table with a tenant in it, by the rule, and its column.
+const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' ELSE 'tenant' END FROM pg_class c
+    WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+    AND (c.relname = 'tenant' OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant')) ORDER BY 1";
+
+/// What a tenant of this version has rows in.
+const KNOWN: [&str; 14] = [
+    "api_key",
+    "attempt",
+    "audit",
+    "cancel_request",
+    "delivery_ledger",
+    "delivery_queue",
+    "idempotency",
+    "key_conflict",
+    "login_link",
+    "notification",
+    "provider",
+    "session",
+    "stale_settle",
+    "tenant",
+];
+
+async fn tables(world: &World) -> Vec<(String, String)> {
+    world.sql(TABLES, vec![]).await.iter().map(|row| (row.get(0).unwrap(), row.get(1).unwrap())).collect()
+}
+
+async fn count(store: &Store, sql: &str) -> i64 {
+    store.db().query(&format!("SELECT count(*) FROM {sql}"), vec![]).await.unwrap()[0].get(0).unwrap()
+}
+
+/// A tenant with a row in every table.
+async fn tenant(world: &World, name: &str) -> i32 {
+    let store = &world.store;
+    let tenant = store.create_tenant(name).await.unwrap();
+    store.create_provider(tenant, &world.draft("capture", "capture", json!({}))).await.unwrap();
+    store.create_key(tenant, &draft("k", &["admin"])).await.unwrap();
+    let login = Login { tenant, key_id: None, actor: "ada".into(), scopes: Scopes::from_names(&["read"]).unwrap() };
+    store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
+    store.create_session(&login, Duration::from_secs(60)).await.unwrap();
+    let enqueue = async |key: &str, title: &str, due: &str| {
+        let document = json!({"event_type": "a", "tenant": name, "idempotency_key": key, "title": title, "due_at": due, "expires_at": "2100-01-01T00:00:00Z", "recipients": [{"email": "a@example.com"}]});
+        let note: Notification = serde_json::from_value(document).unwrap();
+        store.enqueue(&note).await.unwrap()
+    };
+    let id = enqueue("sent", "a", "2020-01-01T00:00:00Z").await;
+    enqueue("sent", "b", "2020-01-01T00:00:00Z").await;
+    world.pass().await;
+    enqueue("waits", "c", "2099-01-01T00:00:00Z").await;
+    let of: Vec<Value> = vec![tenant.into(), id.into()];
+    world.execute("INSERT INTO postcommit.cancel_request (tenant, notification_id, n) VALUES ($1, $2, 7)", of.clone()).await;
+    world
+        .execute("INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) VALUES ($1, $2, 1, $2, 'sent')", of)
+        .await;
+    tenant
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c15_as_one_tenant_no_table_shows_or_takes_a_row_of_another() {
+    let world = World::postgres().await;
+    let (a, b) = (tenant(&world, "a").await, tenant(&world, "b").await);
+    let scoped = world.store.of_tenant(a);
+    let tables = tables(&world).await;
+    let names: BTreeSet<&str> = tables.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(KNOWN.iter().all(|known| names.contains(known)), "{names:?}");
+    for (table, key) in &tables {
+        let table_of = format!("postcommit.{table}");
+        let (own, others) = (
+            count(&world.store, &format!("{table_of} WHERE {key} = {a}")).await,
+            count(&world.store, &format!("{table_of} WHERE {key} = {b}")).await,
+        );
+        assert!(!KNOWN.contains(&table.as_str()) || (own > 0 && others > 0), "{table} shows nothing: {own} and {others}");
+        assert_eq!(count(&scoped, &table_of).await, own, "{table}: the WHERE was forgotten");
+        assert_eq!(count(&scoped, &format!("{table_of} WHERE {key} = {b}")).await, 0, "{table}: the WHERE was wrong");
+        // The statement is planned for one tenant, and then run for the next, on whichever connection.
+        assert_eq!(count(&world.store.of_tenant(b), &table_of).await, others, "{table}");
+        if table != "tenant" && table != "audit" {
+            assert_eq!(
+                scoped.db().execute_one(&format!("UPDATE {table_of} SET tenant = tenant"), vec![]).await.unwrap(),
+                own as u64,
+                "{table}"
+            );
+            let given_away = scoped.db().execute_one(&format!("UPDATE {table_of} SET tenant = {b}"), vec![]).await.unwrap_err().to_string();
+            assert!(own == 0 || given_away.contains("row-level security"), "{table}: {given_away}");
+        }
+    }
+    for view in ["delivery", "notification_status"] {
+        let of_a = count(&world.store, &format!("postcommit.{view} WHERE tenant = 'a'")).await;
+        assert!(of_a > 0 && count(&world.store, &format!("postcommit.{view}")).await > of_a);
+        assert_eq!(count(&scoped, &format!("postcommit.{view}")).await, of_a, "{view}");
+    }
+    for (table, _) in tables.iter().filter(|(name, _)| name != "tenant" && name != "audit") {
+        scoped.db().execute_one(&format!("DELETE FROM postcommit.{table}"), vec![]).await.unwrap();
+        let left = count(&world.store, &format!("postcommit.{table} WHERE tenant = {b}")).await;
+        assert!(left > 0 || !KNOWN.contains(&table.as_str()), "{table}: a DELETE without WHERE went too far");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_the_log() {
+    let world = World::postgres().await;
+    let (a, b) = (tenant(&world, "a").await, tenant(&world, "b").await);
+    let scoped = world.store.of_tenant(a);
+    let refused = |said: DbError| {
+        let said = said.to_string();
+        assert!(said.contains("row-level security") || said.contains("permission denied"), "{said}");
+    };
+    refused(scoped.create_provider(b, &world.draft("p", "capture", json!({}))).await.unwrap_err());
+    refused(scoped.suspend_tenant(b, "mine").await.map_err(|e| DbError::Unreadable(e.to_string())).unwrap_err());
+    for sql in [
+        "DELETE FROM postcommit.audit".to_owned(),
+        "UPDATE postcommit.audit SET actor = 'x'".to_owned(),
+        "INSERT INTO postcommit.tenant (name) VALUES ('c')".to_owned(),
+        format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count) VALUES ({b}, now(), 'x', 'y', 'z', 1)"),
+        "SELECT postcommit.tenant_id('c')".to_owned(),
+        "SELECT * FROM postcommit.notification_default".to_owned(),
+        "SELECT * FROM postcommit.attempt_default".to_owned(),
+        "SELECT postcommit.make_partitions()".to_owned(),
+        "SELECT postcommit.enqueue('a', '{}', 'k', tenant => 'b')".to_owned(),
+    ] {
+        let said = scoped.db().execute_one(&sql, vec![]).await.unwrap_err().to_string();
+        assert!(said.contains("row-level security") || said.contains("permission denied"), "{sql}: {said}");
+    }
+    // A setting left out is nobody's.
+    let nobody =
+        vec![("SET LOCAL ROLE postcommit_tenant".to_owned(), vec![]), ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![])];
+    assert_eq!(world.store.db().execute(nobody).await.unwrap()[1], 0);
+    // And afterwards the connection is its login's again.
+    assert!(count(&world.store, &format!("postcommit.provider WHERE tenant = {b}")).await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_s_own_work_goes_through_the_wall() {
+    let world = World::postgres().await;
+    let (a, b) = (tenant(&world, "a").await, tenant(&world, "b").await);
+    let scoped = world.store.of_tenant(a);
+    scoped.create_provider(a, &world.draft("second", "capture", json!({"fail_on": "permanent=a"}))).await.unwrap();
+    let lane = scoped.provider(a, "second").await.unwrap().unwrap().id;
+    assert!(scoped.pause_lane(lane, None, "by hand").await.unwrap() && scoped.resume_lane(lane).await.unwrap());
+    let note: Notification =
+        serde_json::from_value(json!({"event_type": "a", "tenant": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+    let id = world.store.enqueue(&note).await.unwrap();
+    world.pass().await;
+    let key = postcommit_engine::model::DeliveryKey { tenant: a, notification: id, n: 1 };
+    assert!(scoped.retry(key).await.unwrap() && scoped.cancel_delivery(key).await.unwrap());
+    assert!(!world.store.of_tenant(b).discard(key).await.unwrap());
+    assert_eq!(
+        scoped.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows[0].state,
+        "cancelled"
+    );
+    assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and nobody else's");
+    assert_eq!(scoped.delete_provider(a, "second").await.unwrap(), Some(0));
+    let made = scoped.create_key(a, &draft("own", &["read"])).await.unwrap();
+    assert!(!world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap() && scoped.revoke_key(a, &made.id).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_owns_a_table_meets_the_wall_as_well() {
+    let world = World::postgres().await;
+    let (a, _) = (tenant(&world, "a").await, tenant(&world, "b").await);
+    for table in ["notification", "provider"] {
+        let before = count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await;
+        world.execute(&format!("ALTER TABLE postcommit.{table} OWNER TO postcommit_tenant"), vec![]).await;
+        assert_eq!(count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await, before, "{table}");
+        world.execute(&format!("ALTER TABLE postcommit.{table} NO FORCE ROW LEVEL SECURITY"), vec![]).await;
+        assert!(count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await > before, "that is what FORCE is for");
+        assert!(world.store.check_isolation().await.unwrap_err().to_string().contains(table));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_a_later_migration_is_walled_off_by_the_rule() {
+    let world = World::postgres().await;
+    world.store.check_isolation().await.unwrap();
+    world.execute("CREATE TABLE postcommit.later (tenant int NOT NULL, id int)", vec![]).await;
+    world.execute("CREATE VIEW postcommit.latest AS SELECT max(id) FROM postcommit.later", vec![]).await;
+    world.execute("INSERT INTO postcommit.later VALUES (1, 1), (2, 2)", vec![]).await;
+    let said = world.store.check_isolation().await.unwrap_err().to_string();
+    assert!(
+        said.contains("later, latest without its policies") && said.contains("ALTER TABLE postcommit.later ENABLE ROW LEVEL SECURITY"),
+        "{said}"
+    );
+    world.store.db().migrate().await.unwrap();
+    world.store.check_isolation().await.unwrap();
+    let latest = world.store.of_tenant(1).db().query("SELECT * FROM postcommit.latest", vec![]).await.unwrap();
+    assert_eq!((count(&world.store.of_tenant(1), "postcommit.later").await, latest[0].get::<i32>(0).unwrap()), (1, 1));
+}
+
+/// Roles belong to a cluster: whoever changes them needs one of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_self_check_refuses_a_role_that_bypasses_the_wall() {
+    let cluster = Cluster::start();
+    let store = Store::open(&cluster.url()).await.unwrap();
+    store.db().migrate().await.unwrap();
+    store.check_isolation().await.unwrap();
+    for bypass in ["BYPASSRLS", "SUPERUSER"] {
+        store.db().execute_one(&format!("ALTER ROLE postcommit_tenant {bypass}"), vec![]).await.unwrap();
+        let said = store.check_isolation().await.unwrap_err().to_string();
+        let mend = "ALTER ROLE postcommit_tenant NOSUPERUSER NOBYPASSRLS";
+        assert!(said.ends_with(mend), "{said}");
+        store.db().execute_one(mend, vec![]).await.unwrap();
+        store.check_isolation().await.unwrap();
+    }
+}
+
+/// The login of many: owns its database, and may make no roles.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_that_may_make_no_roles_migrates_and_is_told_what_to_ask_for() {
+    let cluster = Cluster::start();
+    let (admin, connection) = tokio_postgres::connect(&cluster.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    admin.batch_execute("CREATE ROLE \"plain one\" LOGIN").await.unwrap();
+    admin.batch_execute("CREATE DATABASE app OWNER \"plain one\"").await.unwrap();
+    let mut config: tokio_postgres::Config = cluster.url().parse().unwrap();
+    config.user("plain one").dbname("app");
+    let (host, port) = (config.get_hosts()[0].clone(), config.get_ports()[0]);
+    let tokio_postgres::config::Host::Tcp(host) = host else { panic!("over TCP") };
+    let store = Store::open(&format!("postgres://plain%20one@{host}:{port}/app")).await.unwrap();
+    store.db().migrate().await.unwrap();
+    let said = store.check_isolation().await.unwrap_err().to_string();
+    let asked = "CREATE ROLE postcommit_tenant NOLOGIN; GRANT postcommit_tenant TO \"plain one\"";
+    assert!(said.contains(asked), "{said}");
+    assert!(store.of_tenant(1).tenants().await.is_err(), "without the role nothing is read");
+    let (create, grant) = asked.split_once("; ").unwrap();
+    admin.batch_execute(create).await.unwrap();
+    store.db().migrate().await.unwrap();
+    let said = store.check_isolation().await.unwrap_err().to_string();
+    assert!(said.ends_with(grant), "{said}");
+    admin.batch_execute(grant).await.unwrap();
+    store.db().migrate().await.unwrap();
+    store.check_isolation().await.unwrap();
+
+    // Before PostgreSQL 16 the login has the role's policies at all times. They must not be in its way.
+    let world = World::sqlite().await;
+    store.create_provider(1, &world.draft("capture", "capture", json!({}))).await.unwrap();
+    let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+    let other: Notification = serde_json::from_value(json!({"event_type": "a", "tenant": "acme", "recipients": []})).unwrap();
+    let id = store.enqueue(&note).await.unwrap();
+    store.enqueue(&other).await.unwrap();
+    Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
+    assert_eq!(store.notification_row(id).await.unwrap().unwrap().status, "sent");
+    assert_eq!((store.tenants().await.unwrap().len(), store.of_tenant(1).tenants().await.unwrap().len()), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_databases_of_a_cluster_make_the_role_at_once() {
+    let cluster = Cluster::start();
+    let (admin, connection) = tokio_postgres::connect(&cluster.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let mut making = Vec::new();
+    for i in 0..6 {
+        admin.batch_execute(&format!("CREATE DATABASE d{i}")).await.unwrap();
+        let (place, _) = cluster.url().rsplit_once('/').map(|(place, name)| (place.to_owned(), name.to_owned())).unwrap();
+        let url = format!("{place}/d{i}");
+        making.push(tokio::spawn(async move {
+            let store = Store::open(&url).await.unwrap();
+            store.db().migrate().await?;
+            store.db().make_roles().await?;
+            store.check_isolation().await
+        }));
+    }
+    for one in making {
+        one.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn on_sqlite_there_is_one_wall_and_nothing_to_check() {
+    let world = World::sqlite().await;
+    world.store.check_isolation().await.unwrap();
+    assert_eq!(world.store.of_tenant(99).tenants().await.unwrap().len(), 1);
+}
