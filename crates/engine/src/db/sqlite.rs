@@ -226,7 +226,8 @@ fn try_to_write(path: &Path) -> Result<bool, String> {
         let mut connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(BUSY)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute("UPDATE postcommit_migration SET name = name", ())?;
+        // A true change: a value that stays is not written.
+        transaction.execute("UPDATE postcommit_migration SET applied_at = applied_at + 1", ())?;
         transaction.cache_flush()?;
         transaction.rollback()
     };

@@ -93,6 +93,7 @@ impl<S: Serves> Visit<S> {
             extensions.insert(line.id.clone());
             extensions.insert(self.streams.clone());
             extensions.insert(line.note.clone());
+            tracing::trace!(request = %line.id.0, "a request begins");
             self.ask(request, &line.id).await
         };
         dress(&mut response, &line.id);
