@@ -8,6 +8,7 @@ mod tls;
 mod trips;
 mod value;
 mod watch;
+mod writable;
 
 use std::path::PathBuf;
 
