@@ -9,6 +9,7 @@ mod tls;
 mod trips;
 mod value;
 mod watch;
+mod writable;
 
 use std::path::PathBuf;
 

@@ -32,7 +32,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use postcommit_engine::dispatch::Stop;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -52,6 +52,8 @@ use wire::{Turn, Wire};
 /// How many of those turned away are waited for until they have read it, and how long. Others are cut off without.
 const LOBBY: usize = 128;
 const LOBBY_DEADLINE: Duration = Duration::from_secs(1);
+/// How many may knock before they are let in or turned away; the kernel lets fewer, if it is set so. Who finds no place here knocks again a second later.
+const BACKLOG: u32 = 4096;
 /// Files that are no connections: the database, the log, the lobby.
 const OTHER_FILES: usize = 256;
 
@@ -97,28 +99,35 @@ pub async fn open<S: Serves>(
     raise_files(settings.connections);
     let tls = Tls::load(settings).map_err(OpenError::Tls)?;
     let listen = |e| OpenError::Listen(settings.listen.clone(), e);
-    let listener = TcpListener::bind(&settings.listen).await.map_err(listen)?;
+    let listener = bind(&settings.listen).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
     let house = House {
         room: Room::new(settings.connections, settings.connections_per_address),
         lobby: Arc::new(Semaphore::new(LOBBY)),
         streams: Streams::new(settings.streams, stop.clone()),
         settings: Arc::new(settings.clone()),
-        is_tls: tls.is_some(),
         tls,
         service,
         stop,
     };
-    let is_tls = house.is_tls;
+    let is_tls = house.tls.is_some();
     let closed = tokio::spawn(Arc::new(house).keep(listener, grace));
     Ok(Door { address, is_tls, closed })
+}
+
+fn bind(listen: &str) -> std::io::Result<TcpListener> {
+    let address: SocketAddr = listen.parse().map_err(std::io::Error::other)?;
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // As every server does: the address is free while old connections fade away.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Everything that connections share.
 struct House<S> {
     settings: Arc<ServerSettings>,
     tls: Option<Arc<Tls>>,
-    is_tls: bool,
     room: Arc<Room>,
     lobby: Arc<Semaphore>,
     streams: Streams,
@@ -191,8 +200,8 @@ impl<S: Serves> House<S> {
             streams: self.streams.clone(),
             turn: turn.clone(),
             peer,
-            by_tls: self.is_tls,
-            slot: Arc::new(slot),
+            by_tls: self.tls.is_some(),
+            _slot: slot,
         });
         let wire = Wire::new(stream, turn.clone(), self.settings.clone());
         // The wire has the clock for heads: hyper's would count the time between two requests as well.

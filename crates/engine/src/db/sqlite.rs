@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use postcommit::Timestamp;
 use rusqlite::types::{ToSqlOutput, ValueRef};
@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
 use super::{DbError, Statement};
+use super::writable::Writable;
 use crate::clock;
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
@@ -23,9 +24,7 @@ const GROUP: usize = 256;
 /// How long after its begin a transaction takes in who comes meanwhile: for the same reason.
 const OPEN: Duration = Duration::from_millis(2);
 /// How long a writer waits for the application's transaction.
-const BUSY: Duration = Duration::from_secs(10);
-/// How long it is believed that the file can, or cannot, be written.
-const TRIED_FOR: Duration = Duration::from_secs(1);
+pub(super) const BUSY: Duration = Duration::from_secs(10);
 /// Idle read connections kept.
 const READERS: usize = 4;
 
@@ -41,8 +40,7 @@ pub struct Sqlite {
     /// Which file was opened, and whether another one stands in its place.
     identity: Option<(u64, u64)>,
     replaced: Arc<AtomicBool>,
-    /// What the last try to write found, and when.
-    tried: Arc<tokio::sync::Mutex<Option<(Instant, Result<bool, String>)>>>,
+    writable: Writable,
     pub(super) counter: Arc<Counter>,
 }
 
@@ -75,7 +73,7 @@ impl Sqlite {
             readers: Arc::default(),
             identity: identity(path),
             replaced: Arc::default(),
-            tried: Arc::default(),
+            writable: Writable::default(),
             counter,
         })
     }
@@ -150,17 +148,8 @@ impl Sqlite {
     /// When it cannot be written for another reason than being read-only: the disk is full, or somebody holds the file.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         self.still_ours()?;
-        let mut tried = self.tried.lock().await;
-        if let Some((at, found)) = &*tried
-            && at.elapsed() < TRIED_FOR
-        {
-            return found.clone().map_err(DbError::Unreachable);
-        }
         self.counter.trips(1);
-        let path = self.path.clone();
-        let found = tokio::task::spawn_blocking(move || try_to_write(&path)).await.unwrap_or_else(|e| Err(e.to_string()));
-        *tried = Some((clock::monotonic(), found.clone()));
-        found.map_err(DbError::Unreachable)
+        self.writable.is_read_only(&self.path).await
     }
 
     /// Turns the file to write-ahead logging, for good. Done when the schema is made, not by looking: the file may be somebody else's.
@@ -216,25 +205,6 @@ fn open_reader(path: &Path) -> Result<Connection, DbError> {
     connection.busy_timeout(BUSY).map_err(refused)?;
     connection.execute_batch("PRAGMA query_only = ON").map_err(|e| at(path, e))?;
     Ok(connection)
-}
-
-/// On a connection of its own: a failure in the writer's transaction would be its neighbours' too. The rollback alone would touch no disk, so the page
-/// is flushed first: that is where a full or read-only disk is met.
-fn try_to_write(path: &Path) -> Result<bool, String> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let write = || {
-        let mut connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(BUSY)?;
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute("UPDATE postcommit_migration SET name = name", ())?;
-        transaction.cache_flush()?;
-        transaction.rollback()
-    };
-    match write() {
-        Ok(()) => Ok(false),
-        Err(rusqlite::Error::SqliteFailure(failure, _)) if failure.code == rusqlite::ErrorCode::ReadOnly => Ok(true),
-        Err(error) => Err(format!("{}: {error}", path.display())),
-    }
 }
 
 fn at(path: &Path, error: rusqlite::Error) -> DbError {

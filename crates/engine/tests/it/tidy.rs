@@ -20,10 +20,11 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Source files of the product, by their path below `crates`.
+/// Source files of the product, by their path below `crates`; a file of tests alone is none.
 fn sources() -> Vec<(String, String)> {
     let read = |path: PathBuf| (path.strip_prefix(crates()).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap());
-    ["postcommit", "engine", "server"].iter().flat_map(|name| files(&crates().join(name).join("src"), "rs")).map(read).collect()
+    let all = ["postcommit", "engine", "server"].iter().flat_map(|name| files(&crates().join(name).join("src"), "rs"));
+    all.filter(|path| path.file_name().is_some_and(|name| name != "tests.rs")).map(read).collect()
 }
 
 /// The code without its tests and comments.

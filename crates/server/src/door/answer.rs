@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use axum::extract::{MatchedPath, Request as RouterRequest};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn};
+use futures_util::FutureExt;
 use hyper::body::Incoming;
 use postcommit_engine::clock;
 use tower::{Service, ServiceExt};
@@ -65,8 +67,8 @@ pub struct Visit<S> {
     pub turn: Arc<Turn>,
     pub peer: IpAddr,
     pub by_tls: bool,
-    /// Held by handlers too: they outlive a connection that breaks, and must be waited for.
-    pub slot: Arc<Slot>,
+    /// Free when the last request is answered, although its connection may have ended before.
+    pub _slot: Slot,
 }
 
 /// What the log says of a request.
@@ -79,14 +81,22 @@ struct Line {
 }
 
 impl<S: Serves> Visit<S> {
-    /// Answers one request. Never fails: what goes wrong is an answer too.
-    pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
+    /// Answers one request, in a task of its own: a client that hangs up must not cancel a database call, nor keep its line from the log. Never
+    /// fails: what goes wrong is an answer too.
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
+        let turn = self.turn.clone();
+        let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| Refusal::failed().response());
+        Ok(response.map(|body| Outgoing::new(body, turn)))
+    }
+
+    async fn respond(self: Arc<Self>, mut request: Request<Incoming>) -> Response<AnswerBody> {
         let id = RequestId::of(request.headers());
         let client = Client::of(self.peer, self.by_tls, request.headers(), &self.settings.trusted_proxies);
         let mut line = Line { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
         let mut response = if let Some(refusal) = self.turn.refusal() {
             refusal.response()
         } else {
+            tracing::trace!(request = %line.id.0, "a request begins");
             line.method = Some(request.method().clone());
             let extensions = request.extensions_mut();
             extensions.insert(client);
@@ -97,21 +107,15 @@ impl<S: Serves> Visit<S> {
         };
         dress(&mut response, &line.id);
         line.write(response.status());
-        Ok(response.map(|body| Outgoing::new(body, self.turn.clone())))
+        response
     }
 
-    /// The handler runs in its own task: a client that hangs up must not cancel a database call, and a panic is this request's alone.
     async fn ask(&self, request: Request<Incoming>, id: &RequestId) -> Response<AnswerBody> {
         let trouble = Trouble::default();
         let request = request.map(|body| Body::new(body, self.settings.clone(), trouble.clone()));
-        let (service, slot) = (self.service.clone(), self.slot.clone());
-        let handler = async move {
-            let answered = service.oneshot(request).await;
-            drop(slot);
-            answered
-        };
         let span = tracing::info_span!("request", id = %id.0);
-        match tokio::spawn(handler.instrument(span)).await {
+        // A panic is this request's alone.
+        match AssertUnwindSafe(self.service.clone().oneshot(request)).catch_unwind().instrument(span).await {
             Ok(Ok(response)) => match trouble.get() {
                 // The door knows better than the handler why the body could not be read.
                 Some(refusal) if !response.status().is_success() => refusal.response(),

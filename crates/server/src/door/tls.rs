@@ -1,13 +1,13 @@
 //! TLS: the certificate and its key, read again when the files change.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_rustls::TlsAcceptor;
 
 use super::settings::ServerSettings;
@@ -42,7 +42,9 @@ impl Tls {
         let files = Files::read(&certificate, &key)?;
         let config = RwLock::new(files.config(&certificate, &key)?);
         let tls = Arc::new(Self { certificate, key, config });
-        tokio::spawn(watch(Arc::downgrade(&tls), files));
+        // Heard of from now on: until somebody listens, this signal ends the process.
+        let hangup = signal(SignalKind::hangup()).ok();
+        tokio::spawn(watch(Arc::downgrade(&tls), files, hangup));
         Ok(Some(tls))
     }
 
@@ -67,8 +69,7 @@ impl Tls {
     }
 }
 
-async fn watch(tls: std::sync::Weak<Tls>, files: Files) {
-    let mut hangup = signal(SignalKind::hangup()).ok();
+async fn watch(tls: Weak<Tls>, files: Files, mut hangup: Option<Signal>) {
     let mut seen = Ok(files);
     loop {
         tokio::select! {

@@ -8,7 +8,8 @@
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
 //! - `installation`: what they stand on; `records`: what they compare.
 //!
-//! And beside it `cli`, the commands as a person meets them, `bench`, the benchmark's manners, and `docs`, the snippets people copy.
+//! And beside it `cli`, the commands as a person meets them, `door`, the server as its enemies do, `bench`, the benchmark's manners, and `docs`, the
+//! snippets people copy.
 #![allow(clippy::unwrap_used)]
 
 mod bench;
@@ -16,6 +17,7 @@ mod cli;
 mod crash;
 mod database_faults;
 mod docs;
+mod door;
 mod frozen;
 mod installation;
 mod kill_loop;

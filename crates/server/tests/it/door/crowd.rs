@@ -1,0 +1,78 @@
+//! Many at once: ten thousand connections of one client, and a house that is full.
+
+use std::net::Ipv4Addr;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::{House, Visitor};
+use crate::installation::wait_until;
+
+const CROWD: usize = 10_000;
+/// The defaults.
+const PER_ADDRESS: usize = 256;
+const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+fn is_turned_away(answer: &str) -> bool {
+    answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1\r\n") && answer.contains("problem:too-many-connections")
+}
+
+/// This process holds the other end of every connection: as many as its limit of files lets it.
+fn crowd() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let most = usize::try_from(limit.maximum.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    let crowd = CROWD.min(most.saturating_sub(200));
+    eprintln!("{crowd} connections");
+    assert!(crowd > 2 * PER_ADDRESS, "ulimit -n is {most}: too low for a crowd");
+    crowd
+}
+
+#[test]
+fn ten_thousand_connections_of_one_client_shut_nobody_out() {
+    let house = House::with(&[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_IDLE_DEADLINE_MS", "3600000")]);
+    let mut old = house.connect();
+    assert!(old.is_well());
+    let mut crowd: Vec<Visitor> = Vec::new();
+    for n in 0..self::crowd() {
+        crowd.push(house.connect());
+        if n % 1000 == 999 {
+            assert!(old.is_well(), "a connection from before the crowd");
+            assert!(house.connect_from(NEIGHBOUR).is_well(), "a new one of somebody else");
+        }
+    }
+    let turned_away = crowd.split_off(PER_ADDRESS - 1);
+    for mut visitor in turned_away {
+        assert!(is_turned_away(&visitor.hear_out()));
+    }
+    for inside in &mut crowd {
+        assert!(inside.is_well(), "those who were first are inside");
+    }
+    assert!(old.is_well());
+}
+
+#[test]
+fn a_full_house_says_so_and_has_room_again_when_somebody_leaves() {
+    let house = House::with(&[("SERVER_CONNECTIONS", "3"), ("SERVER_STREAMS", "1"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
+    let mut inside = [house.connect(), house.connect()];
+    assert!(inside.iter_mut().all(Visitor::is_well));
+    // The request is on its way already: the answer must arrive all the same.
+    let answer = house.ask("GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n");
+    assert!(is_turned_away(&answer) && answer.contains("2 connections from this address"), "{answer}");
+    let mut third = house.connect_from(NEIGHBOUR);
+    assert!(third.is_well());
+    let answer = house.connect_from(NEIGHBOUR).hear_out();
+    assert!(is_turned_away(&answer) && answer.contains("3 connections are open"), "{answer}");
+    assert!(inside.iter_mut().all(Visitor::is_well), "those inside are served");
+    house.server.wait_for_line("connections are turned away");
+    drop(third);
+    wait_until("a place", || house.connect_from(NEIGHBOUR).is_well());
+}
+
+#[test]
+fn a_trusted_proxy_speaks_for_many() {
+    let house = House::with(&[("SERVER_CONNECTIONS_PER_ADDRESS", "1"), ("SERVER_TRUSTED_PROXIES", "127.0.0.2/32")]);
+    let mut many: Vec<Visitor> = (0..20).map(|_| house.connect_from(NEIGHBOUR)).collect();
+    assert!(many.iter_mut().all(Visitor::is_well));
+    let _one = house.connect();
+    assert!(is_turned_away(&house.connect().hear_out()));
+}

@@ -1,0 +1,103 @@
+//! `/readyz`, and a stop that finishes what is under way.
+
+use postcommit_testkit::Child;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tokio_postgres::NoTls;
+
+use super::{House, after, shell};
+use crate::installation::wait_until;
+
+const READY: &str = "GET /readyz HTTP/1.1\r\nhost: h\r\n\r\n";
+
+impl House {
+    fn is_ready(&self) -> bool {
+        self.ask(READY).starts_with("HTTP/1.1 200 ")
+    }
+
+    fn is_unready_because(&self, words: &str) -> bool {
+        let answer = self.ask(READY);
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains(words)
+    }
+}
+
+#[test]
+fn a_disk_that_takes_no_more_is_not_ready() {
+    let shell = shell(&[]);
+    // Past its limit of file size a write fails as on a full disk; without the trap it would end the process.
+    let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve"])));
+    let house = House::found(shell, server);
+    assert!(house.is_ready());
+    let pid = Pid::from_raw(i32::try_from(house.server.pid()).unwrap()).unwrap();
+    let may_write = |bytes: Option<u64>| {
+        let now = prlimit(Some(pid), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
+        prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: now.maximum }).unwrap();
+    };
+    may_write(Some(0));
+    wait_until("it to be seen", || house.is_unready_because("postcommit.db: "));
+    assert!(house.is_well(), "the process lives");
+    may_write(None);
+    wait_until("room on the disk", || house.is_ready());
+}
+
+#[test]
+fn a_standby_is_not_ready() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let database = runtime.block_on(postcommit_testkit::database());
+    let house = House::with(&[("DATABASE_URL", &database.url)]);
+    assert!(house.is_ready());
+    let say = |sql: &str| {
+        runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(&database.url, NoTls).await.unwrap();
+            let driven = tokio::spawn(connection);
+            client.batch_execute(sql).await.unwrap();
+            drop(client);
+            driven.await.unwrap().unwrap();
+        });
+    };
+    // What a session on a standby says of itself; for new sessions, so the old ones end.
+    let switch = |read_only: &str| {
+        say(&format!(
+            "BEGIN READ WRITE;
+             DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = {read_only}', current_database()); END $$;
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+             COMMIT"
+        ));
+    };
+    switch("on");
+    wait_until("it to be seen", || house.is_unready_because("the database is read-only"));
+    switch("off");
+    wait_until("it to take writes again", || house.is_ready());
+}
+
+#[test]
+fn a_stop_finishes_the_request_under_way() {
+    let house = House::with(&[("LOG_LEVEL", "info,postcommit::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
+    let mut idle = house.connect();
+    assert!(idle.is_well());
+    // Somebody holds the file: the look whether it can be written has to wait.
+    let file = rusqlite::Connection::open(house.shell.path().join("postcommit-data/postcommit.db")).unwrap();
+    file.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
+    file.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut waiting = house.connect();
+    waiting.say("GET /readyz HTTP/1.1\r\nhost: h\r\nx-request-id: under-way\r\n\r\n");
+    house.server.wait_for_line("under-way");
+    house.server.term();
+    assert_eq!(idle.hear_out(), "", "who is idle is not waited for");
+    wait_until("the door to be shut", || std::net::TcpStream::connect(house.address).is_err());
+    file.execute_batch("ROLLBACK").unwrap();
+    let answer = waiting.hear_out();
+    assert!(answer.contains("connection: close\r\n") && answer.ends_with("ready\n"), "{answer}");
+    assert!(house.server.wait().success());
+}
+
+#[test]
+fn a_method_that_is_not_served_is_said() {
+    let house = House::with(&[]);
+    for path in ["/healthz", "/readyz"] {
+        assert!(house.ask(&format!("POST {path} HTTP/1.1\r\nhost: h\r\n\r\n")).starts_with("HTTP/1.1 405 "));
+        let mut head = house.connect();
+        head.say(format!("HEAD {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"));
+        let answer = head.hear_out();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+    }
+}

@@ -1,0 +1,122 @@
+//! TLS: the certificate in force, and one that takes its place.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::{House, hear};
+
+/// A certificate of its own, for localhost.
+struct Identity {
+    certificate: String,
+    key: String,
+    roots: Arc<RootCertStore>,
+}
+
+impl Identity {
+    fn new() -> Self {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        Self { certificate: cert.pem(), key: signing_key.serialize_pem(), roots: Arc::new(roots) }
+    }
+
+    /// As renewers do: beside it, then in its place.
+    fn install(&self, folder: &Path) {
+        for (name, text) in [("key.pem", &self.key), ("certificate.pem", &self.certificate)] {
+            replace(folder, name, text);
+        }
+    }
+
+    /// What `/healthz` answers to somebody who trusts this one alone.
+    fn ask(&self, house: &House) -> Result<String, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(self.roots.clone()).with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let connection = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
+        let mut stream = StreamOwned::new(connection, house.connect().0);
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: h\r\nx-request-id: by-tls\r\n\r\n").map_err(|e| e.to_string())?;
+        let answer = hear(&mut stream);
+        assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
+        Ok(answer)
+    }
+}
+
+fn replace(folder: &Path, name: &str, text: &str) {
+    let beside = folder.join(format!("{name}.new"));
+    std::fs::write(&beside, text).unwrap();
+    std::fs::rename(beside, folder.join(name)).unwrap();
+}
+
+fn settings(folder: &Path) -> [(&'static str, String); 2] {
+    let path = |name: &str| folder.join(name).display().to_string();
+    [("SERVER_TLS_CERTIFICATE", path("certificate.pem")), ("SERVER_TLS_KEY", path("key.pem"))]
+}
+
+fn house(folder: &Path, more: &[(&str, &str)]) -> House {
+    let files = settings(folder);
+    let mut all: Vec<(&str, &str)> = files.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    all.extend(more);
+    House::with(&all)
+}
+
+#[test]
+fn a_new_certificate_takes_the_old_ones_place_and_a_bad_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Identity::new(), Identity::new());
+    first.install(folder.path());
+    let house = house(folder.path(), &[]);
+    assert!(first.ask(&house).unwrap().ends_with("ok\n"));
+    assert!(second.ask(&house).is_err());
+    second.install(folder.path());
+    house.server.signal("HUP");
+    house.server.wait_for_line("the certificate was reloaded");
+    assert!(second.ask(&house).unwrap().ends_with("ok\n"));
+    assert!(first.ask(&house).is_err());
+    // Without a signal, too, the files are looked at.
+    replace(folder.path(), "certificate.pem", "nonsense");
+    let line = house.server.wait_for_line("certificate.pem: holds no certificate in PEM form");
+    assert!(line.contains("the old one stays"), "{line}");
+    assert!(second.ask(&house).unwrap().ends_with("ok\n"));
+    first.install(folder.path());
+    house.server.wait_for_lines("the certificate was reloaded", 2);
+    assert!(first.ask(&house).unwrap().ends_with("ok\n"));
+}
+
+#[test]
+fn a_client_that_shakes_no_hand_is_cut_off_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let identity = Identity::new();
+    identity.install(folder.path());
+    let house = house(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
+    let silent = [house.connect(), house.connect()];
+    let answer = identity.ask(&house).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "the refusal is encrypted as well: {answer}");
+    drop(silent);
+    crate::installation::wait_until("a place", || identity.ask(&house).is_ok_and(|answer| answer.ends_with("ok\n")));
+    let quick = self::house(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "50")]);
+    assert_eq!(quick.connect().hear_out(), "");
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named_at_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = || {
+        let files = settings(folder.path());
+        let shell = super::shell(&[(files[0].0, &files[0].1), (files[1].0, &files[1].1)]);
+        shell.run(&["serve"]).ends(2).stderr
+    };
+    assert!(refused().contains("server.tls_certificate: "), "there is no file");
+    let (one, other) = (Identity::new(), Identity::new());
+    one.install(folder.path());
+    replace(folder.path(), "key.pem", "nonsense");
+    assert!(refused().contains("key.pem: holds no private key in PEM form"));
+    replace(folder.path(), "key.pem", &other.key);
+    let problem = refused();
+    assert!(problem.contains("server.tls_certificate: ") && problem.contains("key.pem"), "{problem}");
+}
