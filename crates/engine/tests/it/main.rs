@@ -10,6 +10,7 @@ mod egress;
 mod enqueue;
 mod history;
 mod instructions;
+mod jobs;
 mod lists;
 mod lost;
 mod lost_again;
