@@ -7,12 +7,14 @@
 //! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
-//! - `duties`: what is done now and then.
+//! - `duties`: what is done now and then;
+//! - `jobs`: what an operator does to many at once.
 
 mod attempt;
 mod bell;
 mod duties;
 mod expander;
+mod jobs;
 mod lanes;
 mod leases;
 mod settler;
@@ -28,6 +30,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
+pub use jobs::run_once as run_job_once;
 pub use settler::Tally;
 
 use crate::channel::FailOn;
@@ -197,6 +200,7 @@ impl Dispatcher {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
         tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
+        tokio::spawn(jobs::run_forever(self.crew.tools.store.clone(), quiet.clone()));
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             match self.round(None).await {

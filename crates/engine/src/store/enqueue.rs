@@ -173,7 +173,7 @@ impl New {
 }
 
 /// UUIDv7, as the trigger makes it.
-fn new_id(now: Timestamp) -> Uuid {
+pub(super) fn new_id(now: Timestamp) -> Uuid {
     let millis = u64::try_from(now.as_micros() / 1000).unwrap_or(0);
     Builder::from_unix_timestamp_millis(millis, &random::<10>()).into_uuid()
 }

@@ -14,6 +14,7 @@ mod history;
 mod inbox;
 mod instructions;
 mod isolation;
+mod jobs;
 mod keys;
 mod kpis;
 mod lists;

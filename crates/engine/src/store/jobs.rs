@@ -1,0 +1,412 @@
+//! Jobs: what an operator does to many deliveries by filter, in the background.
+//!
+//! A job is done in slices. A slice is one transaction that moves its rows and the job's place together, fenced by the job's lease: whoever dies between or in slices, each row is
+//! moved once. What a job may touch is fixed when it is asked for: of what is parked, what was so before; of what waits, what was enqueued before.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::delivery_walk::DeliveryWalk;
+use super::enqueue::new_id;
+use super::operators::{act_postgres, act_sqlite};
+use super::walk::{Page, Parameters, Position};
+use super::{Act, DeliveryFilter, Store, masked};
+use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
+use crate::model::DeliveryKey;
+
+/// Rows of one slice at most: a transaction that long holds nobody up.
+pub const SLICE: i64 = 500;
+/// Deliveries a second that a job moves when nothing else was asked for.
+pub const PACE: i32 = 500;
+/// And at most.
+pub const PACE_MOST: i32 = 10_000;
+/// How long a process may take for a slice before another tries.
+const LEASE: Duration = Duration::from_secs(60);
+/// Counting is given up after so many.
+const COUNTED: i64 = 100_000;
+/// Slices that may fail in a row, and how long after each.
+const FAILURES: i32 = 10;
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The coarser of the two databases' clocks.
+const TICK: Duration = Duration::from_millis(2);
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct JobDraft {
+    /// What to do.
+    pub act: Act,
+    /// To which. States, place and page of it do not count: what is parked is retried and discarded, what waits is cancelled.
+    pub filter: DeliveryFilter,
+    /// Who asks.
+    pub asked_by: String,
+    /// Deliveries a second: 1 to [`PACE_MOST`]; none is [`PACE`].
+    pub pace: Option<i32>,
+}
+
+/// A job, as people see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Job {
+    /// Whose deliveries; none is every tenant's.
+    #[serde(skip)]
+    pub tenant: Option<i32>,
+    /// UUIDv7.
+    pub id: Uuid,
+    /// What it does.
+    pub kind: Act,
+    /// To which; an address is masked.
+    pub filter: DeliveryFilter,
+    /// Who asked.
+    pub asked_by: String,
+    /// When; what came later is left alone.
+    pub asked_at: Timestamp,
+    /// How many there were then.
+    pub total: i64,
+    /// False: there were at least so many.
+    pub is_exact: bool,
+    /// How many it was done to.
+    pub done: i64,
+    /// How many somebody else had moved meanwhile.
+    pub skipped: i64,
+    /// Deliveries a second.
+    pub pace: i32,
+    /// `queued`, `running`, `done`, `cancelled` or `failed`.
+    pub state: String,
+    /// What the last slice that failed said.
+    pub last_error: Option<String>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// What one call of [`Store::run_job_slice`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sliced {
+    /// There is nothing to do, or not yet.
+    Nothing,
+    /// A slice of so many rows was done.
+    Moved {
+        /// Which job's.
+        job: Uuid,
+        /// How many rows were acted upon.
+        rows: usize,
+        /// There is no more of it.
+        is_last: bool,
+    },
+    /// Somebody else took the job over, or it was cancelled: nothing was done.
+    Lost,
+}
+
+/// A job at hand.
+struct Taken {
+    job: Job,
+    filter: DeliveryFilter,
+    place: Option<Position>,
+    token: Uuid,
+}
+
+const COLUMNS: &str =
+    "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position";
+
+impl Store {
+    /// Asks for a job. What it may touch is fixed now.
+    ///
+    /// # Errors
+    /// When the pace is beyond its limits, or as the database says.
+    pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
+        let pace = draft.pace.unwrap_or(PACE);
+        if !(1..=PACE_MOST).contains(&pace) {
+            return Err(DbError::Refused {
+                code: "pace".into(),
+                message: format!("pace: is {pace}; 1 to {PACE_MOST} a second are allowed"),
+            });
+        }
+        // What happened in this tick, before, must be within the bound; what happens from the next one on must not.
+        tokio::time::sleep(TICK).await;
+        let asked_at = self.now().await?;
+        let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
+        let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
+        let id = new_id(asked_at);
+        let asked = serde_json::to_value(&filter).map_err(|e| DbError::Unreadable(e.to_string()))?;
+        let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace, next_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
+        let parameters = vec![
+            owner(tenant),
+            id.into(),
+            draft.act.name().into(),
+            asked.into(),
+            draft.asked_by.as_str().into(),
+            asked_at.into(),
+            total.into(),
+            is_exact.into(),
+            pace.into(),
+        ];
+        self.db.execute_one(sql, parameters).await?;
+        self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
+    }
+
+    /// One job: this tenant's, or anybody's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn job(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Job>, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
+        let rows = self.db.query(&format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which}"), parameters.0).await?;
+        rows.first().map(shown).transpose()
+    }
+
+    /// Jobs, newest first: this tenant's, or everybody's. `before` is the id that the page before ended with.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
+        let limit = parameters.add(limit);
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which} ORDER BY id DESC LIMIT {limit}");
+        self.db.query(&sql, parameters.0).await?.iter().map(shown).collect()
+    }
+
+    /// Ends a job between two slices; what is done stays done. False when it had ended, or is not this tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_job(&self, tenant: Option<i32>, id: Uuid) -> Result<bool, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
+        let sql = format!(
+            "UPDATE postcommit.job SET state = 'cancelled', finished_at = {{now}}, lease_token = NULL, lease_until = NULL WHERE {which} AND state IN ('queued', 'running')"
+        );
+        Ok(self.db.execute_one(&sql, parameters.0).await? > 0)
+    }
+
+    /// Takes one job that is due a slice further.
+    ///
+    /// # Errors
+    /// As the database says. What the job itself is at fault for is noted with it, and it is tried again a few times.
+    pub async fn run_job_slice(&self) -> Result<Sliced, DbError> {
+        let Some(taken) = self.take_job().await? else { return Ok(Sliced::Nothing) };
+        match self.slice(&taken).await {
+            Err(problem @ (DbError::Refused { .. } | DbError::Unreadable(_))) => {
+                self.note_failure(&taken, &problem).await?;
+                Err(problem)
+            }
+            // The database went away: the lease runs out, whoever comes next goes on.
+            sliced => sliced,
+        }
+    }
+
+    /// When the next slice of any job is due; none when there is no job.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn next_slice_in(&self) -> Result<Option<Duration>, DbError> {
+        // An open job that somebody holds is not due before the lease runs out.
+        let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END) FROM postcommit.job WHERE state IN ('queued', 'running')";
+        let rows = self.db.query(sql, vec![]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let (now, next): (Timestamp, Option<Timestamp>) = (row.get(0)?, row.get(1)?);
+        Ok(next.map(|next| next.since(now)))
+    }
+
+    async fn take_job(&self) -> Result<Option<Taken>, DbError> {
+        // Looking first: nearly always there is none, and then nothing is written.
+        let due = "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT 1");
+        let rows = self.db.query(&sql, vec![]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let (tenant, id): (i32, Uuid) = (row.get(0)?, row.get(1)?);
+        let token = Uuid::new_v4();
+        let until = self.later(LEASE).await?;
+        let sql = format!(
+            "UPDATE postcommit.job SET state = 'running', lease_token = $3, lease_until = $4 WHERE tenant = $1 AND id = $2 AND {due}"
+        );
+        if self.db.execute_one(&sql, vec![tenant.into(), id.into(), token.into(), until.into()]).await? == 0 {
+            return Ok(None);
+        }
+        // Read again under the lease: somebody may have done a slice between the two.
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3");
+        let rows = self.db.query(&sql, vec![tenant.into(), id.into(), token.into()]).await?;
+        rows.first().map(|row| taken(row, token)).transpose()
+    }
+
+    async fn later(&self, by: Duration) -> Result<Timestamp, DbError> {
+        Ok(self.now().await?.plus(by))
+    }
+
+    async fn slice(&self, taken: &Taken) -> Result<Sliced, DbError> {
+        let page = self.slice_of(taken).await?;
+        let now = self.now().await?;
+        // The pace is kept by what was looked at; a slice is never more than a second's worth.
+        let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace));
+        let next_at = now.plus(if page.more.is_some() { pause } else { Duration::ZERO });
+        let moved = match &self.db {
+            Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
+            Db::Sqlite(db) => {
+                let (act, bound, keys, fence) = (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
+                db.write(move |connection| {
+                    if fence.hold_sqlite(connection)? == 0 {
+                        return Ok(None);
+                    }
+                    let done = act_sqlite(connection, act, &keys, Some(bound))?.len();
+                    sqlite::run(connection, &sqlite::dialect(STEP), &fence.step(keys.len(), done))?;
+                    Ok(Some(done))
+                })
+                .await?
+            }
+        };
+        Ok(moved.map_or(Sliced::Lost, |rows| Sliced::Moved { job: taken.job.id, rows, is_last: page.more.is_none() }))
+    }
+
+    async fn slice_postgres(&self, taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Result<Option<usize>, DbError> {
+        let Db::Postgres(db) = &self.db else { return Ok(None) };
+        let fence = Fence::of(taken, page, next_at);
+        let mut client = db.client().await?;
+        let transaction = client.transaction().await.map_err(postgres::refused)?;
+        // The job's row is locked first: a cancel waits for this slice, or this slice finds it cancelled.
+        let hold = transaction.prepare_cached(&format!("{HOLD} FOR UPDATE")).await.map_err(postgres::refused)?;
+        if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
+            return Ok(None);
+        }
+        let done = act_postgres(&transaction, taken.job.kind, &page.rows, Some(taken.job.asked_at)).await?.len();
+        let step = transaction.prepare_cached(STEP).await.map_err(postgres::refused)?;
+        transaction.execute(&step, &borrow(&fence.step(page.rows.len(), done))).await.map_err(postgres::refused)?;
+        transaction.commit().await.map_err(postgres::refused)?;
+        Ok(Some(done))
+    }
+
+    /// The rows of the next slice, and where the one after it begins.
+    async fn slice_of(&self, taken: &Taken) -> Result<Page<DeliveryKey>, DbError> {
+        let filter = bounded(taken.job.kind, &taken.filter, taken.job.asked_at);
+        let walk = walk_of(taken.job.kind, &filter, taken.job.asked_at);
+        let from = taken.place.map_or(walk.start(), |place| place.further(walk.start()));
+        self.walk(&walk, from, SLICE.min(i64::from(taken.job.pace))).await
+    }
+
+    async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
+        let filter = bounded(act, filter, bound);
+        let walk = walk_of(act, &filter, bound);
+        self.count(&walk, walk.start(), COUNTED).await
+    }
+
+    async fn note_failure(&self, taken: &Taken, problem: &DbError) -> Result<(), DbError> {
+        let next_at = self.later(AFTER_FAILURE).await?;
+        let sql =
+            "UPDATE postcommit.job SET last_error = $4, failures = failures + 1, lease_token = NULL, lease_until = NULL, next_at = $5,
+            state = CASE WHEN failures + 1 >= $6 THEN 'failed' ELSE state END, finished_at = CASE WHEN failures + 1 >= $6 THEN {now} END
+            WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+        let mut parameters = Fence::key(taken);
+        parameters.extend([problem.to_string().into(), next_at.into(), FAILURES.into()]);
+        self.db.execute_one(sql, parameters).await.map(drop)
+    }
+}
+
+/// Only while the lease stands and nobody cancelled.
+const HOLD: &str = "SELECT 1 FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+const STEP: &str =
+    "UPDATE postcommit.job SET position = $4, done = done + $5, skipped = skipped + $6, next_at = $7, state = $8, finished_at = $9,
+    failures = 0, lease_token = NULL, lease_until = NULL WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+
+/// What the end of a slice writes, if the job is still ours.
+struct Fence {
+    key: Vec<Value>,
+    place: Option<Position>,
+    next_at: Timestamp,
+}
+
+impl Fence {
+    fn of(taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Self {
+        Self { key: Self::key(taken), place: page.more, next_at }
+    }
+
+    fn key(taken: &Taken) -> Vec<Value> {
+        vec![owner(taken.job.tenant), taken.job.id.into(), taken.token.into()]
+    }
+
+    fn own(&self) -> Vec<Value> {
+        self.key.clone()
+    }
+
+    fn hold_sqlite(&self, connection: &rusqlite::Connection) -> Result<usize, DbError> {
+        Ok(sqlite::query(connection, &sqlite::dialect(HOLD), &self.key)?.len())
+    }
+
+    fn step(&self, looked_at: usize, done: usize) -> Vec<Value> {
+        let count = |rows: usize| Value::Int(i64::try_from(rows).unwrap_or(i64::MAX));
+        let ended = self.place.is_none();
+        let mut values = self.key.clone();
+        values.extend([
+            self.place.map(|place| place.to_string()).into(),
+            count(done),
+            count(looked_at.saturating_sub(done)),
+            self.next_at.into(),
+            if ended { "done" } else { "running" }.into(),
+            ended.then_some(self.next_at).into(),
+        ]);
+        values
+    }
+}
+
+/// The filter of an act: the states it takes, and of what waits only what was enqueued before.
+fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
+    let states = act.states();
+    // In whole milliseconds, as the ids are.
+    let to = if act == Act::Cancel { filter.to.map_or(Some(bound), |to| Some(to.min(bound))) } else { filter.to };
+    let to = to.map(|to| if act == Act::Cancel { Timestamp::from_micros(to.as_micros() / 1000 * 1000) } else { to });
+    DeliveryFilter { states, to, before: None, stuck: None, ..filter.clone() }
+}
+
+fn walk_of(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryWalk<'_> {
+    let mut walk = DeliveryWalk::new(filter, None);
+    walk.ended_before = (act != Act::Cancel).then_some(bound);
+    walk
+}
+
+/// How the owner is stored.
+fn owner(tenant: Option<i32>) -> Value {
+    tenant.unwrap_or(0).into()
+}
+
+fn of_tenant(tenant: Option<i32>, parameters: &mut Parameters) -> String {
+    tenant.map(|tenant| format!(" AND tenant = {}", parameters.add(tenant))).unwrap_or_default()
+}
+
+fn borrow(values: &[Value]) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
+    values.iter().map(|value| value as _).collect()
+}
+
+fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> {
+    let filter = serde_json::from_value(row.get(3)?).map_err(|e| DbError::Unreadable(format!("the filter of a job: {e}")))?;
+    Ok(DeliveryFilter { tenant, ..filter })
+}
+
+fn shown(row: &Row) -> Result<Job, DbError> {
+    let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
+    let mut filter = filter_of(row, tenant)?;
+    filter.target = filter.target.map(|target| masked(&target));
+    let kind = row.get::<String>(2)?;
+    Ok(Job {
+        tenant,
+        id: row.get(1)?,
+        kind: serde_json::from_value(kind.into()).map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
+        filter,
+        asked_by: row.get(4)?,
+        asked_at: row.get(5)?,
+        total: row.get(6)?,
+        is_exact: row.get(7)?,
+        done: row.get(8)?,
+        skipped: row.get(9)?,
+        pace: row.get(10)?,
+        state: row.get(11)?,
+        last_error: row.get(12)?,
+        finished_at: row.get(13)?,
+    })
+}
+
+fn taken(row: &Row, token: Uuid) -> Result<Taken, DbError> {
+    let job = shown(row)?;
+    let place: Option<String> = row.get(14)?;
+    let place = place.map(|place| place.parse()).transpose().map_err(DbError::Unreadable)?;
+    Ok(Taken { filter: filter_of(row, job.tenant)?, place, token, job })
+}

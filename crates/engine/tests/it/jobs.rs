@@ -1,0 +1,307 @@
+//! What operators do to many at once: by a list of ids, and by filter as a job in the background; on both databases.
+
+use std::time::Duration;
+
+use postcommit_engine::model::{DeliveryKey, Guarantee};
+use postcommit_engine::store::{AT_ONCE, Act, Acted, DeliveryFilter, Job, JobDraft, SLICE, Sliced};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::world::World;
+
+const OTHER: &str = "other";
+
+/// Parks so many in one statement, as if they had failed a minute ago. Returns nothing: they are found by their event type.
+async fn park(world: &World, tenant: i32, event_type: &str, count: i64) {
+    let (series, id, past, empty) = match world.is_postgres() {
+        true => (format!("generate_series(1, {count}) AS s (g)"), "postcommit.new_id()", "now() - interval '1 minute'", "'{}'"),
+        false => (
+            format!("(WITH RECURSIVE s (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s WHERE g < {count}) SELECT g FROM s) s"),
+            "printf('%08x-%04x-7%03x-8000-%012x', {now} / 1000 >> 16, {now} / 1000 & 65535, abs(random()) % 4096, abs(random()) % 281474976710656)",
+            "{now} - 60000000",
+            "'[]'",
+        ),
+    };
+    let later = if world.is_postgres() { "now() + interval '1 year'" } else { "{now} + 31536000000000" };
+    let note = format!(
+        "INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at, created_at)
+         SELECT {tenant}, {id}, '{event_type}', '{event_type}:' || g, '{{}}', '[]', {empty}, 5, {past}, {later}, {past} FROM {series}"
+    );
+    let parked = format!(
+        "INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, attempts, seq, finished_at)
+         SELECT {tenant}, id, 1, 0, 'email', 'guest@example.com', 'parked', 'exhausted', 3, 3, {past} FROM postcommit.notification WHERE event_type = '{event_type}' AND tenant = {tenant}"
+    );
+    world.execute(&note, vec![]).await;
+    world.execute(&parked, vec![]).await;
+}
+
+fn of_type(event_type: &str) -> DeliveryFilter {
+    DeliveryFilter { event_type: Some(event_type.into()), ..DeliveryFilter::default() }
+}
+
+fn draft(act: Act, filter: DeliveryFilter) -> JobDraft {
+    JobDraft { act, filter, asked_by: "key pc_1".into(), pace: Some(10_000) }
+}
+
+async fn count(world: &World, state: &str) -> i64 {
+    let sql = "SELECT count(*) FROM postcommit.delivery WHERE state = $1";
+    world.sql(sql, vec![state.into()]).await[0].get(0).unwrap()
+}
+
+/// As if the pause between two slices were over.
+async fn hurry(world: &World) {
+    world.execute("UPDATE postcommit.job SET next_at = $1", vec![postcommit::Timestamp::from_micros(0).into()]).await;
+}
+
+async fn slice(world: &World) -> Sliced {
+    hurry(world).await;
+    postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()
+}
+
+fn moved(sliced: Sliced) -> usize {
+    match sliced {
+        Sliced::Moved { rows, .. } => rows,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn run_to_the_end(world: &World, id: Uuid) -> Job {
+    while slice(world).await != Sliced::Nothing {}
+    world.store.job(None, id).await.unwrap().unwrap()
+}
+
+on_both! {
+    async fn b7_dead_letters_are_retried_and_discarded_one_or_many_with_a_result_for_each(world) {
+        world.capture(json!({"fail_on": "permanent=p"})).await;
+        let parked = world.enqueue("p", json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}, {"email": "c@example.com"}]})).await;
+        let sent = world.enqueue("ok", json!({})).await;
+        world.pass().await;
+        let keys = [world.key(parked, 1), world.key(sent, 1), world.key(parked, 3), world.key(parked, 9), world.key(parked, 1)];
+        let found = world.store.act_on_many(Act::Retry, &keys).await.unwrap();
+        assert_eq!(found[0], Acted::Done);
+        assert_eq!(found[1], Acted::Refused { state: "sent".into(), reason: None });
+        assert_eq!((&found[2], &found[3], &found[4]), (&Acted::Done, &Acted::NotFound, &Acted::Done));
+        assert_eq!((count(&world, "pending").await, count(&world, "parked").await), (2, 1));
+        world.pass().await;
+        let found = world.store.act_on_many(Act::Discard, &[world.key(parked, 2), world.key(parked, 3), world.key(sent, 1)]).await.unwrap();
+        assert_eq!(found, [Acted::Done, Acted::Done, Acted::Refused { state: "sent".into(), reason: None }]);
+        assert_eq!((count(&world, "discarded").await, count(&world, "parked").await), (2, 1));
+        let again = world.store.act_on_many(Act::Retry, &[world.key(parked, 2)]).await.unwrap();
+        assert!(matches!(&again[..], [Acted::Refused { state, .. }] if state == "discarded"), "{again:?}");
+        let other = DeliveryKey { tenant: world.tenant + 1, ..world.key(parked, 1) };
+        assert_eq!(world.store.act_on_many(Act::Retry, &[other]).await.unwrap(), [Acted::NotFound]);
+        let too_many = vec![world.key(parked, 1); AT_ONCE + 1];
+        assert!(world.store.act_on_many(Act::Retry, &too_many).await.unwrap_err().to_string().contains("at most 1000"));
+    }
+
+    async fn an_operator_says_that_it_arrived(world) {
+        let mut draft = world.draft("capture", "capture", json!({"fail_on": "unclear=u,permanent=p,transient=t"}));
+        draft.guarantee = Guarantee::AtMostOnce;
+        world.provider(draft).await;
+        let mut ids = Vec::new();
+        for event_type in ["u", "ok", "p", "t"] {
+            ids.push(world.enqueue(event_type, json!({})).await);
+        }
+        world.pass().await;
+        assert_eq!(world.delivery(ids[0]).await.reason.as_deref(), Some("outcome_unknown"));
+        let mut answers = Vec::new();
+        for id in &ids {
+            answers.push(world.store.mark_delivered(world.key(*id, 1)).await.unwrap());
+        }
+        let refused = |state: &str, reason: Option<&str>| Acted::Refused { state: state.into(), reason: reason.map(str::to_owned) };
+        assert_eq!(answers, [Acted::Done, Acted::Done, refused("parked", Some("rejected")), refused("retrying", None)]);
+        let row = world.delivery(ids[0]).await;
+        assert_eq!((row.state.as_str(), row.reason, row.unclear, row.sent_at.is_some()), ("delivered", None, false, true));
+        assert_eq!(world.store.mark_delivered(world.key(ids[1], 1)).await.unwrap(), refused("delivered", None));
+        assert_eq!(world.store.mark_delivered(world.key(ids[1], 7)).await.unwrap(), Acted::NotFound);
+    }
+
+    async fn b12_a_job_retries_all_that_its_filter_means_in_slices_and_nothing_else(world) {
+        let other = world.store.tenant_or_new(OTHER).await.unwrap();
+        park(&world, world.tenant, "meant", SLICE * 2 + 7).await;
+        park(&world, world.tenant, "not-meant", 5).await;
+        park(&world, other, "meant", 3).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+        assert_eq!((asked.total, asked.is_exact, asked.state.as_str(), asked.done), (SLICE * 2 + 7, true, "queued", 0));
+        assert_eq!(moved(slice(&world).await), 500);
+        let half = world.store.job(Some(world.tenant), asked.id).await.unwrap().unwrap();
+        assert_eq!((half.state.as_str(), half.done, half.finished_at), ("running", SLICE, None));
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.state.as_str(), done.done, done.skipped, done.finished_at.is_some()), ("done", SLICE * 2 + 7, 0, true));
+        assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (SLICE * 2 + 7, 8), "others stay");
+        let (theirs, ours) = (world.store.job(Some(other), asked.id).await.unwrap(), world.store.jobs(Some(world.tenant), None, 10).await.unwrap());
+        assert!(theirs.is_none() && ours == [done] && world.store.jobs(Some(other), None, 10).await.unwrap().is_empty());
+        let sql = "SELECT count(*) FROM postcommit.delivery_queue WHERE attempts = 0 AND seq = 3 AND n = 1";
+        assert_eq!(world.sql(sql, vec![]).await[0].get::<i64>(0).unwrap(), SLICE * 2 + 7, "counters begin anew, the log goes on");
+    }
+
+    async fn b12_discard_and_cancel_by_filter_over_all_tenants(world) {
+        let other = world.store.tenant_or_new(OTHER).await.unwrap();
+        park(&world, world.tenant, "meant", 4).await;
+        park(&world, other, "meant", 3).await;
+        let asked = world.store.create_job(None, &draft(Act::Discard, of_type("meant"))).await.unwrap();
+        assert_eq!((asked.tenant, asked.total), (None, 7));
+        assert!(world.store.job(Some(other), asked.id).await.unwrap().is_none(), "a tenant does not see it");
+        assert_eq!(run_to_the_end(&world, asked.id).await.done, 7);
+        assert_eq!(count(&world, "discarded").await, 7);
+        let waiting = [world.enqueue("w", json!({"due_at": "2099-01-01T00:00:00Z"})).await, world.enqueue("w", json!({"tenant": OTHER})).await];
+        let asked = world.store.create_job(None, &draft(Act::Cancel, of_type("w"))).await.unwrap();
+        let later = world.enqueue("w", json!({})).await;
+        assert_eq!((run_to_the_end(&world, asked.id).await.done, asked.total), (2, 2));
+        assert_eq!((count(&world, "cancelled").await, world.delivery(later).await.state.as_str()), (2, "pending"), "{waiting:?}");
+    }
+
+    async fn b12_what_is_parked_or_arrives_later_is_left_alone(world) {
+        world.capture(json!({"fail_on": "permanent=p"})).await;
+        let before = world.enqueue("p", json!({})).await;
+        // Enqueued before, parked after: its id is older than the job.
+        let between = world.enqueue("p", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
+        world.pass().await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("p"))).await.unwrap();
+        let after = world.enqueue("p", json!({})).await;
+        world.make_due().await;
+        world.pass().await;
+        assert_eq!((count(&world, "parked").await, asked.total), (3, 1));
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.done, done.skipped), (1, 0));
+        assert_eq!(world.delivery(before).await.state, "pending");
+        for id in [between, after] {
+            assert_eq!(world.delivery(id).await.state, "parked");
+        }
+    }
+
+    async fn b12_what_fails_again_while_the_job_runs_is_not_retried_again(world) {
+        world.capture(json!({"fail_on": "permanent=p"})).await;
+        world.enqueue("p", json!({})).await;
+        world.pass().await;
+        let mut asked = draft(Act::Retry, of_type("p"));
+        asked.pace = Some(1);
+        let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!(moved(slice(&world).await), 1);
+        world.pass().await;
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.done, count(&world, "parked").await), (1, 1));
+    }
+
+    async fn b12_a_slice_that_ends_half_way_has_moved_neither_rows_nor_its_place(world) {
+        park(&world, world.tenant, "meant", SLICE + 50).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+        assert_eq!(moved(slice(&world).await), 500);
+        // What comes last in the transaction of the second slice fails.
+        let trap = match world.is_postgres() {
+            true => "ALTER TABLE postcommit.job ADD CONSTRAINT trap CHECK (done <= 500)",
+            false => "CREATE TRIGGER trap BEFORE UPDATE ON postcommit_job WHEN NEW.done > 500 BEGIN SELECT RAISE(ABORT, 'trap'); END",
+        };
+        world.execute(trap, vec![]).await;
+        hurry(&world).await;
+        assert!(world.store.run_job_slice().await.unwrap_err().to_string().contains("trap"));
+        assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (500, 50));
+        let stood = world.store.job(None, asked.id).await.unwrap().unwrap();
+        assert!(stood.last_error.unwrap().contains("trap") && stood.state == "running" && stood.done == 500);
+        world.execute(if world.is_postgres() { "ALTER TABLE postcommit.job DROP CONSTRAINT trap" } else { "DROP TRIGGER trap" }, vec![]).await;
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await), ("done", 550, 0, 550));
+    }
+
+    async fn b12_another_process_goes_on_where_one_died(world) {
+        park(&world, world.tenant, "meant", SLICE + 50).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Discard, of_type("meant"))).await.unwrap();
+        assert_eq!(moved(slice(&world).await), 500);
+        // Who took it next is gone, and its lease stands.
+        let hold = "UPDATE postcommit.job SET lease_token = $1, lease_until = $2";
+        let later = world.store.now().await.unwrap().plus(Duration::from_secs(60));
+        world.execute(hold, vec![Uuid::new_v4().into(), later.into()]).await;
+        assert_eq!(slice(&world).await, Sliced::Nothing);
+        assert!(world.store.next_slice_in().await.unwrap().unwrap() > Duration::ZERO);
+        world.execute(hold, vec![Uuid::new_v4().into(), postcommit::Timestamp::from_micros(1).into()]).await;
+        let another = world.another_store().await;
+        hurry(&world).await;
+        assert_eq!(another.run_job_slice().await.unwrap(), Sliced::Moved { job: asked.id, rows: 50, is_last: true });
+        let done = another.job(None, asked.id).await.unwrap().unwrap();
+        assert_eq!((done.done, done.skipped, count(&world, "discarded").await), (550, 0, 550));
+    }
+
+    async fn b12_a_job_is_cancelled_half_way_and_what_is_done_stays_done(world) {
+        let other = world.store.tenant_or_new(OTHER).await.unwrap();
+        park(&world, world.tenant, "meant", SLICE + 50).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+        slice(&world).await;
+        assert!(!world.store.cancel_job(Some(other), asked.id).await.unwrap(), "not theirs");
+        assert!(world.store.cancel_job(Some(world.tenant), asked.id).await.unwrap());
+        assert!(!world.store.cancel_job(Some(world.tenant), asked.id).await.unwrap(), "it has ended");
+        assert_eq!(slice(&world).await, Sliced::Nothing);
+        let ended = world.store.job(None, asked.id).await.unwrap().unwrap();
+        assert_eq!((ended.state.as_str(), ended.done, ended.finished_at.is_some()), ("cancelled", 500, true));
+        assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (500, 50));
+    }
+
+    async fn b12_the_pace_is_kept(world) {
+        park(&world, world.tenant, "meant", 25).await;
+        let mut asked = draft(Act::Retry, of_type("meant"));
+        asked.pace = Some(10);
+        let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!(moved(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()), 10);
+        // Ten of ten a second: a second between the two slices.
+        let wait = world.sql("SELECT next_at, asked_at FROM postcommit.job", vec![]).await;
+        let (next, began): (postcommit::Timestamp, postcommit::Timestamp) = (wait[0].get(0).unwrap(), wait[0].get(1).unwrap());
+        assert!(next.since(began) >= Duration::from_secs(1), "not before a second after the slice");
+        assert_eq!(run_to_the_end(&world, asked.id).await.done, 25);
+        for pace in [0, 10_001] {
+            let refused = world.store.create_job(Some(world.tenant), &JobDraft { pace: Some(pace), ..draft(Act::Retry, of_type("meant")) }).await;
+            assert!(refused.unwrap_err().to_string().contains("1 to 10000"));
+        }
+    }
+
+    async fn b12_two_runners_at_once_move_each_row_once(world) {
+        park(&world, world.tenant, "meant", SLICE * 4).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+        let mut runners = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let store = world.another_store().await;
+            runners.spawn(async move {
+                let mut rows = 0;
+                while store.job(None, asked.id).await.unwrap().unwrap().state != "done" {
+                    if let Sliced::Moved { rows: moved, .. } = store.run_job_slice().await.unwrap() {
+                        rows += moved;
+                    }
+                }
+                rows
+            });
+        }
+        let rows: usize = runners.join_all().await.into_iter().sum();
+        let done = world.store.job(None, asked.id).await.unwrap().unwrap();
+        assert_eq!((rows, done.done, done.skipped), (2000, 2000, 0));
+        assert_eq!(world.count("delivery_queue").await, 2000);
+    }
+
+    async fn b12_a_filter_that_matches_nothing_is_done_at_once(world) {
+        park(&world, world.tenant, "meant", 3).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("none"))).await.unwrap();
+        assert_eq!((asked.total, asked.is_exact), (0, true));
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.state.as_str(), done.done, count(&world, "parked").await), ("done", 0, 3));
+    }
+
+    async fn what_somebody_else_has_moved_meanwhile_is_counted_apart(world) {
+        park(&world, world.tenant, "meant", 12).await;
+        let mut asked = draft(Act::Retry, DeliveryFilter { target: Some("guest@example.com".into()), ..of_type("meant") });
+        asked.pace = Some(10);
+        let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!(asked.filter.target.as_deref(), Some("g…@example.com"), "shown masked");
+        slice(&world).await;
+        let rest = world.store.delivery_rows(&DeliveryFilter { states: vec!["parked".into()], limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows;
+        world.store.discard(world.key(rest[0].notification_id, 1)).await.unwrap();
+        let done = run_to_the_end(&world, asked.id).await;
+        assert_eq!((done.total, done.done, done.state.as_str()), (12, 11, "done"));
+    }
+
+    async fn a_running_dispatcher_runs_the_jobs(world) {
+        world.capture(json!({})).await;
+        park(&world, world.tenant, "meant", 30).await;
+        let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+        let running = world.run().await;
+        world.until("the job is done", async || world.store.job(None, asked.id).await.unwrap().unwrap().state == "done").await;
+        running.finish().await;
+        assert_eq!(world.store.job(None, asked.id).await.unwrap().unwrap().done, 30);
+    }
+}
