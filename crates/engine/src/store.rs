@@ -3,6 +3,7 @@
 //! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
 //! its own text, side by side. Everything else is written once.
 
+mod accept;
 mod claim;
 mod deliveries;
 mod delivery_walk;
@@ -11,6 +12,7 @@ mod enqueue;
 mod expansion;
 mod health;
 mod idle;
+mod incoming;
 mod jobs;
 mod marks;
 mod notification_walk;
@@ -21,12 +23,14 @@ mod settle;
 mod story;
 mod walk;
 
+pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
+pub use incoming::{Incoming, Refusal};
 pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use operators::{AT_ONCE, Act, Acted};

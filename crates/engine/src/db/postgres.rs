@@ -109,6 +109,12 @@ impl Postgres {
         rows.iter().map(Row::from_postgres).collect()
     }
 
+    pub(super) async fn query_once(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
+        let client = self.client().await?;
+        let rows = client.query(sql, &borrow(parameters)).await.map_err(refused)?;
+        rows.iter().map(Row::from_postgres).collect()
+    }
+
     pub(super) async fn execute(&self, statements: &[(String, Vec<Value>)]) -> Result<Vec<u64>, DbError> {
         let mut client = self.client().await?;
         let transaction = client.transaction().await.map_err(refused)?;

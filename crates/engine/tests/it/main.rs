@@ -8,6 +8,7 @@ mod at_once;
 mod dispatch;
 mod egress;
 mod enqueue;
+mod gate;
 mod history;
 mod instructions;
 mod jobs;
