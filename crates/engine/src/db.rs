@@ -150,6 +150,19 @@ impl Db {
         }
     }
 
+    /// As [`Db::query`], for a statement that is put together anew for every question: it is planned for what is asked, and not kept. There are more of them than a
+    /// connection should remember.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn query_once(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
+        match self {
+            Self::Postgres(db) => db.query_once(&postgres::dialect(sql), &parameters).await,
+            // SQLite's connections remember the last few alone.
+            Self::Sqlite(_) => self.query(sql, parameters).await,
+        }
+    }
+
     /// As [`Db::query`], for statements that write: all of them or none. Returns how many rows each touched.
     ///
     /// # Errors

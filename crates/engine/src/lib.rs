@@ -1,6 +1,7 @@
 //! The engine behind Postcommit: everything between an application's COMMIT and a provider's answer.
 //!
 //! In the order in which a notification meets them:
+//! - [`gate`]: where those that come over the network share a commit;
 //! - [`store`]: what is kept, on PostgreSQL and SQLite; it stands on [`db`];
 //! - [`dispatch`]: claim → expand → check → permit → render → send → judge → settle;
 //! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
@@ -19,6 +20,7 @@ pub mod crash;
 pub mod db;
 pub mod dispatch;
 pub mod egress;
+pub mod gate;
 pub mod inbox;
 pub mod model;
 pub mod secret;

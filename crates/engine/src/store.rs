@@ -3,6 +3,7 @@
 //! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
 //! its own text, side by side. Everything else is written once.
 
+mod accept;
 mod audit;
 mod claim;
 mod deliveries;
@@ -13,6 +14,7 @@ mod expansion;
 mod health;
 mod idle;
 mod inbox;
+mod incoming;
 mod jobs;
 mod keys;
 mod kpis;
@@ -28,6 +30,7 @@ mod story;
 mod tenants;
 mod walk;
 
+pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
@@ -36,6 +39,7 @@ pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
+pub use incoming::{Incoming, Refusal};
 pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
 pub use keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};

@@ -130,6 +130,15 @@ impl Postgres {
         rows.iter().map(Row::from_postgres).collect()
     }
 
+    /// For what is said once: it is not kept prepared.
+    pub(super) async fn query_once(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
+        let mut client = self.client().await?;
+        let transaction = self.begin(&mut client).await?;
+        let rows = transaction.query(sql, &borrow(parameters)).await.map_err(refused)?;
+        transaction.commit().await.map_err(refused)?;
+        rows.iter().map(Row::from_postgres).collect()
+    }
+
     /// Begins a transaction: of one tenant, if this is its.
     pub(crate) async fn begin<'a>(&self, client: &'a mut Client) -> Result<Transaction<'a>, DbError> {
         let transaction = client.transaction().await.map_err(refused)?;

@@ -90,27 +90,27 @@ const QUEUE_SQLITE: &str =
 const KEY_SQLITE: &str = "INSERT INTO postcommit_idempotency (tenant, key, notification_id) VALUES (?1, ?2, ?3)";
 
 /// A notification as its row is written, made where it does not hold the writer up.
-struct New {
-    tenant: String,
-    event_type: String,
-    entity: Option<String>,
-    topic: Option<String>,
-    schema_version: Option<i32>,
-    key: String,
-    payload: String,
-    recipients: String,
-    channels: String,
-    title: Option<String>,
-    body: Option<String>,
-    action_url: Option<String>,
-    data: Option<String>,
-    priority: i16,
-    source: Option<String>,
-    correlation_id: Option<String>,
+pub(super) struct New {
+    pub tenant: String,
+    pub event_type: String,
+    pub entity: Option<String>,
+    pub topic: Option<String>,
+    pub schema_version: Option<i32>,
+    pub key: String,
+    pub payload: String,
+    pub recipients: String,
+    pub channels: String,
+    pub title: Option<String>,
+    pub body: Option<String>,
+    pub action_url: Option<String>,
+    pub data: Option<String>,
+    pub priority: i16,
+    pub source: Option<String>,
+    pub correlation_id: Option<String>,
 }
 
 impl New {
-    fn of(note: &Notification) -> serde_json::Result<Self> {
+    pub fn of(note: &Notification) -> serde_json::Result<Self> {
         let source = (note.source != Source::default()).then_some(&note.source);
         Ok(Self {
             tenant: note.tenant.clone(),
@@ -133,7 +133,7 @@ impl New {
     }
 
     /// None when its tenant is not known yet, or its key stands already.
-    fn enter(&self, connection: &Connection) -> Result<Option<Uuid>, DbError> {
+    pub fn enter(&self, connection: &Connection) -> Result<Option<Uuid>, DbError> {
         let look = |row: &mut sqlite::Current<'_>| Ok((row.take::<i32>(0)?, row.take::<bool>(1)?));
         let known = Prepared::on(connection, LOOK_SQLITE)?.first((&self.tenant, &self.key), look)?;
         let Some((tenant, false)) = known else { return Ok(None) };

@@ -232,7 +232,7 @@ impl Store {
             let Some(floor) = self.floor(walk, place, EXAMINED).await? else { return Ok((count, true)) };
             let mut parameters = Parameters::default();
             let found = self.window(walk, place, floor.unwrap_or(walk.oldest()), &mut parameters);
-            let rows = self.db.query(&format!("SELECT count(*) FROM ({found}) found"), parameters.0).await?;
+            let rows = self.db.query_once(&format!("SELECT count(*) FROM ({found}) found"), parameters.0).await?;
             count += rows.first().map_or(Ok(0), |row| row.get::<i64>(0))?;
             let Some(floor) = floor else { return Ok((count, true)) };
             (place, examined) = (Position::behind(floor), examined + EXAMINED);
@@ -246,13 +246,13 @@ impl Store {
         if sql.is_empty() {
             return Ok(None);
         }
-        let rows = self.db.query(&sql, parameters).await?;
+        let rows = self.db.query_once(&sql, parameters).await?;
         rows.first().map_or(Ok(None), |row| row.get(0)).map(Some)
     }
 
     async fn matches(&self, walk: &impl Walk, place: Position, floor: Uuid, wanted: usize) -> Result<Vec<DeliveryKey>, DbError> {
         let (sql, parameters) = self.match_statement(walk, place, floor, wanted);
-        let rows = self.db.query(&sql, parameters).await?;
+        let rows = self.db.query_once(&sql, parameters).await?;
         let kept = rows.iter().filter(|row| walk.keep(row)).take(wanted);
         kept.map(|row| Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })).collect()
     }

@@ -305,3 +305,29 @@ on_both! {
         assert_eq!(world.store.job(None, asked.id).await.unwrap().unwrap().done, 30);
     }
 }
+
+#[tokio::test]
+async fn b12_a_slice_whose_connection_dies_in_its_middle_is_done_by_the_next_once() {
+    let world = World::postgres().await;
+    park(&world, world.tenant, "meant", 40).await;
+    let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
+    let (mut client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // One of its rows is locked: the slice stands in the middle of its transaction.
+    let lock = client.transaction().await.unwrap();
+    lock.batch_execute("SELECT 1 FROM postcommit.delivery_ledger ORDER BY notification_id LIMIT 1 OFFSET 20 FOR UPDATE").await.unwrap();
+    let dying = tokio::spawn({
+        let store = world.another_store().await;
+        async move { store.run_job_slice().await }
+    });
+    let kill =
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    world.until("it waits, and is killed", async || world.sql(kill, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
+    assert!(dying.await.unwrap().is_err());
+    lock.rollback().await.unwrap();
+    assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (0, 40), "nothing of it remains");
+    assert_eq!(slice(&world).await, Sliced::Nothing, "its lease stands");
+    world.execute("UPDATE postcommit.job SET lease_until = $1", vec![postcommit::Timestamp::from_micros(1).into()]).await;
+    let done = run_to_the_end(&world, asked.id).await;
+    assert_eq!((done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await), ("done", 40, 0, 40));
+}

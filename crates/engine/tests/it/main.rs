@@ -9,6 +9,7 @@ mod audit;
 mod dispatch;
 mod egress;
 mod enqueue;
+mod gate;
 mod health;
 mod history;
 mod inbox;

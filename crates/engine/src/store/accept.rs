@@ -1,0 +1,241 @@
+//! Accepting notifications from outside, many in one commit, each with its own answer.
+
+use std::sync::Arc;
+
+use postcommit::{Notification, Source, Timestamp};
+use rusqlite::{Connection, params};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::Store;
+use super::enqueue::New;
+use super::incoming::{Incoming, Refusal};
+use crate::crash_point;
+use crate::db::postgres::Postgres;
+use crate::db::sqlite::{Prepared, Sqlite};
+use crate::db::{Cells, Db, DbError, Value, postgres};
+
+/// Notifications of one commit at most.
+pub const BATCH: usize = postcommit::limits::BATCH;
+
+/// What was accepted. It is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Accepted {
+    /// Its id; the first one's, when the key stood already.
+    pub id: Uuid,
+    /// The key stood already: nothing was enqueued.
+    pub duplicate: bool,
+    /// And it stands for other content: that was noted.
+    pub conflict: bool,
+}
+
+type Answer = Result<Accepted, Refusal>;
+
+impl Store {
+    /// Enqueues and commits them together. Answers for each, in the order given; one that is refused holds no other up. What is answered with an id is durable.
+    pub async fn accept(&self, batch: Vec<Incoming>) -> Vec<Answer> {
+        crash_point!("enqueue.before");
+        let mut answers = Vec::with_capacity(batch.len());
+        let mut rest = batch;
+        while !rest.is_empty() {
+            let next = rest.split_off(rest.len().min(BATCH));
+            answers.extend(match &self.db {
+                Db::Postgres(db) => accept_postgres(db, &rest).await,
+                Db::Sqlite(db) => accept_sqlite(db, rest).await,
+            });
+            rest = next;
+        }
+        crash_point!("enqueue.after_commit");
+        answers
+    }
+}
+
+/// All in one statement. Where it is refused, half of it and half of it again, so that in the end only what is at fault is.
+async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
+    let mut answers = Vec::with_capacity(batch.len());
+    let mut parts = vec![batch];
+    while let Some(part) = parts.pop() {
+        match enter_postgres(db, part).await {
+            Ok(accepted) => answers.extend(accepted.into_iter().map(Ok)),
+            Err(DbError::Refused { .. }) if part.len() > 1 => {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+            }
+            Err(problem) => {
+                let refusal = Refusal::from(problem);
+                answers.extend(part.iter().map(|_| Err(refusal.clone())));
+            }
+        }
+    }
+    answers
+}
+
+async fn enter_postgres(db: &Postgres, batch: &[Incoming]) -> Result<Vec<Accepted>, DbError> {
+    let said: Vec<Said<'_>> = batch.iter().map(Said::of).collect();
+    let said = Value::Json(serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))?);
+    let client = db.client().await?;
+    let statement = client
+        .prepare_cached("SELECT id, duplicate, conflict FROM postcommit.accept($1) ORDER BY place")
+        .await
+        .map_err(postgres::refused)?;
+    let rows = client.query(&statement, &[&said]).await.map_err(postgres::refused)?;
+    if rows.len() != batch.len() {
+        return Err(DbError::Unreadable(format!("{} answers for {} notifications", rows.len(), batch.len())));
+    }
+    Ok(rows.iter().map(|row| Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }).collect())
+}
+
+/// A notification as the database's function reads it: JSON within it is passed on as it was written.
+#[derive(Serialize)]
+struct Said<'a> {
+    event_type: &'a str,
+    payload: &'a RawValue,
+    idempotency_key: &'a str,
+    tenant: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entity: Option<&'a str>,
+    recipients: &'a [postcommit::Recipient],
+    channels: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action_url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a RawValue>,
+    priority: i16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'a Source>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correlation_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topic: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schema_version: Option<i32>,
+}
+
+impl<'a> Said<'a> {
+    fn of(incoming: &'a Incoming) -> Self {
+        let note: &Notification = incoming.note();
+        Self {
+            event_type: &note.event_type,
+            payload: incoming.payload(),
+            idempotency_key: &note.idempotency_key,
+            tenant: &note.tenant,
+            entity: note.entity.as_deref(),
+            recipients: &note.recipients,
+            channels: &note.channels,
+            title: note.title.as_deref(),
+            body: note.body.as_deref(),
+            action_url: note.action_url.as_deref(),
+            data: incoming.data(),
+            priority: note.priority,
+            due_at: note.due_at,
+            expires_at: note.expires_at,
+            source: (note.source != Source::default()).then_some(&note.source),
+            correlation_id: note.correlation_id.as_deref(),
+            topic: note.topic.as_deref(),
+            schema_version: note.schema_version,
+        }
+    }
+}
+
+/// All in one piece of work for the writer. A refused row undoes its own statement and no other.
+async fn accept_sqlite(db: &Sqlite, batch: Vec<Incoming>) -> Vec<Answer> {
+    let count = batch.len();
+    let rows: Result<Vec<Row>, DbError> = batch.iter().map(Row::of).collect();
+    let rows: Arc<[Row]> = match rows {
+        Ok(rows) => rows.into(),
+        Err(problem) => return vec![Err(problem.into()); count],
+    };
+    let written = db.write(move |connection| {
+        let answers: Result<Vec<Answer>, DbError> = rows.iter().map(|row| row.enter(connection)).collect();
+        crash_point!("enqueue.in_tx");
+        answers
+    });
+    match written.await {
+        Ok(answers) => answers,
+        Err(problem) => vec![Err(problem.into()); count],
+    }
+}
+
+/// A notification as its row is written.
+struct Row {
+    new: New,
+    due_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
+}
+
+const FIRST_SQLITE: &str = "SELECT i.notification_id, (SELECT count(*) FROM postcommit_key_conflict c WHERE c.tenant = i.tenant AND c.notification_id = i.notification_id)
+    FROM postcommit_idempotency i JOIN postcommit_tenant t ON t.id = i.tenant WHERE t.name = ?1 AND i.key = ?2";
+const VIEW_SQLITE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant, entity, recipients, channels, title, body, action_url, data, priority,
+      due_at, expires_at, source, correlation_id, topic, schema_version)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
+
+impl Row {
+    fn of(incoming: &Incoming) -> Result<Self, DbError> {
+        let note = incoming.note();
+        let mut new = New::of(note).map_err(|e| DbError::Unreadable(e.to_string()))?;
+        new.payload = incoming.payload().get().to_owned();
+        new.data = incoming.data().map(|data| data.get().to_owned());
+        Ok(Self { new, due_at: note.due_at, expires_at: note.expires_at })
+    }
+
+    fn enter(&self, connection: &Connection) -> Result<Answer, DbError> {
+        match self.enter_new(connection) {
+            Ok(accepted) => Ok(Ok(accepted)),
+            Err(problem @ DbError::Refused { .. }) => Ok(Err(problem.into())),
+            Err(problem) => Err(problem),
+        }
+    }
+
+    fn enter_new(&self, connection: &Connection) -> Result<Accepted, DbError> {
+        if self.due_at.is_none()
+            && self.expires_at.is_none()
+            && let Some(id) = self.new.enter(connection)?
+        {
+            return Ok(Accepted { id, duplicate: false, conflict: false });
+        }
+        // Times to be judged, or a key that stands: the view decides, and what it noted tells.
+        let before = self.first(connection)?;
+        self.enter_by_view(connection)?;
+        let (id, noted) = self.first(connection)?.ok_or_else(|| DbError::Unreadable("what was enqueued is gone".into()))?;
+        Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
+    }
+
+    /// Who holds the key, and how often somebody used it with other content.
+    fn first(&self, connection: &Connection) -> Result<Option<(Uuid, i64)>, DbError> {
+        Prepared::on(connection, FIRST_SQLITE)?.first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))
+    }
+
+    fn enter_by_view(&self, connection: &Connection) -> Result<(), DbError> {
+        let (new, time) = (&self.new, |at: Option<Timestamp>| at.map(|at| at.to_string()));
+        let parameters = params![
+            new.event_type,
+            new.payload,
+            new.key,
+            new.tenant,
+            new.entity,
+            new.recipients,
+            new.channels,
+            new.title,
+            new.body,
+            new.action_url,
+            new.data,
+            new.priority,
+            time(self.due_at),
+            time(self.expires_at),
+            new.source,
+            new.correlation_id,
+            new.topic,
+            new.schema_version,
+        ];
+        Prepared::on(connection, VIEW_SQLITE)?.run(parameters).map(drop)
+    }
+}

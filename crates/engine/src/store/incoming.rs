@@ -1,0 +1,334 @@
+//! A notification as it comes in over the network: checked, and with its JSON kept digit for digit.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use postcommit::Notification;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::db::DbError;
+
+/// Why a notification was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is at fault.
+    #[error("{}{problem}", .field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
+    Invalid {
+        /// The field's name in the outward contract, e.g. `recipients[3].phone`; none when it is no readable JSON at all.
+        field: Option<String>,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// The database cannot take it now. It may have been written: repeated under the same key it is enqueued once.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl Refusal {
+    fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: Some(field.into()), problem: problem.into() }
+    }
+
+    /// Ours are written `field: problem`, and the parser adds where.
+    fn of_parser(error: &serde_json::Error) -> Self {
+        let text = error.to_string();
+        let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(said, _)| said);
+        let is_path = |path: &str| path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name));
+        match text.split_once(": ") {
+            Some((field, problem)) if is_path(field) => Self::invalid(field, problem),
+            _ => Self::Invalid { field: None, problem: text.to_owned() },
+        }
+    }
+}
+
+/// A limit is a constraint whose name says field and limit.
+impl From<DbError> for Refusal {
+    fn from(error: DbError) -> Self {
+        let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
+        let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let limits = words.filter_map(|word| {
+            let field = FIELDS
+                .iter()
+                .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
+                .max_by_key(|field| field.len())?;
+            // Other fields begin with the name of this one.
+            (!FIELDS.contains(&word)).then(|| Self::invalid(*field, word[field.len()..].replace('_', " ").trim()))
+        });
+        if let Some(limit) = limits.last() {
+            return limit;
+        }
+        let said = message.strip_prefix("postcommit: ").unwrap_or(&message);
+        match said.split_once(' ') {
+            Some((field, problem)) if FIELDS.contains(&field) => Self::invalid(field, problem),
+            _ => Self::Invalid { field: None, problem: said.to_owned() },
+        }
+    }
+}
+
+/// The fields of a notification.
+const FIELDS: [&str; 19] = [
+    "event_type",
+    "payload",
+    "idempotency_key",
+    "tenant",
+    "entity",
+    "recipients",
+    "channels",
+    "title",
+    "body",
+    "action_url",
+    "data",
+    "priority",
+    "due_at",
+    "expires_at",
+    "source",
+    "correlation_id",
+    "topic",
+    "schema_version",
+    "strict",
+];
+
+/// A notification that will be accepted, as far as can be told without the database.
+#[derive(Debug, Clone)]
+pub struct Incoming {
+    note: Notification,
+    payload: Box<RawValue>,
+    data: Option<Box<RawValue>>,
+    has_key: bool,
+}
+
+/// What is read beside the checked notification.
+#[derive(Deserialize)]
+struct Raw<'a> {
+    #[serde(borrow, default)]
+    payload: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    idempotency_key: Option<String>,
+}
+
+impl Incoming {
+    /// Reads one from JSON. It belongs to `tenant`, whoever is named in it: another one is refused. A key that comes twice in an object is refused, whatever the
+    /// object: what the second one means depends on who reads it.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] names the field and the limit.
+    pub fn read(json: &str, tenant: &str) -> Result<Self, Refusal> {
+        let mut parser = serde_json::Deserializer::from_str(json);
+        Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| Refusal::of_parser(&e))?;
+        let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
+        let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
+        if let Some(named) = raw.tenant.filter(|named| named != tenant) {
+            return Err(Refusal::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));
+        }
+        tenant.clone_into(&mut note.tenant);
+        // What was checked is kept once, as it was written.
+        note.payload = serde_json::Value::Null;
+        note.data = None;
+        let payload = compact(raw.payload.map_or("{}", RawValue::get))?;
+        Ok(Self { note, payload, data: raw.data.map(|data| compact(data.get())).transpose()?, has_key: raw.idempotency_key.is_some() })
+    }
+
+    /// The key that came beside it, as a header. One inside that differs is refused.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`].
+    pub fn with_key(mut self, key: &str) -> Result<Self, Refusal> {
+        if self.has_key && self.note.idempotency_key != key {
+            return Err(Refusal::invalid("idempotency_key", "differs from the header Idempotency-Key; send one of them, or both alike"));
+        }
+        let count = key.chars().count();
+        if !(1..=255).contains(&count) || key.contains(['\r', '\n', '\0']) {
+            return Err(Refusal::invalid(
+                "idempotency_key",
+                format!("has {count} characters; 1 to 255 are allowed, without line breaks and NUL"),
+            ));
+        }
+        key.clone_into(&mut self.note.idempotency_key);
+        Ok(self)
+    }
+
+    /// Everything but payload and data.
+    #[must_use]
+    pub fn note(&self) -> &Notification {
+        &self.note
+    }
+
+    /// For what the door knows and the sender does not, such as the trace.
+    pub fn note_mut(&mut self) -> &mut Notification {
+        &mut self.note
+    }
+
+    /// The event's data as it was written, without the spaces.
+    #[must_use]
+    pub fn payload(&self) -> &RawValue {
+        &self.payload
+    }
+
+    /// What one channel alone needs, as it was written.
+    #[must_use]
+    pub fn data(&self) -> Option<&RawValue> {
+        self.data.as_deref()
+    }
+
+    /// About as many bytes as it takes.
+    pub(crate) fn size(&self) -> usize {
+        let texts = [&self.note.body, &self.note.title, &self.note.action_url];
+        let of_texts: usize = texts.iter().map(|text| text.as_ref().map_or(0, String::len)).sum();
+        512 + of_texts + self.payload.get().len() + self.data.as_ref().map_or(0, |data| data.get().len()) + self.note.recipients.len() * 64
+    }
+}
+
+/// JSON without the spaces between its parts; what is in texts stays.
+fn compact(json: &str) -> Result<Box<RawValue>, Refusal> {
+    let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
+    for c in json.chars() {
+        if !is_text && c.is_ascii_whitespace() {
+            continue;
+        }
+        is_text ^= c == '"' && !is_escaped;
+        is_escaped = is_text && c == '\\' && !is_escaped;
+        text.push(c);
+    }
+    RawValue::from_string(text).map_err(|e| Refusal::of_parser(&e))
+}
+
+/// Reads any JSON and refuses an object that has a key twice.
+struct Once<'a> {
+    /// The field of the notification that it is in.
+    of: Option<&'a str>,
+}
+
+impl<'de> DeserializeSeed<'de> for Once<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Once<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
+        let mut seen = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            map.next_value_seed(Once { of: Some(self.of.unwrap_or(&key)) })?;
+            if let Some(twice) = seen.replace(key) {
+                let field = self.of.unwrap_or(&twice);
+                return Err(M::Error::custom(format!("{field}: has the key {twice:?} twice in one object; once is allowed")));
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<(), S::Error> {
+        while list.next_element_seed(Once { of: self.of })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> (Option<String>, String) {
+        match Incoming::read(json, "default") {
+            Err(Refusal::Invalid { field, problem }) => (field, problem),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn json_is_kept_digit_for_digit() {
+        let json = r#"{"event_type": "a", "payload": {"big": 12345678901234567890123, "price": 0.10, "text": "a \" b \\", "list": [1, 2]}, "data": {"sms": {"x": 1.50}}}"#;
+        let incoming = Incoming::read(json, "t").unwrap();
+        assert_eq!(incoming.payload().get(), r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#);
+        assert_eq!(incoming.data().unwrap().get(), r#"{"sms":{"x":1.50}}"#);
+        assert_eq!(incoming.note().tenant, "t");
+        assert_eq!(Incoming::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(), "{}");
+    }
+
+    #[test]
+    fn what_is_refused_names_the_field() {
+        for (json, field, problem) in [
+            (r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#, Some("payload"), "has the key \"k\" twice"),
+            (r#"{"event_type": "a", "event_type": "b"}"#, Some("event_type"), "twice"),
+            (r#"{"event_type": "a", "titel": "b"}"#, None, "unknown field `titel`"),
+            (r#"{"event_type": ""}"#, Some("event_type"), "1 to 255 are allowed"),
+            (r#"{"event_type": "a", "recipients": [{"phone": "1"}]}"#, Some("recipients[0].phone"), "E.164"),
+            (r#"{"event_type": "a", "tenant": "another"}"#, Some("tenant"), "belongs to \"default\""),
+            (r#"{"event_type": "a", "payload": "\ud800"}"#, None, "hex escape"),
+            (r#"{"event_type": "a", "payload": "\u0000"}"#, Some("payload"), "NUL"),
+            (r#"{"event_type": "a"} x"#, None, "trailing"),
+            ("[]", None, ""),
+            ("", None, "EOF"),
+        ] {
+            let (named, said) = refused(json);
+            assert_eq!(named.as_deref(), field, "{json}: {said}");
+            assert!(said.contains(problem), "{json}: {said}");
+        }
+        let deep = format!(r#"{{"event_type": "a", "payload": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+        assert!(refused(&deep).1.contains("recursion"));
+        let deep = format!(r#"{{"event_type": "a", "payload": {}{}}}"#, "[".repeat(33), "]".repeat(33));
+        assert_eq!(refused(&deep).0.as_deref(), Some("payload"));
+    }
+
+    #[test]
+    fn a_key_beside_it_must_be_the_same() {
+        let read = |json: &str| Incoming::read(json, "t").unwrap();
+        assert_eq!(read(r#"{"event_type": "a"}"#).with_key("k").unwrap().note().idempotency_key, "k");
+        assert!(read(r#"{"event_type": "a", "idempotency_key": "k"}"#).with_key("k").is_ok());
+        for (json, key) in
+            [(r#"{"event_type": "a", "idempotency_key": "x"}"#, "k"), (r#"{"event_type": "a"}"#, ""), (r#"{"event_type": "a"}"#, "a\nb")]
+        {
+            assert!(read(json).with_key(key).unwrap_err().to_string().starts_with("idempotency_key: "));
+        }
+    }
+
+    #[test]
+    fn a_limit_is_read_from_its_name() {
+        let of = |message: &str| Refusal::from(DbError::Refused { code: String::new(), message: message.into() }).to_string();
+        let postgres =
+            r#"new row for relation "notification" violates check constraint "title_at_most_998_bytes" (title_at_most_998_bytes)"#;
+        assert_eq!(of(postgres), "title: at most 998 bytes");
+        assert_eq!(of("CHECK constraint failed: action_url_is_http_https_mailto_or_tel"), "action_url: is http https mailto or tel");
+        assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), "expires_at: after due at");
+        assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
+        assert_eq!(of("something else"), "something else");
+        assert!(matches!(Refusal::from(DbError::Unreachable("x".into())), Refusal::Unavailable(_)));
+    }
+}
