@@ -7,6 +7,7 @@
 //! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
+//! - `trial`: one send past the queue, to try a provider out;
 //! - `duties`: what is done now and then;
 //! - `jobs`: what an operator does to many at once.
 
@@ -18,6 +19,7 @@ mod jobs;
 mod lanes;
 mod leases;
 mod settler;
+mod trial;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,6 +34,7 @@ use uuid::Uuid;
 pub use duties::run_once as run_duties_once;
 pub use jobs::run_once as run_job_once;
 pub use settler::Tally;
+pub use trial::{Trial, try_provider};
 
 use crate::channel::FailOn;
 use crate::clock;

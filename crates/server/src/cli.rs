@@ -1,21 +1,26 @@
 //! The command line. One list of commands; each is a file of its name.
 
+mod audit;
 mod bench;
 mod config;
 mod deliveries;
 mod dispatch;
 mod doctor;
 mod enqueue;
+pub mod keys;
 mod migrate;
 mod notifications;
 mod providers;
+mod tenants;
 
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use postcommit_engine::store::Store;
 
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
+use crate::serve::{How, Role, serve};
 use crate::settings::{Flag, Layers, Settings};
 
 /// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
@@ -42,11 +47,14 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the dispatcher and the health endpoints
+    /// Serve the API and deliver
     Serve {
         /// Address and port [setting server.listen]
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
+        /// What this process does
+        #[arg(long, value_enum, default_value = "all")]
+        role: Role,
         /// Do not bring the schema up to date; refuse to start when it is not
         #[arg(long)]
         no_migrate: bool,
@@ -67,6 +75,14 @@ enum Command {
     /// Configure providers
     #[command(subcommand)]
     Providers(providers::Providers),
+    /// Keys of the API, and links to sign in
+    #[command(subcommand)]
+    Keys(keys::Keys),
+    /// Tenants: make, list, suspend
+    #[command(subcommand)]
+    Tenants(tenants::Tenants),
+    /// Who changed what, newest first
+    Audit(audit::Audit),
     /// Do one bounded pass over what is due, and exit
     Dispatch(dispatch::Dispatch),
     /// Examine the installation; exits 1 when something needs attention
@@ -102,7 +118,10 @@ impl Cli {
         }
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
         match self.command {
-            Command::Serve { no_migrate, while_stdin, .. } => app::serve(&settings, !no_migrate, while_stdin).await,
+            Command::Serve { role, no_migrate, while_stdin, .. } => serve(&settings, How { role, migrate: !no_migrate, while_stdin }).await,
+            Command::Keys(command) => command.run(format, &settings).await,
+            Command::Tenants(command) => command.run(format, &settings).await,
+            Command::Audit(command) => command.run(format, &settings).await,
             Command::Migrate(command) => command.run(format, &settings).await,
             Command::Enqueue(command) => command.run(format, &settings).await,
             Command::Notifications(command) => command.run(format, &settings).await,
@@ -140,7 +159,7 @@ const STATES: [&str; 10] =
     ["pending", "sending", "retrying", "sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
 
 /// The number behind a tenant's name, if one was given.
-async fn tenant(store: &postcommit_engine::store::Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
+async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
     let Some(name) = name else { return Ok(None) };
     let known = store.tenant(name).await?;
     known.map(Some).ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
@@ -153,7 +172,17 @@ fn say_more(format: Format, more: Option<postcommit_engine::store::Position>) {
     }
 }
 
+/// The store, for commands that change something: in the name of who runs them.
+async fn acting(settings: &Settings) -> Result<Store, Failure> {
+    Ok(store(settings).await?.by(app::operator()))
+}
+
+/// The number of a tenant that must be there.
+async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
+    store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+}
+
 /// The store, for commands that need nothing else.
-async fn store(settings: &Settings) -> Result<postcommit_engine::store::Store, Failure> {
+async fn store(settings: &Settings) -> Result<Store, Failure> {
     app::store(settings).await
 }

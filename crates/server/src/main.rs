@@ -1,11 +1,16 @@
 //! The `postcommit` binary: parse, load settings, run the command.
 
+mod api;
 mod app;
+mod auth;
 mod bench;
 mod cli;
 mod door;
 mod health;
 mod output;
+mod providers;
+mod rate;
+mod serve;
 mod settings;
 mod telemetry;
 

@@ -27,6 +27,7 @@ const NOT_SETTINGS: [&str; 6] =
 pub struct Settings {
     pub database: DatabaseSettings,
     pub server: ServerSettings,
+    pub api: ApiSettings,
     pub dispatch: DispatchSettings,
     pub egress: EgressSettings,
     pub capture: CaptureSettings,
@@ -38,6 +39,34 @@ pub struct Settings {
 #[derive(Debug, Clone, Deserialize)]
 pub struct DatabaseSettings {
     pub url: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct ApiSettings {
+    pub public_url: String,
+    pub requests_per_s: f64,
+    pub burst: f64,
+}
+
+impl ApiSettings {
+    /// Where a browser finds us: as told, else where we listen.
+    pub fn base_url(&self, listening: &str) -> String {
+        let told = self.public_url.trim_end_matches('/');
+        if told.is_empty() { listening.to_owned() } else { told.to_owned() }
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let is_web = |url: &str| url.starts_with("https://") || url.starts_with("http://");
+        if !self.public_url.is_empty() && !is_web(&self.public_url) {
+            return Err(format!("api.public_url: is {:?}; an http or https URL is needed, or nothing", self.public_url));
+        }
+        for (name, value) in [("requests_per_s", self.requests_per_s), ("burst", self.burst)] {
+            if !(0.0..=1e6).contains(&value) {
+                return Err(format!("api.{name}: is {value}; 0 to 1000000 are allowed"));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -188,6 +217,7 @@ impl Settings {
     fn validate(&self) -> Result<(), String> {
         Address::parse(&self.database.url).map_err(|e| e.to_string())?;
         self.server.validate()?;
+        self.api.validate()?;
         self.dispatch.validate()?;
         self.egress.validate()?;
         self.kpi.validate()?;

@@ -68,6 +68,7 @@ CREATE TABLE postcommit.audit (
   PRIMARY KEY (tenant, id),
   CONSTRAINT audit_id UNIQUE (id)
 );
+CREATE INDEX audit_subject ON postcommit.audit (tenant, subject);
 CREATE FUNCTION postcommit.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'postcommit: the audit log is append-only' USING ERRCODE = '42501';

@@ -60,6 +60,7 @@ CREATE TABLE postcommit_audit (
   request_id TEXT
 );
 CREATE INDEX postcommit_audit_of_tenant ON postcommit_audit (tenant, id);
+CREATE INDEX postcommit_audit_subject ON postcommit_audit (tenant, subject);
 CREATE TRIGGER postcommit_audit_is_append_only BEFORE UPDATE ON postcommit_audit BEGIN
   SELECT RAISE(ABORT, 'postcommit: the audit log is append-only');
 END;

@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
-use super::{DbError, Statement};
 use super::writable::Writable;
+use super::{DbError, Statement};
 use crate::clock;
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.

@@ -11,6 +11,7 @@ pub const SITE_CHARS: usize = 64;
 
 /// A notification as it is stored: immutable.
 #[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StoredNotification {
     /// Its owner.
     #[serde(skip)]
@@ -31,8 +32,10 @@ pub struct StoredNotification {
     /// Unique in the tenant.
     pub idempotency_key: String,
     /// The event's data, digit for digit as it is stored.
+    #[cfg_attr(feature = "openapi", schema(value_type = serde_json::Value))]
     pub payload: Box<RawValue>,
     /// To whom, as given.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<Object>))]
     pub recipients: Value,
     /// By which channels, as given.
     pub channels: Vec<String>,
@@ -43,6 +46,7 @@ pub struct StoredNotification {
     /// Where the reader should go.
     pub action_url: Option<String>,
     /// What one channel alone needs, by channel.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub data: Option<Box<RawValue>>,
     /// 0 to 9, 9 first.
     pub priority: i16,
@@ -51,6 +55,7 @@ pub struct StoredNotification {
     /// Never after this.
     pub expires_at: Timestamp,
     /// Where it came from.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub source: Option<Value>,
     /// The request or trace that caused it.
     pub correlation_id: Option<String>,

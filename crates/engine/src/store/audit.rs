@@ -2,10 +2,11 @@
 
 use postcommit::Timestamp;
 use serde::Serialize;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::Store;
 use crate::db::{DbError, Row, Statement, Value};
+use crate::model::DeliveryKey;
 
 /// What somebody does. Who it is, the store knows: [`Store::by`].
 #[derive(Debug, Clone, PartialEq)]
@@ -64,6 +65,7 @@ impl AuditEntry {
 
 /// One entry, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditRow {
     /// Grows with every entry.
     pub id: i64,
@@ -78,6 +80,7 @@ pub struct AuditRow {
     /// On what.
     pub subject: String,
     /// More about it, such as the filter.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub details: Option<Json>,
     /// How many it concerned.
     pub count: i64,
@@ -94,6 +97,8 @@ pub struct AuditFilter {
     pub actor: Option<String>,
     /// Only this action.
     pub action: Option<String>,
+    /// Only on this.
+    pub subject: Option<String>,
     /// Only at this time or later.
     pub from: Option<Timestamp>,
     /// Only before this time.
@@ -103,6 +108,9 @@ pub struct AuditFilter {
     /// At most so many.
     pub limit: i64,
 }
+
+const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a.details, a.count, a.request_id
+    FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant";
 
 impl Store {
     /// The statement that enters it under this store's actor, for the transaction of the change.
@@ -154,19 +162,43 @@ impl Store {
         self.db.execute_if(statements, deciding).await
     }
 
+    /// The same for many deliveries: an entry for each, so that each can tell its story.
+    pub(super) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
+        let rows: Vec<Json> = keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
+        let given = match self.db.kind() {
+            "postgres" => "SELECT g.tenant, {now}, $2, $3, g.id, 1, $4 FROM jsonb_to_recordset($1) AS g (tenant int, id text)",
+            _ => "SELECT value ->> 'tenant', {now}, $2, $3, value ->> 'id', 1, $4 FROM json_each($1)",
+        };
+        let sql = format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count, request_id) {given}");
+        let actor = &self.actor;
+        (sql, vec![Json::from(rows).into(), actor.name.as_str().into(), action.into(), actor.request_id.as_deref().into()])
+    }
+
+    /// What was done to a notification and its deliveries, in order.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub(super) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
+        let among = match self.db.kind() {
+            "postgres" => "a.subject = ANY ($2)",
+            _ => "a.subject IN (SELECT value FROM json_each($2))",
+        };
+        let sql = format!("{SELECT} WHERE a.tenant = $1 AND {among} ORDER BY a.id LIMIT 1000");
+        self.db.query(&sql, vec![tenant.into(), Value::Texts(subjects)]).await?.iter().map(listed).collect()
+    }
+
     /// A page of the audit log, newest first.
     ///
     /// # Errors
     /// As the database says.
     pub async fn audit_rows(&self, filter: &AuditFilter) -> Result<Vec<AuditRow>, DbError> {
-        let mut sql = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a.details, a.count, a.request_id
-            FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant WHERE a.id < $1"
-            .to_owned();
+        let mut sql = format!("{SELECT} WHERE a.id < $1");
         let mut parameters: Vec<Value> = vec![filter.before.unwrap_or(i64::MAX).into()];
-        let wanted: [(&str, Value); 5] = [
+        let wanted: [(&str, Value); 6] = [
             ("a.tenant =", filter.tenant.into()),
             ("a.actor =", filter.actor.as_deref().into()),
             ("a.action =", filter.action.as_deref().into()),
+            ("a.subject =", filter.subject.as_deref().into()),
             ("a.at >=", filter.from.into()),
             ("a.at <", filter.to.into()),
         ];

@@ -15,6 +15,7 @@ use crate::model::{DeliveryId, DeliveryKey};
 
 /// One delivery, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeliveryRow {
     /// `{notification}.{n}`.
     pub id: String,
@@ -60,6 +61,7 @@ pub struct DeliveryRow {
 
 /// One try.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AttemptRow {
     /// `{notification}.{n}` of the delivery.
     pub delivery: String,
@@ -85,6 +87,7 @@ pub struct AttemptRow {
 
 /// Which deliveries to list, newest first. As JSON it is what a job was asked to do: without tenant, place and page.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeliveryFilter {
     /// Only this tenant's; none is every tenant's, for operations.

@@ -13,9 +13,9 @@ use super::delivery_walk::DeliveryWalk;
 use super::enqueue::new_id;
 use super::operators::{act_postgres, act_sqlite};
 use super::walk::{Page, Parameters, Position};
-use super::{Act, DeliveryFilter, Store, masked};
+use super::{Act, AuditEntry, DeliveryFilter, Store, masked};
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
-use crate::model::DeliveryKey;
+use crate::model::{Actor, DeliveryKey};
 
 /// Rows of one slice at most: a transaction that long holds nobody up.
 pub const SLICE: i64 = 500;
@@ -40,14 +40,13 @@ pub struct JobDraft {
     pub act: Act,
     /// To which. States, place and page of it do not count: what is parked is retried and discarded, what waits is cancelled.
     pub filter: DeliveryFilter,
-    /// Who asks.
-    pub asked_by: String,
     /// Deliveries a second: 1 to [`PACE_MOST`]; none is [`PACE`].
     pub pace: Option<i32>,
 }
 
 /// A job, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Job {
     /// Whose deliveries; none is every tenant's.
     #[serde(skip)]
@@ -134,14 +133,16 @@ impl Store {
             owner(tenant),
             id.into(),
             draft.act.name().into(),
-            asked.into(),
-            draft.asked_by.as_str().into(),
+            asked.clone().into(),
+            self.actor.name.as_str().into(),
             asked_at.into(),
             total.into(),
             is_exact.into(),
             pace.into(),
         ];
-        self.db.execute_one(sql, parameters).await?;
+        // What concerns everybody stands in the log of the first tenant.
+        let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
+        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": asked}))).await?;
         self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
     }
 
@@ -245,11 +246,15 @@ impl Store {
             Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
             Db::Sqlite(db) => {
                 let (act, bound, keys, fence) = (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
+                let this = self.for_job(taken);
                 db.write(move |connection| {
                     if fence.hold_sqlite(connection)? == 0 {
                         return Ok(None);
                     }
-                    let done = act_sqlite(connection, act, &keys, Some(bound))?.len();
+                    let done = act_sqlite(connection, act, &keys, Some(bound))?;
+                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                    let done = done.len();
                     sqlite::run(connection, &sqlite::dialect(STEP), &fence.step(keys.len(), done))?;
                     Ok(Some(done))
                 })
@@ -269,11 +274,18 @@ impl Store {
         if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
             return Ok(None);
         }
-        let done = act_postgres(&transaction, taken.job.kind, &page.rows, Some(taken.job.asked_at)).await?.len();
+        let done = act_postgres(&transaction, taken.job.kind, &page.rows, Some(taken.job.asked_at)).await?;
+        postgres::run(&transaction, &self.for_job(taken).audit_each(taken.job.kind.action(), &done)).await?;
+        let done = done.len();
         let step = transaction.prepare_cached(STEP).await.map_err(postgres::refused)?;
         transaction.execute(&step, &borrow(&fence.step(page.rows.len(), done))).await.map_err(postgres::refused)?;
         transaction.commit().await.map_err(postgres::refused)?;
         Ok(Some(done))
+    }
+
+    /// In the name of whoever asked for it.
+    fn for_job(&self, taken: &Taken) -> Self {
+        self.by(Actor::new(&taken.job.asked_by).by_request(format!("job:{}", taken.job.id)))
     }
 
     /// The rows of the next slice, and where the one after it begins.

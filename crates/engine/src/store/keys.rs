@@ -75,6 +75,7 @@ pub struct NewKey {
 
 /// A key, without its secret.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Key {
     /// Its public part.
     pub id: String,
@@ -91,6 +92,7 @@ pub struct Key {
     pub name: String,
     /// What it may do.
     #[serde(serialize_with = "names")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub scopes: Scopes,
     /// When it was made.
     pub created_at: Timestamp,

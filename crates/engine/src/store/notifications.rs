@@ -16,6 +16,7 @@ use crate::model::StoredNotification;
 
 /// One notification in a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NotificationRow {
     /// UUIDv7.
     pub id: Uuid,
@@ -47,6 +48,7 @@ pub struct NotificationRow {
 
 /// Somebody used the key again with other content; that was not enqueued.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Conflict {
     /// What it was about.
     pub event_type: String,

@@ -1,14 +1,13 @@
 //! What an operator does with deliveries, one or many. Each is one transaction; what it met in another state is left as it is, and said.
 
-use std::collections::BTreeMap;
-
 use postcommit::Timestamp;
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::{AuditEntry, Store};
-use crate::db::{Db, DbError, Statement, Transaction, Value, postgres, sqlite};
+use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::model::DeliveryKey;
 
 /// Deliveries that are acted upon at once, at most.
@@ -16,6 +15,7 @@ pub const AT_ONCE: usize = 1000;
 
 /// What can be done to many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
     /// Sets what is parked back to pending, with its counters reset; what was scheduled for later still is. What was sent is never sent again by this.
@@ -56,7 +56,7 @@ impl Act {
     }
 
     /// Its name in the audit log.
-    fn action(self) -> &'static str {
+    pub(super) fn action(self) -> &'static str {
         match self {
             Self::Retry => "delivery.retry",
             Self::Discard => "delivery.discard",
@@ -145,6 +145,48 @@ impl Store {
         self.refused(key).await
     }
 
+    /// Takes back what is not yet sent of a notification: how many deliveries, and how many were under way, for which it is too late; what remains of
+    /// those is not tried again. None when there is no such notification of that tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
+        let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
+        if self.notification(Some(owner), id).await?.is_none() {
+            return Ok(None);
+        }
+        self.cancel_live(owner, "q.notification_id = $2", vec![id.into()]).await.map(Some)
+    }
+
+    /// The same for everything about an entity, or for one event type of it.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
+        let about = "EXISTS (SELECT 1 FROM postcommit.notification note WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = $2
+            AND note.event_type = coalesce($3, note.event_type))";
+        self.cancel_live(tenant, about, vec![entity.into(), event_type.into()]).await
+    }
+
+    async fn cancel_live(&self, tenant: i32, which: &str, parameters: Vec<Value>) -> Result<(i64, i64), DbError> {
+        let parameters: Vec<Value> = [Value::from(tenant)].into_iter().chain(parameters).collect();
+        let live = format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {which}");
+        // Word is left first: what is leased at this moment is not tried again, even if it is given back before we look.
+        let word = format!(
+            "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at) SELECT q.tenant, q.notification_id, q.n, {{now}} FROM {live} ON CONFLICT DO NOTHING"
+        );
+        self.db.execute_one(&word, parameters.clone()).await?;
+        let rows = self.db.query(&format!("SELECT q.notification_id, q.n FROM {live}"), parameters).await?;
+        let key = |row: &Row| Ok(DeliveryKey { tenant, notification: row.get(0)?, n: row.get(1)? });
+        let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;
+        let mut taken = 0;
+        for some in keys.chunks(AT_ONCE) {
+            taken += self.act(Act::Cancel, some).await?.len();
+        }
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        Ok((count(taken), count(keys.len() - taken)))
+    }
+
     /// Why nothing was done.
     async fn refused(&self, key: DeliveryKey) -> Result<Acted, DbError> {
         let state = self.state_of(key).await?;
@@ -165,9 +207,7 @@ impl Store {
                 let mut client = db.client().await?;
                 let transaction = db.begin(&mut client).await?;
                 let done = act_postgres(&transaction, act, keys, None).await?;
-                for entry in self.entries(act, &done) {
-                    postgres::run(&transaction, &entry).await?;
-                }
+                postgres::run(&transaction, &self.audit_each(act.action(), &done)).await?;
                 transaction.commit().await.map_err(postgres::refused)?;
                 Ok(done)
             }
@@ -175,27 +215,13 @@ impl Store {
                 let (this, keys) = (self.clone(), keys.to_vec());
                 db.write(move |connection| {
                     let done = act_sqlite(connection, act, &keys, None)?;
-                    for (sql, parameters) in this.entries(act, &done) {
-                        sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
-                    }
+                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                     Ok(done)
                 })
                 .await
             }
         }
-    }
-
-    /// What the audit log says of it: one entry for each tenant.
-    fn entries(&self, act: Act, done: &[DeliveryKey]) -> Vec<Statement> {
-        let mut by_tenant: BTreeMap<i32, Vec<DeliveryKey>> = BTreeMap::new();
-        done.iter().for_each(|key| by_tenant.entry(key.tenant).or_default().push(*key));
-        let entry = |(tenant, keys): (i32, Vec<DeliveryKey>)| {
-            let ids: Vec<String> = keys.iter().map(|key| key.id().to_string()).collect();
-            let subject = if ids.len() == 1 { ids[0].clone() } else { format!("{} deliveries", ids.len()) };
-            let entry = AuditEntry::new(tenant, act.action(), subject).count(i64::try_from(ids.len()).unwrap_or(i64::MAX));
-            self.audit(if ids.len() == 1 { entry } else { entry.details(json!({ "ids": ids })) })
-        };
-        by_tenant.into_iter().map(entry).collect()
     }
 }
 

@@ -106,6 +106,17 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
+    /// Lets a provider take new work, or no more. False when there is none of that name.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn enable_provider(&self, tenant: i32, name: &str, enabled: bool) -> Result<bool, DbError> {
+        let sql =
+            "UPDATE postcommit.provider SET enabled = $3, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
+        let entry = AuditEntry::new(tenant, if enabled { "provider.enable" } else { "provider.disable" }, name);
+        self.change(sql, vec![tenant.into(), name.into(), enabled.into()], entry).await
+    }
+
     /// Opens a lane again, whatever held it.
     ///
     /// # Errors

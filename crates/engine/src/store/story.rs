@@ -6,12 +6,13 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::walk::{Page, Position};
-use super::{AttemptRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
+use super::{AttemptRow, AuditRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
 use crate::db::DbError;
 use crate::model::StoredNotification;
 
 /// The full story of one notification. Addresses are masked.
 #[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Story {
     /// As it was enqueued.
     #[serde(flatten)]
@@ -24,10 +25,13 @@ pub struct Story {
     pub attempts: Vec<AttemptRow>,
     /// Enqueues that were refused because this one holds the key.
     pub conflicts: Vec<Conflict>,
+    /// Who did what to it, in order.
+    pub acts: Vec<AuditRow>,
 }
 
 /// How a notification stands, in few words.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Status {
     /// UUIDv7.
     pub id: Uuid,
@@ -49,6 +53,7 @@ pub struct Status {
 
 /// Where a notification came from, and when it was here. All times are UTC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Provenance {
     /// The remote place.
     pub site: Option<String>,
@@ -93,9 +98,12 @@ impl Store {
         let of_it = DeliveryFilter { tenant: Some(notification.tenant), ..DeliveryFilter::of_notification(id) };
         let mut attempts = self.attempts(notification.tenant, id).await?;
         attempts.sort_by_key(|attempt| attempt.at);
+        let deliveries = self.delivery_rows(&of_it).await?.rows;
+        let subjects = deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
         Ok(Some(Story {
             status: row.status,
-            deliveries: self.delivery_rows(&of_it).await?.rows,
+            deliveries,
+            acts: self.audit_of(notification.tenant, subjects).await?,
             attempts,
             conflicts: self.conflicts(notification.tenant, id).await?,
             notification,

@@ -30,6 +30,7 @@ pub enum TenantError {
 
 /// One tenant, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantRow {
     /// The number that leads every key.
     pub id: i32,

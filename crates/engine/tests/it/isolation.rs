@@ -161,7 +161,8 @@ async fn a_tenant_s_own_work_goes_through_the_wall() {
     assert!(scoped.retry(key).await.unwrap() && scoped.cancel_delivery(key).await.unwrap());
     assert!(!world.store.of_tenant(b).discard(key).await.unwrap());
     assert_eq!(
-        scoped.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows[0].state,
+        scoped.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows[0]
+            .state,
         "cancelled"
     );
     assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and nobody else's");

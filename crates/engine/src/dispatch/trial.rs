@@ -1,0 +1,77 @@
+//! "Test this provider": one send at once, past the queue, whatever holds the lane. Nothing is retried, and nothing is kept but what the caller logs.
+
+use std::time::Duration;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::Tools;
+use crate::channel::{self, Message};
+use crate::clock;
+use crate::model::{DeliveryKey, Evidence, Outcome, Provider, Report, StoredNotification};
+use crate::secret::Secrets;
+
+/// How a trial went.
+#[derive(Debug, Clone)]
+pub struct Trial {
+    /// What the channel saw.
+    pub report: Report,
+    /// How long it took.
+    pub latency: Duration,
+}
+
+/// Sends a test message to an address. What is said can be told from everything else by its event type, `postcommit.test`.
+///
+/// # Errors
+/// When the provider's settings or secrets do not make a driver.
+pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str, address: &str, text: &str) -> Result<Trial, String> {
+    let secrets = match &provider.secrets {
+        Some(sealed) => {
+            tools.keys.existing().and_then(|ring| ring.open(sealed, provider.tenant, &provider.name)).map_err(|e| e.to_string())?
+        }
+        None => Secrets::new(),
+    };
+    let driver = channel::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
+    let note = test_note(provider, tenant_name, address, text);
+    let timeout = provider.timeout();
+    let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
+    let channel = if provider.channel == "*" { "any" } else { &provider.channel };
+    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout };
+    let began = clock::monotonic();
+    let report = tokio::time::timeout(timeout, driver.send(message)).await;
+    let report = report.unwrap_or_else(|_| Report {
+        outcome: Outcome::Unclear { code: "timeout".into() },
+        evidence: Evidence::default(),
+        message: None,
+    });
+    Ok(Trial { report, latency: began.elapsed() })
+}
+
+fn test_note(provider: &Provider, tenant_name: &str, address: &str, text: &str) -> StoredNotification {
+    let (id, now) = (Uuid::now_v7(), clock::now());
+    StoredNotification {
+        tenant: provider.tenant,
+        tenant_name: tenant_name.to_owned(),
+        id,
+        event_type: "postcommit.test".into(),
+        entity: None,
+        topic: None,
+        schema_version: None,
+        idempotency_key: format!("postcommit.test:{id}"),
+        payload: RawValue::NULL.to_owned(),
+        recipients: json!([{"provider": provider.name, "address": address}]),
+        channels: Vec::new(),
+        title: Some("Test".into()),
+        body: Some(text.to_owned()),
+        action_url: None,
+        data: None,
+        priority: 5,
+        due_at: now,
+        expires_at: now.plus(Duration::from_secs(3600)),
+        source: None,
+        correlation_id: None,
+        created_at: now,
+        cancelled: Vec::new(),
+    }
+}

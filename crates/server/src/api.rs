@@ -1,0 +1,248 @@
+//! The HTTP API: one route table, and the document that describes it, made from the same types.
+//!
+//! Every route says which scope it needs in its `security`; a test walks the document and holds each route to it.
+
+#![allow(unused_qualifications, reason = "utoipa's macros write them")]
+
+pub mod audit;
+pub mod deliveries;
+pub mod dispatch;
+pub mod entities;
+pub mod jobs;
+pub mod keys;
+pub mod notifications;
+pub mod page;
+pub mod problem;
+pub mod providers;
+pub mod read;
+pub mod session;
+pub mod tenants;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use postcommit::Recipient;
+use postcommit_engine::dispatch::Tools;
+use postcommit_engine::gate::Gate;
+use postcommit_engine::store::{Incoming, Refusal, Store};
+use serde::Deserialize;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{OpenApi, RefOr, Response, ResponsesBuilder};
+use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::auth::Auth;
+use problem::{Kind, Problem, ProblemBody};
+
+/// What the handlers share.
+pub struct Api {
+    pub store: Store,
+    /// Where new notifications come in, many in one commit.
+    pub gate: Gate,
+    pub tools: Tools,
+    pub auth: Auth,
+    /// One pass at a time.
+    pub passing: Arc<tokio::sync::Mutex<()>>,
+    /// What waits for longer is stuck.
+    pub stuck_after: Duration,
+}
+
+/// The state of every handler.
+pub type Shared = Arc<Api>;
+
+/// The route table.
+fn routes() -> OpenApiRouter<Shared> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(notifications::enqueue_notification, notifications::list_notifications))
+        .routes(routes!(notifications::enqueue_notifications))
+        .routes(routes!(notifications::get_notification))
+        .routes(routes!(notifications::get_notification_status))
+        .routes(routes!(notifications::cancel_notification))
+        .routes(routes!(deliveries::list_deliveries))
+        .routes(routes!(deliveries::retry_deliveries))
+        .routes(routes!(deliveries::discard_deliveries))
+        .routes(routes!(deliveries::get_delivery))
+        .routes(routes!(deliveries::retry_delivery))
+        .routes(routes!(deliveries::discard_delivery))
+        .routes(routes!(deliveries::mark_delivery_delivered))
+        .routes(routes!(entities::list_entity_deliveries))
+        .routes(routes!(entities::cancel_entity))
+        .routes(routes!(jobs::list_jobs))
+        .routes(routes!(jobs::get_job))
+        .routes(routes!(jobs::cancel_job))
+        .routes(routes!(providers::list_providers, providers::create_provider))
+        .routes(routes!(providers::get_provider, providers::update_provider, providers::delete_provider))
+        .routes(routes!(providers::test_provider))
+        .routes(routes!(providers::pause_provider))
+        .routes(routes!(providers::resume_provider))
+        .routes(routes!(dispatch::dispatch))
+        .routes(routes!(keys::list_keys, keys::create_key))
+        .routes(routes!(keys::revoke_key))
+        .routes(routes!(tenants::list_tenants, tenants::create_tenant))
+        .routes(routes!(tenants::suspend_tenant))
+        .routes(routes!(tenants::resume_tenant))
+        .routes(routes!(audit::list_audit))
+        .routes(routes!(session::show_session, session::end_session))
+}
+
+/// The routes, ready to be served.
+pub fn router(api: Shared) -> Router {
+    let (router, document) = routes().split_for_parts();
+    let document = serde_json::to_string_pretty(&document).unwrap_or_default();
+    let describe = move || async move { ([("content-type", "application/json")], document).into_response() };
+    router
+        .route("/openapi.json", get(describe))
+        .route("/login", get(session::login_page).post(session::login))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(|| async { Problem::new(Kind::MethodNotAllowed, "the route is known, but not with this method") })
+        .with_state(api)
+}
+
+/// What is nowhere.
+pub async fn no_such_route() -> Problem {
+    Problem::new(Kind::NotFound, "there is no such route; /openapi.json lists them")
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(title = "Postcommit", description = "Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")),
+    components(schemas(ProblemBody)),
+    modifiers(&Keys)
+)]
+struct Document;
+
+struct Keys;
+
+impl Modify for Keys {
+    fn modify(&self, document: &mut OpenApi) {
+        let bearer = Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("pc_<id>_<secret>");
+        let about = "A key of one tenant. The scope that a route needs stands beside it.";
+        let scheme = SecurityScheme::Http(bearer.description(Some(about)).build());
+        document.components.get_or_insert_default().add_security_scheme("key", scheme);
+    }
+}
+
+/// Whose, for those who may choose.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[allow(dead_code, reason = "the caller reads it; this describes it")]
+pub struct OfTenant {
+    /// A tenant's name, for keys of scope `ops`: what is asked or done is about that tenant. A list that names none shows every tenant's.
+    tenant: Option<String>,
+}
+
+/// Where a delivery can stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnyState {
+    Pending,
+    Sending,
+    Retrying,
+    Sent,
+    Delivered,
+    Parked,
+    Discarded,
+    Cancelled,
+    Expired,
+    Skipped,
+}
+
+impl AnyState {
+    /// As it is stored.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::Retrying => "retrying",
+            Self::Sent => "sent",
+            Self::Delivered => "delivered",
+            Self::Parked => "parked",
+            Self::Discarded => "discarded",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// What every route may answer instead.
+pub struct Refusals;
+
+impl IntoResponses for Refusals {
+    fn responses() -> std::collections::BTreeMap<String, RefOr<Response>> {
+        let known = [
+            ("400", "The request cannot be read"),
+            ("401", "No key, or none that is known"),
+            ("403", "The key may not do this, or the tenant is suspended"),
+            ("404", "There is no such thing, or it is another tenant's"),
+            ("405", "Not with this method"),
+            ("409", "Not in this state, or the key stands for other content"),
+            ("413", "The body is too large"),
+            ("415", "The body must be JSON"),
+            ("422", "A field is not as it must be"),
+            ("429", "Too many requests"),
+            ("503", "The database is not at hand, or there are too many connections; nothing was done"),
+        ];
+        let mut responses = ResponsesBuilder::new();
+        for (status, description) in known {
+            let schema = utoipa::openapi::Ref::from_schema_name("Problem");
+            let content = utoipa::openapi::ContentBuilder::new().schema(Some(schema)).build();
+            let refused = utoipa::openapi::ResponseBuilder::new().description(description).content("application/problem+json", content);
+            responses = responses.response(status, refused);
+        }
+        responses.build().responses.into_iter().collect()
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
+            Refusal::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
+            Refusal::Unavailable(problem) => {
+                tracing::warn!(%problem, "a notification could not be accepted");
+                Self::new(Kind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
+            }
+        }
+    }
+}
+
+impl Api {
+    /// A provider that is named must be there and take new work (D1).
+    async fn check_providers(&self, tenant: i32, incoming: &Incoming) -> Result<(), Problem> {
+        for (place, recipient) in incoming.note().recipients.iter().enumerate() {
+            let Recipient::Provider { provider, .. } = recipient else { continue };
+            let field = || format!("recipients[{place}].provider");
+            match self.store.provider(tenant, provider).await? {
+                Some(found) if found.enabled => {}
+                Some(_) => return Err(Problem::invalid(field(), format!("{provider:?} is disabled"))),
+                None => return Err(Problem::invalid(field(), format!("{provider:?} is not configured"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `UPDATE_GOLDEN=1` writes it anew.
+    #[test]
+    fn the_document_is_the_one_that_is_checked_in() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let now = serde_json::to_string_pretty(&routes().split_for_parts().1).unwrap() + "\n";
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(path, &now).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(path).unwrap_or_default() == now,
+            "docs/openapi.json is not what the code says; UPDATE_GOLDEN=1 writes it anew"
+        );
+    }
+}

@@ -1,0 +1,320 @@
+//! Deliveries: listed, looked into, retried, discarded; one, some, or all that match.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use postcommit::Timestamp;
+use postcommit_engine::model::{DeliveryId, DeliveryKey, Scope};
+use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::page::{self, Limit, Page};
+use super::problem::{Kind, Problem};
+use super::read::{Body, Id, Params};
+use super::{AnyState, OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// Ids in one request.
+const IDS: usize = 1000;
+
+/// Which deliveries to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Only in this state.
+    #[param(inline)]
+    state: Option<AnyState>,
+    /// Only parked for this reason: rejected, exhausted, outcome_unknown or config.
+    reason: Option<String>,
+    /// Only on this channel.
+    channel: Option<String>,
+    /// Only of this provider.
+    provider: Option<String>,
+    /// Only of this event type.
+    event_type: Option<String>,
+    /// Only about this entity.
+    entity: Option<String>,
+    /// Only from this site.
+    site: Option<String>,
+    /// Only of this notification.
+    notification: Option<Uuid>,
+    /// Only enqueued at this time or later.
+    from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    to: Option<Timestamp>,
+    /// Only with so many attempts in this round, or more.
+    #[param(minimum = 0)]
+    attempts: Option<u32>,
+    /// Only with this code of the last error.
+    error_code: Option<String>,
+    /// Only to exactly this address.
+    target: Option<String>,
+    /// `true`: only due for longer than the threshold and not under way.
+    stuck: Option<bool>,
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+impl Wanted {
+    fn filter(self, whose: Option<i32>, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
+        Ok(DeliveryFilter {
+            tenant: whose,
+            states: self.state.map(|state| state.name().to_owned()).into_iter().collect(),
+            reason: self.reason,
+            channel: self.channel,
+            provider: self.provider,
+            event_type: self.event_type,
+            entity: self.entity,
+            site: self.site,
+            notification: self.notification,
+            from: self.from,
+            to: self.to,
+            attempts: self.attempts.map(i64::from),
+            error_code: self.error_code,
+            target: self.target,
+            stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
+            before: self.cursor.as_deref().map(page::decode).transpose()?,
+            limit: self.limit.0,
+        })
+    }
+}
+
+/// Deliveries, newest first; addresses are masked.
+#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(Wanted, OfTenant),
+    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+pub async fn list_deliveries(
+    State(api): State<Shared>,
+    caller: Caller,
+    Params(wanted): Params<Wanted>,
+) -> Result<Json<Page<DeliveryRow>>, Problem> {
+    caller.may(Scope::Read)?;
+    let filter = wanted.filter(caller.whose(), api.stuck_after)?;
+    Ok(Json(Page::walked(caller.store(&api).delivery_rows(&filter).await?)))
+}
+
+/// One delivery and its attempts.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeliveryStory {
+    #[serde(flatten)]
+    delivery: DeliveryRow,
+    /// In order, over all rounds.
+    attempt_log: Vec<AttemptRow>,
+}
+
+/// One delivery, with every attempt.
+#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), OfTenant),
+    responses((status = 200, description = "The delivery", body = DeliveryStory), Refusals))]
+pub async fn get_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<DeliveryStory>, Problem> {
+    caller.may(Scope::Read)?;
+    let store = caller.store(&api);
+    let key = find(&store, &caller, id).await?;
+    let delivery = store.delivery_row(Some(key.tenant), id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
+    let mut attempt_log = store.attempts(key.tenant, key.notification).await?;
+    attempt_log.retain(|attempt| attempt.delivery == delivery.id);
+    Ok(Json(DeliveryStory { delivery, attempt_log }))
+}
+
+async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<DeliveryKey, Problem> {
+    store.delivery_key(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("delivery"))
+}
+
+/// What was done to one.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Done {
+    /// `{notification}.{n}`.
+    id: String,
+    /// Where it stands now.
+    state: String,
+}
+
+async fn act_on_one(api: &Shared, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store(api);
+    let key = find(&store, caller, id).await?;
+    match store.act_on_many(act, &[key]).await?.pop() {
+        Some(Acted::Done) => Ok(Json(Done { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() })),
+        Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
+        _ => Err(Problem::not_found("delivery")),
+    }
+}
+
+fn not_parked(state: &str) -> Problem {
+    Problem::new(Kind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
+}
+
+/// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
+#[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
+    responses((status = 200, description = "Done", body = Done), Refusals))]
+pub async fn retry_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
+    act_on_one(&api, &caller, id, Act::Retry).await
+}
+
+/// Ends a parked delivery for good; the row stays.
+#[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
+    responses((status = 200, description = "Done", body = Done), Refusals))]
+pub async fn discard_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
+    act_on_one(&api, &caller, id, Act::Discard).await
+}
+
+/// Says that it did arrive: what was sent, or parked because nobody knew.
+#[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
+    responses((status = 200, description = "Done", body = Done), Refusals))]
+pub async fn mark_delivery_delivered(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store(&api);
+    match store.mark_delivered(find(&store, &caller, id).await?).await? {
+        Acted::Done => Ok(Json(Done { id: id.to_string(), state: "delivered".into() })),
+        Acted::Refused { state, reason } => {
+            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let allowed = "only what was sent, or is parked as outcome_unknown, can be marked";
+            Err(Problem::new(Kind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
+        }
+        Acted::NotFound => Err(Problem::not_found("delivery")),
+    }
+}
+
+/// Either some by their ids, answered at once; or all that match a filter, as a job.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Many {
+    /// Up to 1,000 ids.
+    #[schema(max_items = 1000)]
+    ids: Option<Vec<String>>,
+    /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of them.
+    filter: Option<ManyFilter>,
+    /// With a filter: so many a second at most. Default 1,000.
+    #[schema(minimum = 1, maximum = 10_000)]
+    pace_per_s: Option<i32>,
+}
+
+/// Which parked deliveries.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ManyFilter {
+    /// Only parked for this reason.
+    reason: Option<String>,
+    /// Only on this channel.
+    channel: Option<String>,
+    /// Only of this provider.
+    provider: Option<String>,
+    /// Only of this event type.
+    event_type: Option<String>,
+    /// Only about this entity.
+    entity: Option<String>,
+    /// Only from this site.
+    site: Option<String>,
+    /// Only of this notification.
+    notification: Option<Uuid>,
+    /// Only enqueued at this time or later.
+    from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    to: Option<Timestamp>,
+    /// Only with this code of the last error.
+    error_code: Option<String>,
+}
+
+/// What became of each.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ManyDone {
+    /// How many it was done to.
+    done: usize,
+    /// One for each id, in the order given.
+    results: Vec<OneDone>,
+}
+
+/// What became of one.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct OneDone {
+    /// As given.
+    id: String,
+    /// `done`, `refused` or `not_found`.
+    result: &'static str,
+    /// Where it stands, when refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
+}
+
+/// Retries some, or all that match.
+#[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
+    responses((status = 200, description = "By ids: a result for each", body = ManyDone), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+pub async fn retry_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
+    act_on_many(&api, &caller, many, Act::Retry).await
+}
+
+/// Discards some, or all that match.
+#[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
+    responses((status = 200, description = "By ids: a result for each", body = ManyDone), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+pub async fn discard_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
+    act_on_many(&api, &caller, many, Act::Discard).await
+}
+
+async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store(api);
+    match (many.ids, many.filter) {
+        (Some(ids), None) => Ok(Json(act_on_ids(&store, caller, &ids, act).await?).into_response()),
+        (None, Some(filter)) => {
+            if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
+                return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
+            }
+            let draft = JobDraft { act, filter: filter.parked(), pace: many.pace_per_s };
+            let job = store.create_job(Some(caller.tenant()), &draft).await?;
+            Ok((StatusCode::ACCEPTED, Json(job)).into_response())
+        }
+        _ => Err(Problem::invalid("ids", "give either ids or a filter")),
+    }
+}
+
+async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ManyDone, Problem> {
+    if ids.is_empty() || ids.len() > IDS {
+        return Err(Problem::invalid("ids", format!("has {} entries; 1 to {IDS} are allowed", ids.len())));
+    }
+    let mut keys = Vec::with_capacity(ids.len());
+    for id in ids {
+        keys.push(match id.parse() {
+            Ok(id) => store.delivery_key(caller.whose(), id).await?,
+            Err(_) => None,
+        });
+    }
+    let found: Vec<DeliveryKey> = keys.iter().flatten().copied().collect();
+    let mut acted = store.act_on_many(act, &found).await?.into_iter();
+    let results: Vec<OneDone> = ids.iter().zip(keys).map(|(id, key)| one_done(id, key.and_then(|_| acted.next()))).collect();
+    Ok(ManyDone { done: results.iter().filter(|one| one.result == "done").count(), results })
+}
+
+fn one_done(id: &str, acted: Option<Acted>) -> OneDone {
+    let (result, state) = match acted {
+        Some(Acted::Done) => ("done", None),
+        Some(Acted::Refused { state, .. }) => ("refused", Some(state)),
+        Some(Acted::NotFound) | None => ("not_found", None),
+    };
+    OneDone { id: id.to_owned(), result, state }
+}
+
+impl ManyFilter {
+    fn parked(self) -> DeliveryFilter {
+        DeliveryFilter {
+            reason: self.reason,
+            channel: self.channel,
+            provider: self.provider,
+            event_type: self.event_type,
+            entity: self.entity,
+            site: self.site,
+            notification: self.notification,
+            from: self.from,
+            to: self.to,
+            error_code: self.error_code,
+            ..DeliveryFilter::default()
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! One bounded pass, for cron and `pg_cron` (B9).
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::model::Scope;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::problem::{Kind, Problem};
+use super::read::Params;
+use super::{Refusals, Shared};
+use crate::auth::Caller;
+
+/// Longest time a pass may claim for, in seconds.
+const SECONDS_MAX: u64 = 300;
+
+/// How long.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Bound {
+    /// Nothing more is claimed after so many seconds; what is under way is finished. Default 30.
+    #[param(minimum = 1, maximum = 300)]
+    seconds: Option<u64>,
+}
+
+/// What a pass did.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Passed {
+    /// Sent or delivered.
+    sent: u64,
+    /// To be tried again.
+    again: u64,
+    /// Parked.
+    parked: u64,
+    /// Expired, cancelled or skipped.
+    dropped: u64,
+    /// The time was up before everything due was claimed: call again.
+    more: bool,
+}
+
+/// Delivers what is due now, and answers when it is done.
+///
+/// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time in each process.
+#[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
+    responses((status = 200, description = "Done", body = Passed), Refusals))]
+pub async fn dispatch(State(api): State<Shared>, caller: Caller, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
+    caller.may(Scope::Ops)?;
+    let seconds = bound.seconds.unwrap_or(30);
+    if !(1..=SECONDS_MAX).contains(&seconds) {
+        return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
+    }
+    let Ok(alone) = api.passing.clone().try_lock_owned() else {
+        return Err(Problem::new(Kind::StateConflict, "a pass is under way in this process").retry_after(1));
+    };
+    let mut dispatcher = Dispatcher::new(api.tools.clone()).await?;
+    let tally = dispatcher.tally();
+    // In a task of its own: a client that goes away must not leave sends half done.
+    let passing = tokio::spawn(async move {
+        let _alone = alone;
+        dispatcher.pass_for(Duration::from_secs(seconds)).await
+    });
+    let more = passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))??;
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    Ok(Json(Passed {
+        sent: count(&tally.sent),
+        again: count(&tally.again),
+        parked: count(&tally.parked),
+        dropped: count(&tally.dropped),
+        more,
+    }))
+}

@@ -1,0 +1,65 @@
+//! Everything about one entity, such as a booking.
+
+use axum::Json;
+use axum::extract::State;
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::DeliveryRow;
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::notifications::Cancelled;
+use super::page::{self, Limit, Page};
+use super::problem::Problem;
+use super::read::{Body, Id, Params};
+use super::{OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// A page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// Everything sent for an entity and what is scheduled for it, newest first.
+#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), Wanted, OfTenant),
+    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+pub async fn list_entity_deliveries(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(entity): Id<String>,
+    Params(wanted): Params<Wanted>,
+) -> Result<Json<Page<DeliveryRow>>, Problem> {
+    caller.may(Scope::Read)?;
+    let before = wanted.cursor.as_deref().map(page::decode).transpose()?;
+    Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, wanted.limit.0).await?)))
+}
+
+/// What of it to take back.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Cancel {
+    /// Only of this event type; none is all.
+    #[schema(min_length = 1, max_length = 255)]
+    event_type: Option<String>,
+}
+
+/// Takes back what is not yet sent for an entity: a cancelled booking's reminders.
+#[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
+    request_body = Cancel, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+pub async fn cancel_entity(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(entity): Id<String>,
+    Body(what): Body<Cancel>,
+) -> Result<Json<Cancelled>, Problem> {
+    caller.may(Scope::Operate)?;
+    let (cancelled, under_way) = caller.store(&api).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
+    Ok(Json(Cancelled { cancelled, under_way }))
+}

@@ -1,0 +1,58 @@
+//! Jobs: what is done to many deliveries in the background.
+
+use axum::Json;
+use axum::extract::State;
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::Job;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use uuid::Uuid;
+
+use super::page::{self, Limit, Page};
+use super::problem::{Kind, Problem};
+use super::read::{Id, Params};
+use super::{OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// A page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// Jobs, newest first.
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(Wanted, OfTenant),
+    responses((status = 200, description = "A page", body = Page<Job>), Refusals))]
+pub async fn list_jobs(State(api): State<Shared>, caller: Caller, Params(wanted): Params<Wanted>) -> Result<Json<Page<Job>>, Problem> {
+    caller.may(Scope::Read)?;
+    let before: Option<Uuid> = wanted.cursor.as_deref().map(page::decode).transpose()?;
+    let rows = caller.store(&api).jobs(caller.whose(), before, wanted.limit.0 + 1).await?;
+    Ok(Json(Page::of(rows, wanted.limit.0, |job| job.id)))
+}
+
+/// How far it is.
+#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
+    responses((status = 200, description = "The job", body = Job), Refusals))]
+pub async fn get_job(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+    caller.may(Scope::Read)?;
+    let job = caller.store(&api).job(caller.whose(), id).await?;
+    job.map(Json).ok_or_else(|| Problem::not_found("job"))
+}
+
+/// Stops it after the slice that is under way. What was done stays done.
+#[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
+    responses((status = 200, description = "It does no more", body = Job), Refusals))]
+pub async fn cancel_job(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store(&api);
+    let was_open = store.cancel_job(caller.whose(), id).await?;
+    let job = store.job(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("job"))?;
+    if was_open { Ok(Json(job)) } else { Err(Problem::new(Kind::StateConflict, format!("the job is {}", job.state))) }
+}

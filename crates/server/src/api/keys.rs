@@ -1,0 +1,97 @@
+//! Keys: made, listed, taken back.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use postcommit::Timestamp;
+use postcommit_engine::model::{Scope, Scopes};
+use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::page::{self, Limit, Page};
+use super::problem::{Kind, Problem};
+use super::read::{Body, Id, Params};
+use super::{OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// A page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// Keys, newest first, revoked and expired ones among them; never their secrets.
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(Wanted, OfTenant),
+    responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
+pub async fn list_keys(State(api): State<Shared>, caller: Caller, Params(wanted): Params<Wanted>) -> Result<Json<Page<Key>>, Problem> {
+    caller.may(Scope::Admin)?;
+    let before: Option<(Timestamp, String)> = wanted.cursor.as_deref().map(page::decode).transpose()?;
+    let filter = KeyFilter { tenant: caller.whose(), before, limit: wanted.limit.0 + 1 };
+    let rows = caller.store(&api).key_rows(&filter).await?;
+    Ok(Json(Page::of(rows, wanted.limit.0, |key| (key.created_at, key.id.clone()))))
+}
+
+/// A key to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewKey {
+    /// What it is for.
+    #[schema(min_length = 1, max_length = 255)]
+    name: String,
+    /// What it may do: enqueue, read, operate, edit, admin, ops, site. Not more than the key that makes it.
+    #[schema(min_items = 1, max_items = 7, example = json!(["enqueue", "read"]))]
+    scopes: Vec<String>,
+    /// Until when; none is for ever.
+    expires_at: Option<Timestamp>,
+}
+
+/// A key that was just made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MadeKey {
+    /// Its public part.
+    id: String,
+    /// All of it. It is not shown again.
+    token: String,
+}
+
+/// Makes a key. The answer holds it, this once.
+#[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(OfTenant), request_body = NewKey,
+    responses((status = 201, description = "Made", body = MadeKey), Refusals))]
+pub async fn create_key(
+    State(api): State<Shared>,
+    caller: Caller,
+    Body(new): Body<NewKey>,
+) -> Result<(StatusCode, Json<MadeKey>), Problem> {
+    caller.may(Scope::Admin)?;
+    let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
+    if !caller.scopes().cover(&scopes) && !(scopes.names() == ["site"]) {
+        return Err(Problem::new(Kind::Forbidden, "a key cannot give away more than it has").about("scopes"));
+    }
+    let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
+    match caller.store(&api).create_key(caller.tenant(), &draft).await {
+        // Revealed to its one reader.
+        Ok(made) => Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() }))),
+        Err(KeyError::Database(problem)) => Err(problem.into()),
+        Err(refused) => Err(Problem::of_field(&refused.to_string())),
+    }
+}
+
+/// Takes a key back, at once and for good, and with it the sessions that stand on it.
+#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), OfTenant),
+    responses((status = 204, description = "It is taken back"), Refusals))]
+pub async fn revoke_key(State(api): State<Shared>, caller: Caller, Id(id): Id<String>) -> Result<StatusCode, Problem> {
+    caller.may(Scope::Admin)?;
+    let store = caller.store(&api);
+    let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
+    store.revoke_key(key.tenant, &id).await?;
+    api.auth.forget();
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,386 @@
+//! Notifications: accepted, listed, looked into, taken back.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use postcommit::{Source, Timestamp, limits};
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::page::{self, Limit, Page};
+use super::problem::{Problem, ProblemBody};
+use super::read::{Body, Id, Params, Text};
+use super::{AnyState, Api, OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// Another name for the body's field, for clients that repeat requests on their own.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Words of a title that one list looks for.
+const TITLE_WORDS: usize = 8;
+
+/// What to say, to whom, by which channels and when.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "describes what the engine reads digit for digit")]
+pub struct NewNotification {
+    /// Dotted name of what happened.
+    #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
+    event_type: String,
+    /// The event's data: at most 256 KB and 32 levels. Digits are kept as they are.
+    #[schema(value_type = Option<Value>, example = json!({"bookingId": 12345}))]
+    payload: Option<Value>,
+    /// Unique in the tenant: the same key is sent once. Without one nothing is recognised as a repetition. May also be given as the header `Idempotency-Key`.
+    #[schema(min_length = 1, max_length = 255, example = "booking:12345:confirmed:1")]
+    idempotency_key: Option<String>,
+    /// Whose it is. Only a key of scope `ops` may name another tenant than its own.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    tenant: Option<String>,
+    /// The thing it is about.
+    #[schema(min_length = 1, max_length = 255, example = "12345")]
+    entity: Option<String>,
+    /// To whom, one object each: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`, `{"teams": url}`, `{"webhook": url}` or
+    /// `{"provider": name, "address": a}`.
+    #[schema(max_items = 1000, value_type = Option<Vec<Object>>, example = json!([{"email": "guest@example.com"}]))]
+    recipients: Option<Vec<Value>>,
+    /// Narrows the channels; empty means what each kind of address implies.
+    #[schema(max_items = 32, example = json!(["email"]))]
+    channels: Option<Vec<String>>,
+    /// Subject or heading, one line, at most 998 bytes.
+    #[schema(max_length = 998)]
+    title: Option<String>,
+    /// Text, at most 256 KB.
+    #[schema(max_length = 262_144)]
+    body: Option<String>,
+    /// Where the reader should go: http, https, mailto or tel.
+    #[schema(max_length = 2048)]
+    action_url: Option<String>,
+    /// What one channel alone needs, by channel; at most 64 KB.
+    #[schema(value_type = Option<Object>)]
+    data: Option<Value>,
+    /// 9 first. Default 5.
+    #[schema(minimum = 0, maximum = 9, default = 5)]
+    priority: Option<i16>,
+    /// Not before this. Default: at once.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    due_at: Option<Timestamp>,
+    /// Never after this. Default: 30 days after it is due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+    /// Where it came from.
+    #[schema(value_type = Option<Provenance>)]
+    source: Option<Source>,
+    /// The request or trace that caused it.
+    #[schema(min_length = 1, max_length = 255)]
+    correlation_id: Option<String>,
+    /// The stream the event belongs to.
+    #[schema(min_length = 1, max_length = 255)]
+    topic: Option<String>,
+    /// Version of the payload's shape.
+    schema_version: Option<i32>,
+}
+
+/// Where a notification came from; at most 4 KB in all.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
+pub struct Provenance {
+    /// The remote place.
+    site: Option<String>,
+    /// The process or machine there.
+    instance: Option<String>,
+    /// The script that made it.
+    script: Option<String>,
+    /// The rule that made it.
+    rule: Option<String>,
+    /// When it was made there.
+    #[schema(format = DateTime)]
+    enqueued_at: Option<String>,
+}
+
+/// What became of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Enqueued {
+    /// The notification's id; of a repeated key, the first one's.
+    #[schema(value_type = String, format = Uuid)]
+    id: Uuid,
+    /// The key stood already, with the same content: nothing new was enqueued.
+    duplicate: bool,
+}
+
+/// The header, if it is there: once, and a text.
+fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
+    match (all.next(), all.next()) {
+        (None, _) => Ok(None),
+        (Some(only), None) => only
+            .to_str()
+            .map(Some)
+            .map_err(|_| Problem::invalid("Idempotency-Key", "must be plain ASCII in a header; use the body's field for others")),
+        _ => Err(Problem::invalid("Idempotency-Key", "is given more than once")),
+    }
+}
+
+/// Accepts a notification. The answer comes after the row is durable.
+///
+/// The same key again answers 200 with the first id; with other content 409, and nothing is enqueued.
+#[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Another name for `idempotency_key`")),
+    request_body = NewNotification,
+    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
+        (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
+pub async fn enqueue_notification(
+    State(api): State<Shared>,
+    caller: Caller,
+    headers: HeaderMap,
+    Text(json): Text,
+) -> Result<Response, Problem> {
+    caller.may(Scope::Enqueue)?;
+    let incoming = checked(&api, &caller, &json, key_header(&headers)?).await?;
+    let accepted = api.gate.accept(incoming).await?;
+    let enqueued = enqueued(&accepted)?;
+    let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    let place = HeaderValue::from_str(&format!("/v1/notifications/{}", enqueued.id)).ok();
+    let mut response = (status, Json(enqueued)).into_response();
+    if let Some(place) = place {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response)
+}
+
+/// Holds it to its limits, and to what is configured.
+async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
+    let named = serde_json::from_str::<Named>(json).ok().and_then(|named| named.tenant);
+    let (tenant, name) = caller.tenant_named(api, named.as_deref()).await?;
+    let mut incoming = Incoming::read(json, &name)?;
+    if let Some(key) = key {
+        incoming = incoming.with_key(key)?;
+    }
+    api.check_providers(tenant, &incoming).await?;
+    Ok(incoming)
+}
+
+/// Whose it says that it is.
+#[derive(Deserialize)]
+struct Named {
+    tenant: Option<String>,
+}
+
+fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
+    if accepted.conflict {
+        return Err(Problem::key_conflict(accepted.id));
+    }
+    Ok(Enqueued { id: accepted.id, duplicate: accepted.duplicate })
+}
+
+/// Up to 1,000 at once.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewNotifications {
+    /// Each as for a single one.
+    #[schema(value_type = Vec<NewNotification>, min_items = 1, max_items = 1000)]
+    notifications: Vec<Box<RawValue>>,
+}
+
+/// A result per item, in the order given.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EnqueuedMany {
+    /// How many are new.
+    accepted: usize,
+    /// How many stood already.
+    duplicates: usize,
+    /// How many were refused.
+    refused: usize,
+    /// One for each.
+    results: Vec<EnqueuedItem>,
+}
+
+/// What became of one item.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EnqueuedItem {
+    /// As the answer to a single one would have: 202, 200, 409, 422 or 503.
+    status: u16,
+    /// The notification's id, if it was accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = Uuid)]
+    id: Option<Uuid>,
+    /// The key stood already, with the same content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duplicate: Option<bool>,
+    /// Why it was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<ProblemBody>,
+}
+
+impl From<Result<Enqueued, Problem>> for EnqueuedItem {
+    fn from(result: Result<Enqueued, Problem>) -> Self {
+        match result {
+            Ok(Enqueued { id, duplicate }) => {
+                Self { status: if duplicate { 200 } else { 202 }, id: Some(id), duplicate: Some(duplicate), problem: None }
+            }
+            Err(problem) => {
+                let body = problem.body();
+                Self { status: body.status, id: None, duplicate: None, problem: Some(body) }
+            }
+        }
+    }
+}
+
+/// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up.
+#[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
+    responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
+pub async fn enqueue_notifications(
+    State(api): State<Shared>,
+    caller: Caller,
+    Body(batch): Body<NewNotifications>,
+) -> Result<Json<EnqueuedMany>, Problem> {
+    caller.may(Scope::Enqueue)?;
+    let count = batch.notifications.len();
+    if !(1..=limits::BATCH).contains(&count) {
+        return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
+    }
+    let mut results: Vec<Option<EnqueuedItem>> = Vec::with_capacity(count);
+    let (mut sound, mut places) = (Vec::new(), Vec::new());
+    for (place, item) in batch.notifications.iter().enumerate() {
+        match checked(&api, &caller, item.get(), None).await {
+            Ok(incoming) => {
+                sound.push(incoming);
+                places.push(place);
+                results.push(None);
+            }
+            Err(problem) => results.push(Some(Err(problem).into())),
+        }
+    }
+    let accepted = api.store.accept(sound).await;
+    for (place, accepted) in places.into_iter().zip(accepted) {
+        results[place] = Some(accepted.map_err(Problem::from).and_then(|accepted| enqueued(&accepted)).into());
+    }
+    let results: Vec<EnqueuedItem> = results.into_iter().flatten().collect();
+    let having = |duplicate: bool| results.iter().filter(|item| item.duplicate == Some(duplicate)).count();
+    Ok(Json(EnqueuedMany { accepted: having(false), duplicates: having(true), refused: count - having(false) - having(true), results }))
+}
+
+/// Which notifications to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Only in this state; the least finished of its deliveries speaks for a notification.
+    #[param(inline)]
+    state: Option<AnyState>,
+    /// Only with a delivery on this channel, or asking for it.
+    channel: Option<String>,
+    /// Only of this event type.
+    event_type: Option<String>,
+    /// Only about this entity.
+    entity: Option<String>,
+    /// Only from this site.
+    site: Option<String>,
+    /// Only to this list.
+    list: Option<String>,
+    /// Only the one that holds this key.
+    idempotency_key: Option<String>,
+    /// Only enqueued at this time or later.
+    from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    to: Option<Timestamp>,
+    /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
+    stuck: Option<bool>,
+    /// Only with so many attempts or more.
+    #[param(minimum = 0)]
+    attempts: Option<u32>,
+    /// Only with each of these words in the title, in any case; at most 8.
+    title: Option<String>,
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+impl Wanted {
+    fn filter(self, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
+        let words: Vec<String> = self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
+        if words.len() > TITLE_WORDS {
+            return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
+        }
+        Ok(NotificationFilter {
+            tenant: whose,
+            status: self.state.map(|state| state.name().to_owned()),
+            event_type: self.event_type,
+            entity: self.entity,
+            site: self.site,
+            list: self.list,
+            idempotency_key: self.idempotency_key,
+            channel: self.channel,
+            priority: None,
+            from: self.from,
+            to: self.to,
+            stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
+            attempts: self.attempts.map(i64::from),
+            words,
+            before: self.cursor.as_deref().map(page::decode).transpose()?,
+            limit: self.limit.0,
+        })
+    }
+}
+
+/// Notifications, newest first.
+///
+/// A page may end before it is full: then enough was looked at for once, and `next` goes on.
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, OfTenant),
+    responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
+pub async fn list_notifications(
+    State(api): State<Shared>,
+    caller: Caller,
+    Params(wanted): Params<Wanted>,
+) -> Result<Json<Page<NotificationRow>>, Problem> {
+    caller.may(Scope::Read)?;
+    let filter = wanted.filter(caller.whose(), api.stuck_after)?;
+    Ok(Json(Page::walked(caller.store(&api).notification_rows(&filter).await?)))
+}
+
+/// The full story: the notification, its deliveries, every attempt in order, and who acted.
+#[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
+    responses((status = 200, description = "The story", body = Story), Refusals))]
+pub async fn get_notification(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
+    caller.may(Scope::Read)?;
+    let story = caller.store(&api).story(caller.whose(), id).await?;
+    story.map(Json).ok_or_else(|| Problem::not_found("notification"))
+}
+
+/// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
+#[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
+    responses((status = 200, description = "The status", body = Status), Refusals))]
+pub async fn get_notification_status(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Status>, Problem> {
+    caller.may(Scope::Read)?;
+    let status = caller.store(&api).status(caller.whose(), id).await?;
+    status.map(Json).ok_or_else(|| Problem::not_found("notification"))
+}
+
+/// How many were taken back.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Cancelled {
+    /// Deliveries that will not be sent.
+    pub cancelled: i64,
+    /// Deliveries that were under way: too late for them, but they are not tried again.
+    pub under_way: i64,
+}
+
+/// Takes back what is not yet sent of it.
+#[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
+    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+pub async fn cancel_notification(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Cancelled>, Problem> {
+    caller.may(Scope::Operate)?;
+    let cancelled = caller.store(&api).cancel_notification(caller.whose(), id).await?;
+    let (cancelled, under_way) = cancelled.ok_or_else(|| Problem::not_found("notification"))?;
+    Ok(Json(Cancelled { cancelled, under_way }))
+}

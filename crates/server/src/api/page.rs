@@ -1,0 +1,77 @@
+//! Pages of a list: a keyset cursor that says where to go on, opaque to those who pass it back.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+use super::problem::Problem;
+
+/// Most rows of one page.
+pub const PAGE_MAX: i64 = 200;
+/// Rows of a page that names no limit.
+const PAGE: i64 = 50;
+/// A cursor of ours is far shorter.
+const CURSOR_BYTES: usize = 512;
+
+/// A page of a list, newest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Page<T> {
+    /// The rows.
+    pub items: Vec<T>,
+    /// Pass it as `cursor` for the page after this one; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// Of one row more than fit: the last one says that there is another page.
+    pub fn of<C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
+        let fits = usize::try_from(limit).unwrap_or(0);
+        let next = (rows.len() > fits).then(|| {
+            rows.truncate(fits);
+            rows.last().map(|last| encode(&cursor(last)))
+        });
+        Self { items: rows, next: next.flatten() }
+    }
+}
+
+impl<T> Page<T> {
+    /// As the store walked it.
+    pub fn walked(page: postcommit_engine::store::Page<T>) -> Self {
+        Self { items: page.rows, next: page.more.map(|place| encode(&place)) }
+    }
+}
+
+/// How many rows, checked.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit(pub i64);
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self(PAGE)
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        match text.parse() {
+            Ok(rows) if (1..=PAGE_MAX).contains(&rows) => Ok(Self(rows)),
+            _ => Err(serde::de::Error::custom(format!("1 to {PAGE_MAX} are allowed"))),
+        }
+    }
+}
+
+/// Where to go on, as a text without meaning.
+pub fn encode<C: Serialize>(cursor: &C) -> String {
+    URL_SAFE_NO_PAD.encode(serde_json::to_vec(cursor).unwrap_or_default())
+}
+
+/// Reads back what [`encode`] made.
+pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
+    let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok();
+    let cursor = if text.len() <= CURSOR_BYTES { read() } else { None };
+    cursor.ok_or_else(|| Problem::invalid("cursor", "is not one of ours; pass `next` of the page before, unchanged"))
+}

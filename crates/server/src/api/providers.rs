@@ -1,0 +1,386 @@
+//! Providers: described, tried out, paused. Secrets go in and never come out.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use postcommit::Timestamp;
+use postcommit_engine::dispatch::try_provider as trial;
+use postcommit_engine::model::{Provider, Scope};
+use postcommit_engine::secret::{Secret, Secrets};
+use postcommit_engine::store::{AuditEntry, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::problem::{Kind, Problem};
+use super::read::{Body, Id};
+use super::{Api, OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+use crate::providers::{Change, Refusal, Workshop};
+
+/// A configured account of a driver on a channel.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ShownProvider {
+    /// Unique in the tenant.
+    name: String,
+    /// Whose it is.
+    tenant: String,
+    /// The medium it serves; `*` serves every one.
+    channel: String,
+    /// Which code talks to it.
+    driver: String,
+    /// The driver's own settings.
+    #[schema(value_type = Object)]
+    settings: Value,
+    /// Whether it has secrets; never which.
+    secrets: bool,
+    /// What happens when an outcome is unclear: idempotent, at_most_once or at_least_once.
+    guarantee: String,
+    /// When and how often a failed attempt is repeated.
+    #[schema(value_type = Object)]
+    policy: Value,
+    /// Sends under way at once, per server process.
+    concurrency: i32,
+    /// Longest time one send may take.
+    timeout_ms: i32,
+    /// Whether it serves recipients that name no provider.
+    is_default: bool,
+    /// A disabled provider takes nothing new.
+    enabled: bool,
+    /// Why its lane is paused, if it is.
+    paused: Option<String>,
+    /// Until when the provider's own wish holds the lane.
+    held_until: Option<Timestamp>,
+    /// Counts changes.
+    revision: i32,
+}
+
+impl ShownProvider {
+    fn of(provider: Provider, tenants: &BTreeMap<i32, String>) -> Self {
+        Self {
+            tenant: tenants.get(&provider.tenant).cloned().unwrap_or_default(),
+            secrets: provider.secrets.is_some(),
+            guarantee: provider.guarantee.name().to_owned(),
+            policy: json!(provider.policy),
+            name: provider.name,
+            channel: provider.channel,
+            driver: provider.driver,
+            settings: provider.settings,
+            concurrency: provider.concurrency,
+            timeout_ms: provider.timeout_ms,
+            is_default: provider.is_default,
+            enabled: provider.enabled,
+            paused: provider.paused,
+            held_until: provider.not_before,
+            revision: provider.revision,
+        }
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Field(problem) => Self::of_field(&problem),
+            Refusal::Exists(_) => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
+            Refusal::Unknown(_) => Self::not_found("provider"),
+            Refusal::Waited(..) => Self::new(Kind::StateConflict, refusal.to_string()),
+            Refusal::Secrets(problem) => {
+                tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
+                Self::new(Kind::Unavailable, "the server's key for secrets is not at hand; its log says more")
+            }
+            Refusal::Database(problem) => problem.into(),
+        }
+    }
+}
+
+fn workshop<'a>(api: &'a Api, store: &'a Store) -> Workshop<'a> {
+    Workshop { store, keys: &api.tools.keys, egress: &api.tools.egress }
+}
+
+/// All of them; there are few.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Providers {
+    /// By tenant and age.
+    items: Vec<ShownProvider>,
+}
+
+/// The tenant's providers.
+#[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
+    responses((status = 200, description = "All of them", body = Providers), Refusals))]
+pub async fn list_providers(State(api): State<Shared>, caller: Caller) -> Result<Json<Providers>, Problem> {
+    caller.may(Scope::Read)?;
+    let (all, tenants) = (caller.store(&api).providers().await?, api.store.tenants().await?);
+    let whose = caller.whose();
+    let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
+    Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants)).collect() }))
+}
+
+/// A provider to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewProvider {
+    /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    name: String,
+    /// Which code talks to it.
+    #[schema(example = "webhook")]
+    driver: String,
+    /// The medium it serves; `*` is every one.
+    channel: Option<String>,
+    /// The driver's own settings; `null` takes one away.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    settings: Map<String, Value>,
+    /// The driver's secrets by name. They are sealed, and never shown again.
+    #[serde(default)]
+    #[schema(write_only)]
+    secrets: BTreeMap<String, String>,
+    /// idempotent, at_most_once or at_least_once.
+    guarantee: Option<String>,
+    /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
+    policy: Option<Value>,
+    /// Sends under way at once, per server process.
+    #[schema(minimum = 1, maximum = 1000)]
+    concurrency: Option<i32>,
+    /// Longest time one send may take.
+    #[schema(minimum = 100, maximum = 300_000)]
+    timeout_ms: Option<i32>,
+    /// Whether it serves recipients that name no provider.
+    is_default: Option<bool>,
+    /// A disabled provider takes nothing new.
+    enabled: Option<bool>,
+}
+
+/// What can be set. What is left out keeps its value, or is the driver's default.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderChange {
+    /// The medium it serves; `*` is every one.
+    channel: Option<String>,
+    /// The driver's own settings; `null` takes one away.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    settings: Map<String, Value>,
+    /// The driver's secrets by name. They are sealed, and never shown again.
+    #[serde(default)]
+    #[schema(write_only)]
+    secrets: BTreeMap<String, String>,
+    /// idempotent, at_most_once or at_least_once.
+    guarantee: Option<String>,
+    /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
+    policy: Option<Value>,
+    /// Sends under way at once, per server process.
+    #[schema(minimum = 1, maximum = 1000)]
+    concurrency: Option<i32>,
+    /// Longest time one send may take.
+    #[schema(minimum = 100, maximum = 300_000)]
+    timeout_ms: Option<i32>,
+    /// Whether it serves recipients that name no provider.
+    is_default: Option<bool>,
+    /// A disabled provider takes nothing new.
+    enabled: Option<bool>,
+}
+
+impl From<NewProvider> for Change {
+    fn from(given: NewProvider) -> Self {
+        Self {
+            channel: given.channel,
+            settings: given.settings,
+            secrets: hidden(given.secrets),
+            guarantee: given.guarantee,
+            policy: given.policy,
+            concurrency: given.concurrency,
+            timeout_ms: given.timeout_ms,
+            is_default: given.is_default,
+            enabled: given.enabled,
+        }
+    }
+}
+
+impl From<ProviderChange> for Change {
+    fn from(given: ProviderChange) -> Self {
+        Self {
+            channel: given.channel,
+            settings: given.settings,
+            secrets: hidden(given.secrets),
+            guarantee: given.guarantee,
+            policy: given.policy,
+            concurrency: given.concurrency,
+            timeout_ms: given.timeout_ms,
+            is_default: given.is_default,
+            enabled: given.enabled,
+        }
+    }
+}
+
+fn hidden(secrets: BTreeMap<String, String>) -> Secrets {
+    secrets.into_iter().map(|(name, value)| (name, Secret::new(value))).collect()
+}
+
+/// A provider that was just made.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct MadeProvider {
+    #[serde(flatten)]
+    provider: ShownProvider,
+    /// The signing secret that was made for a webhook that brought none. It is not shown again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signing_secret: Option<String>,
+}
+
+/// Configures a new provider.
+#[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(OfTenant), request_body = NewProvider,
+    responses((status = 201, description = "Made", body = MadeProvider), Refusals))]
+pub async fn create_provider(
+    State(api): State<Shared>,
+    caller: Caller,
+    Body(new): Body<NewProvider>,
+) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
+    caller.may(Scope::Edit)?;
+    let store = caller.store_of_one(&api);
+    let (name, driver) = (new.name.clone(), new.driver.clone());
+    let made = workshop(&api, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
+    // Revealed to its one reader.
+    let signing_secret = made.map(|secret| secret.reveal().to_owned());
+    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&api, &store, &caller, &name).await?, signing_secret })))
+}
+
+async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
+    let provider = workshop(api, store).find(caller.tenant(), name).await?;
+    Ok(ShownProvider::of(provider, &BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())])))
+}
+
+/// One provider, without its secrets.
+#[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), OfTenant),
+    responses((status = 200, description = "The provider", body = ShownProvider), Refusals))]
+pub async fn get_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
+    caller.may(Scope::Read)?;
+    Ok(Json(shown(&api, &caller.store_of_one(&api), &caller, &name).await?))
+}
+
+/// Changes what is given, and keeps the rest.
+#[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant), request_body = ProviderChange,
+    responses((status = 200, description = "As it is now", body = ShownProvider), Refusals))]
+pub async fn update_provider(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(name): Id<String>,
+    Body(given): Body<ProviderChange>,
+) -> Result<Json<ShownProvider>, Problem> {
+    caller.may(Scope::Edit)?;
+    let store = caller.store_of_one(&api);
+    workshop(&api, &store).update(caller.tenant(), &name, given.into()).await?;
+    Ok(Json(shown(&api, &store, &caller, &name).await?))
+}
+
+/// Removes one that nothing waits for.
+#[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant),
+    responses((status = 204, description = "It is gone"), Refusals))]
+pub async fn delete_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<StatusCode, Problem> {
+    caller.may(Scope::Edit)?;
+    workshop(&api, &caller.store_of_one(&api)).delete(caller.tenant(), &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Why.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pause {
+    /// Shown to whoever wonders.
+    #[schema(min_length = 1, max_length = 255)]
+    reason: String,
+}
+
+/// Stops its lane; what is enqueued waits.
+#[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Pause,
+    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
+pub async fn pause_provider(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(name): Id<String>,
+    Body(why): Body<Pause>,
+) -> Result<Json<ShownProvider>, Problem> {
+    caller.may(Scope::Operate)?;
+    let length = why.reason.chars().count();
+    if !(1..=255).contains(&length) || why.reason.contains('\0') {
+        return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
+    }
+    let store = caller.store_of_one(&api);
+    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    store.pause_lane(provider.id, None, &why.reason).await?;
+    Ok(Json(shown(&api, &store, &caller, &name).await?))
+}
+
+/// Opens its lane again, whatever held it.
+#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant),
+    responses((status = 200, description = "It is open", body = ShownProvider), Refusals))]
+pub async fn resume_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store_of_one(&api);
+    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    store.resume_lane(provider.id).await?;
+    Ok(Json(shown(&api, &store, &caller, &name).await?))
+}
+
+/// Whom to try it on.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Trial {
+    /// An address that the provider understands.
+    #[schema(min_length = 1, max_length = 2048)]
+    address: String,
+    /// What to say.
+    #[schema(max_length = 1000)]
+    text: Option<String>,
+}
+
+/// How it went.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Tried {
+    /// sent, delivered, deferred, rejected or unclear.
+    outcome: &'static str,
+    /// The error's code.
+    code: Option<String>,
+    /// A sentence for people.
+    detail: Option<String>,
+    /// The provider's own id of the message.
+    provider_ref: Option<String>,
+    /// The beginning of the answer, redacted.
+    excerpt: Option<String>,
+    /// How long it took.
+    latency_ms: u64,
+}
+
+/// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
+#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Trial,
+    responses((status = 200, description = "How it went", body = Tried), Refusals))]
+pub async fn test_provider(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(name): Id<String>,
+    Body(on): Body<Trial>,
+) -> Result<Json<Tried>, Problem> {
+    caller.may(Scope::Operate)?;
+    let store = caller.store_of_one(&api);
+    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    postcommit::Recipient::at(&name, &on.address).check().map_err(|problem| Problem::invalid("address", problem))?;
+    let text = on.text.as_deref().unwrap_or("This is a test of the provider.");
+    if text.len() > 1000 || text.contains('\0') {
+        return Err(Problem::invalid("text", format!("has {} bytes; at most 1000 are allowed, and no NUL", text.len())));
+    }
+    let tried =
+        trial(&api.tools, &provider, caller.tenant_name(), &on.address, text).await.map_err(|problem| Problem::of_field(&problem))?;
+    let (outcome, evidence) = (tried.report.outcome, tried.report.evidence);
+    let tried = Tried {
+        outcome: outcome.name(),
+        code: outcome.code().map(str::to_owned),
+        detail: evidence.detail,
+        provider_ref: evidence.provider_ref,
+        excerpt: evidence.excerpt,
+        latency_ms: u64::try_from(tried.latency.as_millis()).unwrap_or(u64::MAX),
+    };
+    let entry = AuditEntry::new(caller.tenant(), "provider.test", name).details(json!(tried));
+    store.note(entry).await?;
+    Ok(Json(tried))
+}

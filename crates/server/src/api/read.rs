@@ -1,0 +1,119 @@
+//! Reading a request: a JSON body or a query, whose errors name the field.
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use super::problem::{Kind, Problem};
+
+/// A JSON body.
+pub struct Body<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        if !says_json(request.headers()) {
+            return Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`"));
+        }
+        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// A JSON body as it was written, for what is passed on digit for digit.
+pub struct Text(pub String);
+
+impl<S: Send + Sync> FromRequest<S> for Text {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        if !says_json(request.headers()) {
+            return Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`"));
+        }
+        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(Kind::Malformed, "the body is not UTF-8"))
+    }
+}
+
+/// Nobody sends JSON under another name on purpose; a form of a foreign page cannot send it under this one.
+fn says_json(headers: &axum::http::HeaderMap) -> bool {
+    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let kind = named.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+fn unread(rejection: BytesRejection) -> Problem {
+    match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(Kind::TooLarge, rejection.body_text()),
+        _ => Problem::new(Kind::Malformed, "the body did not arrive whole"),
+    }
+}
+
+/// Reads JSON; an error names the field.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let read = serde_path_to_error::deserialize(&mut json).map_err(|problem| refused(&problem))?;
+    json.end().map_err(|e| Problem::new(Kind::Malformed, format!("the body is not one JSON document: {e}")))?;
+    Ok(read)
+}
+
+fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
+    let (path, inner) = (problem.path().to_string(), problem.inner());
+    match inner.classify() {
+        serde_json::error::Category::Data if path == "." => Problem::new(Kind::Invalid, inner.to_string()),
+        // Our own checks name the field themselves.
+        serde_json::error::Category::Data => Problem::invalid(path, inner.to_string()),
+        _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {inner}")),
+    }
+}
+
+/// A form as a browser sends it.
+pub struct Form<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        let pairs = form_urlencoded::parse(&bytes);
+        T::deserialize(serde_urlencoded::Deserializer::new(pairs))
+            .map(Self)
+            .map_err(|problem| Problem::new(Kind::Invalid, problem.to_string()))
+    }
+}
+
+/// An id in the path. What is none is nobody's.
+pub struct Id<T>(pub T);
+
+impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::not_found("thing"))?;
+        text.parse().map(Self).map_err(|_| Problem::not_found("thing"))
+    }
+}
+
+/// A query, every parameter of which is known.
+pub struct Params<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let query = parts.uri.query().unwrap_or("");
+        // Which tenant is the caller's business.
+        let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != "tenant");
+        let rest = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+        let pairs = form_urlencoded::parse(rest.as_bytes());
+        serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(|problem| {
+            let path = problem.path().to_string();
+            let detail = problem.inner().to_string();
+            if path == "." { Problem::new(Kind::Invalid, detail) } else { Problem::invalid(path, detail) }
+        })
+    }
+}

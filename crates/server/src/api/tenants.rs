@@ -1,0 +1,118 @@
+//! Tenants: made, listed, suspended.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::{TenantError, TenantRow};
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::page::{self, Limit, Page};
+use super::problem::{Kind, Problem};
+use super::read::{Body, Id, Params};
+use super::{Refusals, Shared};
+use crate::auth::Caller;
+
+/// A page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// Tenants by name.
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(Wanted),
+    responses((status = 200, description = "A page", body = Page<TenantRow>), Refusals))]
+pub async fn list_tenants(
+    State(api): State<Shared>,
+    caller: Caller,
+    Params(wanted): Params<Wanted>,
+) -> Result<Json<Page<TenantRow>>, Problem> {
+    caller.may(Scope::Ops)?;
+    let after: Option<String> = wanted.cursor.as_deref().map(page::decode).transpose()?;
+    let rows = api.store.tenant_rows(after.as_deref(), wanted.limit.0 + 1).await?;
+    Ok(Json(Page::of(rows, wanted.limit.0, |tenant| tenant.name.clone())))
+}
+
+/// A tenant to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewTenant {
+    /// 1 to 63 letters, digits, `_`, `-`, `.`.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    name: String,
+}
+
+/// Makes a tenant.
+#[utoipa::path(post, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), request_body = NewTenant,
+    responses((status = 201, description = "Made", body = TenantRow), Refusals))]
+pub async fn create_tenant(
+    State(api): State<Shared>,
+    caller: Caller,
+    Body(new): Body<NewTenant>,
+) -> Result<(StatusCode, Json<TenantRow>), Problem> {
+    caller.may(Scope::Ops)?;
+    let id = caller.store_of_all(&api).create_tenant(&new.name).await?;
+    Ok((StatusCode::CREATED, shown(&api, id).await?))
+}
+
+/// Why.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Suspension {
+    /// Shown to whoever wonders.
+    #[schema(min_length = 1, max_length = 255)]
+    reason: String,
+}
+
+/// Sends nothing of a tenant any more, and lets its keys in no longer. What waits stays, and SQL may go on enqueueing.
+#[utoipa::path(post, path = "/v1/tenants/{name}/suspend", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = Suspension,
+    responses((status = 200, description = "It is suspended", body = TenantRow), Refusals))]
+pub async fn suspend_tenant(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(name): Id<String>,
+    Body(why): Body<Suspension>,
+) -> Result<Json<TenantRow>, Problem> {
+    caller.may(Scope::Ops)?;
+    let id = find(&api, &name).await?;
+    let suspended = caller.store_of_all(&api).suspend_tenant(id, &why.reason).await?;
+    api.auth.forget();
+    if suspended { shown(&api, id).await } else { Err(Problem::new(Kind::StateConflict, "the tenant is suspended already")) }
+}
+
+/// Lets a tenant go on.
+#[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
+    responses((status = 200, description = "It goes on", body = TenantRow), Refusals))]
+pub async fn resume_tenant(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
+    caller.may(Scope::Ops)?;
+    let id = find(&api, &name).await?;
+    let resumed = caller.store_of_all(&api).resume_tenant(id).await?;
+    api.auth.forget();
+    if resumed { shown(&api, id).await } else { Err(Problem::new(Kind::StateConflict, "the tenant is not suspended")) }
+}
+
+async fn find(api: &Shared, name: &str) -> Result<i32, Problem> {
+    api.store.tenant(name).await?.ok_or_else(|| Problem::not_found("tenant"))
+}
+
+async fn shown(api: &Shared, id: i32) -> Result<Json<TenantRow>, Problem> {
+    api.store.tenant_row(id).await?.map(Json).ok_or_else(|| Problem::not_found("tenant"))
+}
+
+impl From<TenantError> for Problem {
+    fn from(error: TenantError) -> Self {
+        match error {
+            TenantError::Refused(problem) => Self::of_field(&problem),
+            TenantError::Taken(name) => Self::new(Kind::StateConflict, format!("there is a tenant {name:?} already")).about("name"),
+            TenantError::Database(problem) => problem.into(),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Who calls: a key, or a person who signed in, and what they may do. Rights are looked up when they are used, not when they were given.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, header};
+use postcommit_engine::db::DbError;
+use postcommit_engine::model::{Actor, Scope, Scopes};
+use postcommit_engine::store::{Key, KeyError, Session, Store};
+
+use crate::api::problem::{Kind, Problem};
+use crate::api::{Api, Shared};
+use crate::door::{Client, RequestId};
+use crate::rate::Buckets;
+
+/// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
+pub const COOKIE: &str = "__Host-postcommit";
+/// What scripts of our own pages send along with a change.
+pub const CSRF_HEADER: &str = "x-csrf-token";
+/// How long a session lasts after it was last used.
+pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
+/// How long a key is believed without asking again. A revoked one is forgotten at once by the process that revoked it.
+const BELIEVED: Duration = Duration::from_secs(1);
+/// So many keys are remembered at most.
+const REMEMBERED: usize = 10_000;
+/// Failed sign-ins from one address: so many at once, then one in six seconds.
+const FAILURES: (f64, f64) = (1.0 / 6.0, 20.0);
+
+/// What is known of callers between requests.
+pub struct Auth {
+    believed: Mutex<HashMap<String, (Key, Instant)>>,
+    requests: Buckets<String>,
+    failures: Buckets<IpAddr>,
+    /// Keys used since their use was last written down.
+    used: Mutex<Vec<String>>,
+}
+
+impl Auth {
+    /// So many requests a second for each key in the long run, and so many at once.
+    pub fn new(per_s: f64, burst: f64) -> Self {
+        Self {
+            believed: Mutex::default(),
+            requests: Buckets::new(per_s, burst),
+            failures: Buckets::new(FAILURES.0, FAILURES.1),
+            used: Mutex::default(),
+        }
+    }
+
+    /// Forgets what was believed: somebody changed it.
+    pub fn forget(&self) {
+        self.believed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Writes down which keys were used since the last time.
+    pub async fn note_used_once(&self, store: &Store) -> Result<(), DbError> {
+        let mut used = std::mem::take(&mut *self.used.lock().unwrap_or_else(PoisonError::into_inner));
+        used.sort_unstable();
+        used.dedup();
+        if used.is_empty() { Ok(()) } else { store.note_keys_used(&used).await }
+    }
+
+    /// The key behind a token.
+    async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
+        let now = Instant::now();
+        let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).filter(|(_, until)| *until > now).cloned();
+        if let Some((key, _)) = known {
+            return Ok(key);
+        }
+        self.admit(from, now)?;
+        match store.find_key(token).await {
+            Ok(key) => {
+                self.believe(token, &key, now);
+                Ok(key)
+            }
+            Err(KeyError::Database(problem)) => Err(problem.into()),
+            Err(refused) => {
+                self.note_failure(from, now);
+                Err(Problem::new(Kind::Unauthenticated, refused.to_string()))
+            }
+        }
+    }
+
+    fn believe(&self, token: &str, key: &Key, now: Instant) {
+        let mut believed = self.believed.lock().unwrap_or_else(PoisonError::into_inner);
+        if believed.len() >= REMEMBERED {
+            believed.clear();
+        }
+        believed.insert(token.to_owned(), (key.clone(), now + BELIEVED));
+        drop(believed);
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).push(key.id.clone());
+    }
+
+    /// Whoever has failed too often waits.
+    pub fn admit(&self, from: Option<IpAddr>, now: Instant) -> Result<(), Problem> {
+        let Some(from) = from else { return Ok(()) };
+        self.failures.look(from, now).map_err(|wait| slow_down(wait, "too many failed sign-ins from this address"))
+    }
+
+    pub fn note_failure(&self, from: Option<IpAddr>, now: Instant) {
+        if let Some(from) = from {
+            let _ = self.failures.take(from, now);
+        }
+    }
+
+    fn permit(&self, actor: &str) -> Result<(), Problem> {
+        self.requests.take(actor.to_owned(), Instant::now()).map_err(|wait| slow_down(wait, "too many requests by this key"))
+    }
+}
+
+fn slow_down(wait: Duration, why: &str) -> Problem {
+    Problem::new(Kind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
+}
+
+/// Who calls, and for which tenant.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    actor: Actor,
+    scopes: Scopes,
+    tenant: i32,
+    tenant_name: String,
+    /// `?tenant=` named one, which only operations may.
+    chose: bool,
+}
+
+impl Caller {
+    /// Whether the key holds that scope.
+    pub fn may(&self, scope: Scope) -> Result<(), Problem> {
+        if self.scopes.allows(scope) {
+            return Ok(());
+        }
+        Err(Problem::new(Kind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
+    }
+
+    /// The tenant that a change or a single thing is about.
+    pub fn tenant(&self) -> i32 {
+        self.tenant
+    }
+
+    pub fn tenant_name(&self) -> &str {
+        &self.tenant_name
+    }
+
+    pub fn scopes(&self) -> &Scopes {
+        &self.scopes
+    }
+
+    pub fn actor(&self) -> &str {
+        &self.actor.name
+    }
+
+    /// Whose rows a list shows: one tenant's, or everybody's for operations that name none.
+    pub fn whose(&self) -> Option<i32> {
+        if self.scopes.allows(Scope::Ops) && !self.chose { None } else { Some(self.tenant) }
+    }
+
+    /// The store as this caller may see it: behind the second wall, under their name.
+    pub fn store(&self, api: &Api) -> Store {
+        let store = match self.whose() {
+            Some(tenant) => api.store.of_tenant(tenant),
+            None => api.store.clone(),
+        };
+        store.by(self.actor.clone())
+    }
+
+    /// The same for a change: always of one tenant.
+    pub fn store_of_one(&self, api: &Api) -> Store {
+        api.store.of_tenant(self.tenant).by(self.actor.clone())
+    }
+
+    /// The store without the second wall, for what concerns the tenants themselves.
+    pub fn store_of_all(&self, api: &Api) -> Store {
+        api.store.by(self.actor.clone())
+    }
+
+    /// The tenant that a body names: its own, or any for operations.
+    pub async fn tenant_named(&self, api: &Api, named: Option<&str>) -> Result<(i32, String), Problem> {
+        match named {
+            None => Ok((self.tenant, self.tenant_name.clone())),
+            Some(name) if name == self.tenant_name => Ok((self.tenant, self.tenant_name.clone())),
+            Some(name) if self.scopes.allows(Scope::Ops) => {
+                let found = api.store.tenant(name).await?;
+                found
+                    .map(|id| (id, name.to_owned()))
+                    .ok_or_else(|| Problem::invalid("tenant", format!("{name:?} is not known; create it first")))
+            }
+            Some(_) => Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant")),
+        }
+    }
+
+    async fn of(parts: &Parts, api: &Api) -> Result<Self, Problem> {
+        let from = parts.extensions.get::<Client>().map(|client| client.address);
+        let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
+        let mut caller = match (bearer(&parts.headers)?, cookie(&parts.headers)) {
+            (Some(token), _) => Self::by_key(api.auth.key(&api.store, token, from).await?)?,
+            (None, Some(token)) => Self::by_session(api, parts, token).await?,
+            (None, None) => return Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        };
+        api.auth.permit(&caller.actor.name)?;
+        caller.actor.request_id = request_id;
+        caller.choose(api, parts.uri.query().unwrap_or("")).await?;
+        Ok(caller)
+    }
+
+    fn by_key(key: Key) -> Result<Self, Problem> {
+        if key.suspended && !key.scopes.allows(Scope::Ops) {
+            return Err(suspended());
+        }
+        let actor = Actor::new(format!("key:{}", key.id));
+        Ok(Self { actor, scopes: key.scopes, tenant: key.tenant, tenant_name: key.tenant_name, chose: false })
+    }
+
+    async fn by_session(api: &Api, parts: &Parts, token: &str) -> Result<Self, Problem> {
+        let found = api.store.find_session(token).await?;
+        let session = found.ok_or_else(|| Problem::new(Kind::Unauthenticated, "the session is over; sign in again"))?;
+        if !matches!(parts.method, Method::GET | Method::HEAD) {
+            from_our_own_page(&parts.headers, &session)?;
+        }
+        if session.suspended && !session.login.scopes.allows(Scope::Ops) {
+            return Err(suspended());
+        }
+        api.store.renew_session(token, SESSION_LASTS).await?;
+        let Session { login, tenant_name, .. } = session;
+        let actor = Actor::new(login.actor);
+        Ok(Self { actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
+    }
+
+    /// `?tenant=` chooses, for those who may.
+    async fn choose(&mut self, api: &Api, query: &str) -> Result<(), Problem> {
+        let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "tenant").map(|(_, value)| value.into_owned());
+        let Some(named) = named else { return Ok(()) };
+        if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
+            return Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant"));
+        }
+        let found = if named == self.tenant_name { Some(self.tenant) } else { api.store.tenant(&named).await? };
+        (self.tenant, self.tenant_name, self.chose) = (found.ok_or_else(|| Problem::not_found("tenant"))?, named, true);
+        Ok(())
+    }
+}
+
+fn suspended() -> Problem {
+    Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
+}
+
+impl FromRequestParts<Shared> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+        Self::of(parts, api).await
+    }
+}
+
+/// For routes that answer more to those who may know more.
+impl OptionalFromRequestParts<Shared> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Option<Self>, Problem> {
+        if !parts.headers.contains_key(header::AUTHORIZATION) && cookie(&parts.headers).is_none() {
+            return Ok(None);
+        }
+        Self::of(parts, api).await.map(Some)
+    }
+}
+
+/// The one token of the one header.
+fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+    let mut all = headers.get_all(header::AUTHORIZATION).iter();
+    let (first, second) = (all.next(), all.next());
+    if second.is_some() {
+        return Err(Problem::new(Kind::Malformed, "Authorization is given more than once"));
+    }
+    let Some(value) = first else { return Ok(None) };
+    let token = value.to_str().ok().and_then(|text| text.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    match token {
+        Some((_, token)) => Ok(Some(token.trim())),
+        None => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+    }
+}
+
+/// What the browser's cookie holds.
+pub fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    all.flat_map(|value| value.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(name, _)| *name == COOKIE)
+        .map(|(_, value)| value)
+}
+
+/// A change by cookie must come from a page of ours: another site can make a browser send the cookie, but neither this header nor our origin.
+fn from_our_own_page(headers: &HeaderMap, session: &Session) -> Result<(), Problem> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if !same_origin(text("origin"), text("host")) {
+        return Err(Problem::new(Kind::Forbidden, "the request comes from another site"));
+    }
+    match text(CSRF_HEADER) {
+        Some(token) if session.accepts_csrf(token) => Ok(()),
+        _ => Err(Problem::new(Kind::Forbidden, format!("send the session's csrf_token as {CSRF_HEADER}"))),
+    }
+}
+
+/// Browsers say where a change comes from; what says nothing is not one.
+pub fn same_origin(origin: Option<&str>, host: Option<&str>) -> bool {
+    match origin {
+        None => true,
+        Some(origin) => host.is_some_and(|host| origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))),
+    }
+}

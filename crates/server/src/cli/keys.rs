@@ -1,0 +1,137 @@
+//! `postcommit keys`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use postcommit::Timestamp;
+use postcommit_engine::model::Scopes;
+use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter, Login, Store};
+use serde_json::json;
+
+use super::{acting, known_tenant};
+use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::settings::Settings;
+use crate::telemetry::say;
+
+/// How long a sign-in link works.
+pub const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
+
+#[derive(Debug, Subcommand)]
+pub enum Keys {
+    /// Make a key; it is printed once
+    Create(Create),
+    /// All of them, without their secrets
+    List {
+        /// Only this tenant's
+        #[arg(long)]
+        tenant: Option<String>,
+        /// At most so many, 1 to 200
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+        limit: i64,
+    },
+    /// Take a key back, at once and for good
+    Revoke {
+        /// Its public part: the middle of pc_<id>_<secret>
+        id: String,
+    },
+    /// Print a link that signs in once, within 15 minutes
+    LoginLink {
+        #[arg(long, default_value = "default")]
+        tenant: String,
+        /// What the session may do; repeatable
+        #[arg(long = "scope", value_name = "SCOPE", default_value = "ops")]
+        scopes: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Create {
+    /// What it is for
+    name: String,
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site; repeatable
+    #[arg(long = "scope", value_name = "SCOPE", required = true)]
+    scopes: Vec<String>,
+    /// Until when, RFC 3339 [default: for ever]
+    #[arg(long, value_name = "TIME")]
+    expires_at: Option<Timestamp>,
+}
+
+impl Keys {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = acting(settings).await?;
+        match self {
+            Self::Create(new) => new.run(format, &store).await,
+            Self::List { tenant: named, limit } => {
+                let whose = match named {
+                    Some(name) => Some(known_tenant(&store, name).await?),
+                    None => None,
+                };
+                let keys = store.key_rows(&KeyFilter { tenant: whose, before: None, limit: *limit }).await?;
+                output::list(format, &keys, &COLUMNS);
+                Ok(Exit::Ok)
+            }
+            Self::Revoke { id } => revoke(format, &store, id).await,
+            Self::LoginLink { tenant: named, scopes } => {
+                let scopes = Scopes::from_names(scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
+                let link = login_link(
+                    &store,
+                    known_tenant(&store, named).await?,
+                    scopes,
+                    &settings.api.base_url(&format!("http://{}", settings.server.listen)),
+                )
+                .await?;
+                output::one(format, &json!({"link": link, "lasts_s": LINK_LASTS.as_secs()}), |_| link.clone());
+                Ok(Exit::Ok)
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(&self, format: Format, store: &Store) -> Done {
+        let scopes = Scopes::from_names(&self.scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
+        let tenant = known_tenant(store, &self.tenant).await?;
+        let draft = KeyDraft { name: self.name.clone(), scopes, expires_at: self.expires_at };
+        let made = store.create_key(tenant, &draft).await.map_err(failure)?;
+        // Printed to its one reader, on stdout alone.
+        let token = made.token.reveal().to_owned();
+        say!("it is not shown again:");
+        output::one(format, &json!({"id": made.id, "token": token}), |_| token.clone());
+        Ok(Exit::Ok)
+    }
+}
+
+async fn revoke(format: Format, store: &Store, id: &str) -> Done {
+    let key = store.key_row(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
+    let revoked = store.revoke_key(key.tenant, id).await?;
+    let result = if revoked { "revoked" } else { "was revoked before" };
+    output::one(format, &json!({"key": id, "result": result}), |_| format!("key {id} {result}"));
+    Ok(Exit::Ok)
+}
+
+const COLUMNS: [output::Column<Key>; 7] = [
+    ("id", |key| key.id.clone()),
+    ("tenant", |key| key.tenant_name.clone()),
+    ("name", |key| key.name.clone()),
+    ("scopes", |key| key.scopes.names().join(",")),
+    ("last used", |key| key.last_used_at.map_or_else(|| "never".into(), output::seconds)),
+    ("expires", |key| or_dash(&key.expires_at.map(output::seconds))),
+    ("revoked", |key| or_dash(&key.revoked_at.map(output::seconds))),
+];
+
+/// A link that signs in once.
+pub async fn login_link(store: &Store, tenant: i32, scopes: Scopes, base: &str) -> Result<String, Failure> {
+    let login = Login { tenant, key_id: None, actor: crate::app::operator().name, scopes };
+    let token = store.create_login_link(&login, LINK_LASTS).await?;
+    // Printed to the person who asked for it.
+    Ok(format!("{base}/login?token={}", token.reveal()))
+}
+
+fn failure(error: KeyError) -> Failure {
+    match error {
+        KeyError::Database(problem) => problem.into(),
+        refused => Failure::new(Exit::Usage, refused.to_string()),
+    }
+}

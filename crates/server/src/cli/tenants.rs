@@ -1,0 +1,79 @@
+//! `postcommit tenants`.
+
+use clap::Subcommand;
+use postcommit_engine::store::{TenantError, TenantRow};
+use serde_json::json;
+
+use super::{acting, known_tenant};
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::settings::Settings;
+
+#[derive(Debug, Subcommand)]
+pub enum Tenants {
+    /// Make a tenant
+    Create { name: String },
+    /// By name
+    List {
+        /// Only those after this name
+        #[arg(long)]
+        after: Option<String>,
+        /// At most so many, 1 to 200
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+        limit: i64,
+    },
+    /// Send nothing of it any more; what waits stays
+    Suspend {
+        name: String,
+        /// Shown to whoever wonders
+        #[arg(long)]
+        reason: String,
+    },
+    /// Let it go on
+    Resume { name: String },
+}
+
+impl Tenants {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = acting(settings).await?;
+        match self {
+            Self::Create { name } => {
+                store.create_tenant(name).await.map_err(failure)?;
+                said(format, name, "created")
+            }
+            Self::List { after, limit } => {
+                output::list(format, &store.tenant_rows(after.as_deref(), *limit).await?, &COLUMNS);
+                Ok(Exit::Ok)
+            }
+            Self::Suspend { name, reason } => {
+                let suspended = store.suspend_tenant(known_tenant(&store, name).await?, reason).await.map_err(failure)?;
+                said(format, name, if suspended { "suspended" } else { "was suspended already" })
+            }
+            Self::Resume { name } => {
+                let resumed = store.resume_tenant(known_tenant(&store, name).await?).await?;
+                said(format, name, if resumed { "resumed" } else { "was not suspended" })
+            }
+        }
+    }
+}
+
+fn said(format: Format, name: &str, result: &str) -> Done {
+    output::one(format, &json!({"tenant": name, "result": result}), |_| format!("tenant {name} {result}"));
+    Ok(Exit::Ok)
+}
+
+fn failure(error: TenantError) -> Failure {
+    match error {
+        TenantError::Database(problem) => problem.into(),
+        TenantError::Refused(problem) => Failure::new(Exit::Usage, problem),
+        TenantError::Taken(_) => Failure::new(Exit::Refused, error.to_string()),
+    }
+}
+
+const COLUMNS: [output::Column<TenantRow>; 3] = [
+    ("name", |tenant| tenant.name.clone()),
+    ("created", |tenant| output::seconds(tenant.created_at)),
+    ("suspended", |tenant| match (tenant.suspended_at, &tenant.suspended_reason) {
+        (Some(at), Some(why)) => format!("{}: {why}", output::seconds(at)),
+        _ => "-".into(),
+    }),
+];

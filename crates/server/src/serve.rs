@@ -1,0 +1,235 @@
+//! `postcommit serve`: the door with the API behind it, the dispatcher, or both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
+use postcommit_engine::gate::Gate;
+use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
+use postcommit_engine::store::{KeyDraft, KeyError, Store};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::api::{self, Api};
+use crate::auth::Auth;
+use crate::cli::keys::login_link;
+use crate::output::{Done, Exit, Failure};
+use crate::settings::{DEFAULTS, Settings, without_password};
+use crate::telemetry::say;
+use crate::{app, door, health, telemetry};
+
+/// How often it is written down which keys were used.
+const NOTE_USE: Duration = Duration::from_secs(30);
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// Both
+    All,
+    /// Serves the API, delivers nothing
+    Api,
+    /// Delivers, and serves /healthz and /readyz alone
+    Worker,
+}
+
+/// How to serve.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    pub role: Role,
+    /// Bring the schema up to date first.
+    pub migrate: bool,
+    /// Stop when stdin ends.
+    pub while_stdin: bool,
+}
+
+/// Serves until told to stop.
+pub async fn serve(settings: &Settings, how: How) -> Done {
+    telemetry::start(&settings.log);
+    let store = open(settings, how.migrate).await?;
+    let tools = app::tools(settings, store.clone())?;
+    let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+    let first_key = if how.role == Role::Worker { None } else { first_key(&store).await? };
+    let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
+    let routes = routes(settings, &store, &tools, how.role);
+    let door = door::open(&settings.server, routes, stop.clone(), grace).await.map_err(|e| match e {
+        door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
+        door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
+    })?;
+    greet(settings, &door.url(), &store, how.role, first_key).await?;
+    if how.role == Role::Api {
+        let mut told = stop;
+        let _ = told.wait_for(|stop| *stop != Stop::No).await;
+    } else {
+        Dispatcher::new(tools).await?.run(stop).await;
+    }
+    door.closed().await;
+    store.db().settle_file();
+    tracing::info!("stopped");
+    Ok(Exit::Ok)
+}
+
+/// Opens the store, its schema as this program knows it and its walls standing.
+async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
+    // An application's own file is never taken for ours: only a database that this start makes gets a provider.
+    let missing = app::missing_file(settings);
+    if let (Some(path), false) = (&missing, migrate) {
+        return Err(app::no_database(path));
+    }
+    let store = Store::open(&settings.database.url).await?;
+    if migrate {
+        store.db().migrate().await?;
+    }
+    store.db().check_schema().await?;
+    store.check_isolation().await?;
+    if missing.is_some() {
+        make_capture(&store).await?;
+    }
+    Ok(store)
+}
+
+/// Everything that is served.
+fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Router {
+    let health = health::routes(store.clone());
+    let routes = match role {
+        Role::Worker => health.fallback(api::no_such_route),
+        Role::All | Role::Api => health.merge(api::router(api(settings, store, tools))),
+    };
+    // The door has the one limit for bodies.
+    door::named_routes(routes).layer(DefaultBodyLimit::disable())
+}
+
+fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
+    let api = Arc::new(Api {
+        store: store.clone(),
+        gate: Gate::new(store.clone()),
+        tools: tools.clone(),
+        auth: Auth::new(settings.api.requests_per_s, settings.api.burst),
+        passing: Arc::default(),
+        stuck_after: Duration::from_secs(settings.kpi.stuck_after_s),
+    });
+    tokio::spawn(note_use_forever(api.clone()));
+    api
+}
+
+async fn note_use_forever(api: Arc<Api>) {
+    loop {
+        tokio::time::sleep(NOTE_USE).await;
+        if let Err(problem) = api.auth.note_used_once(&api.store).await {
+            tracing::debug!(%problem, "could not note which keys were used");
+        }
+    }
+}
+
+/// Without any key nobody could come in: the first start makes one that may do everything.
+async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
+    if store.any_key().await? {
+        return Ok(None);
+    }
+    let draft = KeyDraft { name: "made at the first start".into(), scopes: [Scope::Ops].into_iter().collect(), expires_at: None };
+    let tenant = store.tenant("default").await?.unwrap_or(1);
+    match store.create_key(tenant, &draft).await {
+        // Shown to whoever started it, this once.
+        Ok(made) => Ok(Some(made.token.reveal().to_owned())),
+        Err(KeyError::Database(problem)) => Err(problem.into()),
+        Err(refused) => Err(Failure::new(Exit::Refused, refused.to_string())),
+    }
+}
+
+/// The first signal asks to finish, the second to stop at once.
+fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> {
+    let (tell, told) = watch::channel(Stop::No);
+    if while_stdin {
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
+            let _ = tell.send(Stop::Now);
+        });
+    }
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        for stop in [Stop::Finish, Stop::Now] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!(
+                "{}",
+                if stop == Stop::Finish { "stopping: finishing what is under way; once more to stop at once" } else { "stopping at once" }
+            );
+            let _ = tell.send(stop);
+        }
+    });
+    Ok(told)
+}
+
+/// A new embedded database begins with a provider that serves every channel and sends nothing.
+async fn make_capture(store: &Store) -> Result<(), Failure> {
+    let draft = ProviderDraft {
+        name: "capture".into(),
+        channel: "*".into(),
+        driver: "capture".into(),
+        settings: serde_json::json!({}),
+        secrets: None,
+        guarantee: Guarantee::Idempotent,
+        policy: Policy::default(),
+        concurrency: 16,
+        timeout_ms: 30_000,
+        is_default: true,
+    };
+    let tenant = store.tenant("default").await?.unwrap_or(1);
+    Ok(store.create_provider(tenant, &draft).await?)
+}
+
+async fn greet(settings: &Settings, url: &str, store: &Store, role: Role, first_key: Option<String>) -> Result<(), Failure> {
+    let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
+    let providers = store.providers().await?;
+    let tenants = store.tenants().await?;
+    say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
+    say!("  database   {}", without_password(&settings.database.url));
+    say!("  health     {url}/healthz");
+    if role != Role::Worker {
+        say!("  API        {url}/v1, described at {url}/openapi.json");
+        let everything: Scopes = [Scope::Ops].into_iter().collect();
+        let base = settings.api.base_url(url);
+        say!(
+            "  sign in    {} (once, within 15 minutes)",
+            login_link(store, store.tenant("default").await?.unwrap_or(1), everything, &base).await?
+        );
+    }
+    if let Some(key) = first_key {
+        say!("  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others");
+    }
+    for provider in &providers {
+        let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
+        let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };
+        let tenant = tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
+        say!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
+    }
+    if providers.is_empty() {
+        say!("  provider   none yet: `{me} providers create --help`");
+    }
+    say!(
+        "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
+        which_database(settings),
+        somebody(&providers)
+    );
+    Ok(())
+}
+
+/// The flag that another terminal needs; a URL with a password is not printed.
+fn which_database(settings: &Settings) -> String {
+    let url = &settings.database.url;
+    match url.as_str() {
+        _ if DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok() => String::new(),
+        url => format!(" --database-url {}", without_password(url)),
+    }
+}
+
+/// An address that the providers at hand can serve.
+fn somebody(providers: &[Provider]) -> &'static str {
+    let serves = |channel: &str| providers.iter().any(|p| p.is_default && (p.channel == channel || p.channel == "*"));
+    if serves("webhook") && !serves("email") { "webhook:https://example.com/hook" } else { "email:guest@example.com" }
+}
