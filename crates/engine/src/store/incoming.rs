@@ -48,7 +48,7 @@ impl From<DbError> for Refusal {
     fn from(error: DbError) -> Self {
         let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
         let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let limits = words.filter_map(|word| {
+        let mut limits = words.filter_map(|word| {
             let field = FIELDS
                 .iter()
                 .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
@@ -56,7 +56,7 @@ impl From<DbError> for Refusal {
             // Other fields begin with the name of this one.
             (!FIELDS.contains(&word)).then(|| Self::invalid(*field, word[field.len()..].replace('_', " ").trim()))
         });
-        if let Some(limit) = limits.last() {
+        if let Some(limit) = limits.next_back() {
             return limit;
         }
         let said = message.strip_prefix("postcommit: ").unwrap_or(&message);
@@ -119,6 +119,10 @@ impl Incoming {
     /// # Errors
     /// [`Refusal::Invalid`] names the field and the limit.
     pub fn read(json: &str, tenant: &str) -> Result<Self, Refusal> {
+        // An array would be read as the fields in their order.
+        if !json.trim_start().starts_with('{') && !json.trim().is_empty() {
+            return Err(Refusal::Invalid { field: None, problem: "must be a JSON object".into() });
+        }
         let mut parser = serde_json::Deserializer::from_str(json);
         Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| Refusal::of_parser(&e))?;
         let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
@@ -294,7 +298,7 @@ mod tests {
             (r#"{"event_type": "a", "payload": "\ud800"}"#, None, "hex escape"),
             (r#"{"event_type": "a", "payload": "\u0000"}"#, Some("payload"), "NUL"),
             (r#"{"event_type": "a"} x"#, None, "trailing"),
-            ("[]", None, ""),
+            (r#"["a"]"#, None, "must be a JSON object"),
             ("", None, "EOF"),
         ] {
             let (named, said) = refused(json);

@@ -37,10 +37,10 @@ impl<'a> NotificationWalk<'a> {
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// The smallest thing that holds all that can match; none is the notifications themselves.
+    /// The smallest thing that holds all that can match, in the order of an index; none is the notifications themselves.
     fn lead(&self, parameters: &mut Parameters) -> Option<Way> {
         let status = self.filter.status.as_deref();
-        if let Some(key) = &self.filter.idempotency_key {
+        if let (Some(key), None) = (&self.filter.idempotency_key, self.stuck_since) {
             let key = parameters.add(key.as_str());
             let which = if self.dialect == Dialect::Postgres {
                 format!(" AND k.key_hash = postcommit.hash({key})")
@@ -49,11 +49,7 @@ impl<'a> NotificationWalk<'a> {
             };
             return Some(Way { table: "idempotency", id: "notification_id", which });
         }
-        if let Some(since) = self.stuck_since {
-            let which = format!(" AND k.lease_token IS NULL AND k.due_at < {}", parameters.add(since));
-            return Some(Way { table: "delivery_queue", id: "notification_id", which });
-        }
-        if status.is_some_and(|status| LIVE.contains(&status)) {
+        if self.stuck_since.is_some() || status.is_some_and(|status| LIVE.contains(&status)) {
             return Some(Way { table: "delivery_queue", id: "notification_id", which: String::new() });
         }
         if status == Some("parked") {
@@ -152,7 +148,10 @@ impl Walk for NotificationWalk<'_> {
         let inside = window.holds("note.id");
         let steps = match self.lead(parameters) {
             Some(Way { table, id, which }) => {
-                let lead = dialect.step(table, "k", &format!("k.tenant = t.id AND {}{which}", window.holds(&format!("k.{id}"))));
+                // Not counted by the window: no index tells it.
+                let stuck = self.stuck_since.filter(|_| table == "delivery_queue").map(|since| parameters.add(since));
+                let stuck = stuck.map(|since| format!(" AND k.lease_token IS NULL AND k.due_at < {since}")).unwrap_or_default();
+                let lead = dialect.step(table, "k", &format!("k.tenant = t.id AND {}{which}{stuck}", window.holds(&format!("k.{id}"))));
                 let note = format!("note.tenant = t.id AND note.id = k.{id} AND {inside}{}", self.own(parameters));
                 format!("{lead}{}", dialect.step("notification", "note", &note))
             }
@@ -168,11 +167,8 @@ impl Walk for NotificationWalk<'_> {
     }
 
     fn keep(&self, row: &Row) -> bool {
-        let title = || row.get::<String>(3).unwrap_or_default().to_lowercase();
-        self.words.is_empty() || {
-            let title = title();
-            self.words.iter().all(|word| title.contains(word.as_str()))
-        }
+        let title = if self.words.is_empty() { String::new() } else { row.get::<String>(3).unwrap_or_default().to_lowercase() };
+        self.words.iter().all(|word| title.contains(word.as_str()))
     }
 
     fn first_window(&self, limit: i64) -> i64 {

@@ -22,7 +22,7 @@ async fn client(store: &Store) -> Client {
 }
 
 /// Brings the queue into that state, and returns the one whose old snapshot keeps the rows from being vacuumed.
-async fn spring_the_trap(world: &World) -> Client {
+pub async fn spring_the_trap(world: &World) -> Client {
     let at_work = client(&world.store).await;
     // Nobody but this test may vacuum or analyze.
     for sql in [

@@ -169,6 +169,8 @@ fn data_goes_to_stdout_and_words_to_stderr() {
         assert!(ran.stdout.lines().count() > 0 && ran.stderr.is_empty());
         assert!(serde_json::Deserializer::from_str(&ran.stdout).into_iter::<serde_json::Value>().all(|v| v.is_ok()));
     }
+    assert!(shell.run(&["notifications", "list", "--limit", "1"]).ends(0).stderr.is_empty(), "there is no more");
+    shell.enqueue("b", &[]);
     let ran = shell.run(&["notifications", "list", "--limit", "1"]).ends(0);
     assert!(ran.stdout.starts_with("ID ") && ran.stderr.starts_with("more: --before "), "{}{}", ran.stdout, ran.stderr);
     shell.run(&["notifications", "list", "--limit", "0"]).ends(2);
