@@ -1,6 +1,6 @@
 -- The second wall between tenants. Repeatable, and repeated after every migration, so that a table of a later one is behind it, too.
 -- Whoever takes the role postcommit_tenant sees and writes the rows of one tenant alone, the one that the setting postcommit.tenant names. For
--- everybody else the grants remain the gate: a policy that is constantly true is planned away. See docs/decisions/0019.
+-- everybody else the grants remain the gate: a policy that is constantly true is planned away. See docs/decisions/0021.
 DO $$
 DECLARE
   thing record;

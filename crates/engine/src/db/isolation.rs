@@ -28,6 +28,10 @@ const MAY_MEND: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespac
 const MAY_TAKE: &str =
     "SELECT pg_has_role('postcommit_tenant', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
 
+/// How it would be allowed to. From 16 on the role can be taken without its policies being there all the time.
+const GRANT: &str = "SELECT format('GRANT postcommit_tenant TO %I', current_user)
+    || CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH INHERIT FALSE, SET TRUE' ELSE '' END";
+
 impl Db {
     /// A view of the same database that [`Db::query`] and [`Db::execute`] show of one tenant alone: on PostgreSQL each of them runs in a transaction of
     /// the role `postcommit_tenant`. On SQLite nothing changes. The hot path has connections of its own, and is everybody's.
@@ -67,11 +71,11 @@ impl Db {
     }
 
     async fn wall_problem(&self) -> Result<Option<String>, DbError> {
-        let login: String = first(&self.query("SELECT quote_ident(current_user)", vec![]).await?)?;
+        let grant: String = first(&self.query(GRANT, vec![]).await?)?;
         let role = self.query("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = 'postcommit_tenant'", vec![]).await?;
         let Some(role) = role.first() else {
             return Ok(Some(format!(
-                "the role {TENANT_ROLE} is missing. As a login that may make roles: CREATE ROLE {TENANT_ROLE} NOLOGIN; GRANT {TENANT_ROLE} TO {login}; \
+                "the role {TENANT_ROLE} is missing. As a login that may make roles: CREATE ROLE {TENANT_ROLE} NOLOGIN; {grant}; \
                  then run `postcommit migrate` as the owner of the schema"
             )));
         };
@@ -81,9 +85,7 @@ impl Db {
             )));
         }
         if !first::<bool>(&self.query(MAY_TAKE, vec![]).await?)? {
-            return Ok(Some(format!(
-                "the login {login} may not take the role {TENANT_ROLE}. As a superuser: GRANT {TENANT_ROLE} TO {login}"
-            )));
+            return Ok(Some(format!("this login may not take the role {TENANT_ROLE}. As a superuser: {grant}")));
         }
         let open = self.names(UNWALLED).await?;
         if !open.is_empty() {

@@ -281,6 +281,32 @@ async fn many_databases_of_a_cluster_make_the_role_at_once() {
     }
 }
 
+/// A login of its own for the server, as `migrate --roles` is meant: it may take the role, and until then the role's policy is not in its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_s_login_may_take_the_role_and_is_no_tenant_until_then() {
+    let world = World::postgres().await;
+    let (a, _) = (tenant(&world, "a").await, tenant(&world, "b").await);
+    world.store.db().make_roles().await.unwrap();
+    let login = format!("worker_{}", uuid::Uuid::new_v4().simple());
+    world.execute(&format!("CREATE ROLE {login} LOGIN IN ROLE postcommit_worker"), vec![]).await;
+    let store = Store::open(&world.url.replacen("postgres@", &format!("{login}@"), 1)).await.unwrap();
+    store.check_isolation().await.unwrap();
+    store.db().migrate().await.expect("it owns nothing, and leaves everything as it is");
+    let taken = store
+        .db()
+        .query("SELECT pg_has_role('postcommit_tenant', 'USAGE'), row_security_active('postcommit.notification')", vec![])
+        .await
+        .unwrap();
+    assert_eq!((taken[0].get::<bool>(0).unwrap(), taken[0].get::<bool>(1).unwrap()), (false, true));
+    assert_eq!((count(&store, "postcommit.provider").await, count(&store.of_tenant(a), "postcommit.provider").await), (2, 1));
+    let lane = store.of_tenant(a).provider(a, "capture").await.unwrap().unwrap().id;
+    assert!(store.of_tenant(a).pause_lane(lane, None, "by hand").await.unwrap());
+    let denied = store.db().execute_one("DELETE FROM postcommit.audit", vec![]).await.unwrap_err().to_string();
+    assert!(denied.contains("permission denied"), "{denied}");
+    drop(store);
+    world.execute(&format!("DROP ROLE {login}"), vec![]).await;
+}
+
 #[tokio::test]
 async fn on_sqlite_there_is_one_wall_and_nothing_to_check() {
     let world = World::sqlite().await;
