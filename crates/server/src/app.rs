@@ -41,7 +41,16 @@ pub fn keys(settings: &Settings) -> KeySource {
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
-    Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone(), kpi: settings.kpi.clone() })
+    Ok(Tools {
+        store,
+        egress,
+        keys: keys(settings),
+        capture_fail_on,
+        settings: settings.dispatch.clone(),
+        kpi: settings.kpi.clone(),
+        metrics: Metrics::default(),
+        tracer: Tracer::default(),
+    })
 }
 
 pub fn no_database(path: &Path) -> Failure {
