@@ -64,6 +64,9 @@ impl Counts {
     }
 }
 
+/// Counts by event type and channel.
+type ByEvent = HashMap<Box<str>, HashMap<Box<str>, Arc<Counts>>>;
+
 /// One route's requests that ended with one status.
 type Asked = (String, String, u16);
 
@@ -73,7 +76,7 @@ pub struct Metrics(Arc<Counted>);
 
 /// What is counted.
 pub struct Counted {
-    by_event: RwLock<HashMap<Box<str>, HashMap<Box<str>, Arc<Counts>>>>,
+    by_event: RwLock<ByEvent>,
     event_types: usize,
     began: postcommit::Timestamp,
     /// From commit, or from when it was due, to the first attempt.

@@ -6,9 +6,11 @@ use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::egress::Egress;
+use postcommit_engine::metrics::Metrics;
 use postcommit_engine::model::Actor;
 use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
+use postcommit_engine::trace::Tracer;
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
@@ -48,7 +50,7 @@ pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
         capture_fail_on,
         settings: settings.dispatch.clone(),
         kpi: settings.kpi.clone(),
-        metrics: Metrics::default(),
+        metrics: Metrics::new(settings.metrics.event_types),
         tracer: Tracer::default(),
     })
 }
