@@ -32,6 +32,8 @@ pub struct Message<'a> {
     pub attempt: u16,
     /// How long it may take in all.
     pub timeout: Duration,
+    /// The W3C `traceparent` to pass on, for who speaks HTTP.
+    pub traceparent: Option<&'a str>,
 }
 
 /// A send under way.

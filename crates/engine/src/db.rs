@@ -136,6 +136,15 @@ impl Db {
         }
     }
 
+    /// How its pools of connections are doing; SQLite has none to wait for.
+    #[must_use]
+    pub fn pools(&self) -> Vec<postgres::PoolReading> {
+        match self {
+            Self::Postgres(db) => db.pools(),
+            Self::Sqlite(_) => vec![],
+        }
+    }
+
     /// Runs a statement written for both: `postcommit.` becomes `postcommit_` on SQLite, and `{now}` each one's clock.
     ///
     /// # Errors

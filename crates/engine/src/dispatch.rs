@@ -40,9 +40,11 @@ use crate::channel::FailOn;
 use crate::clock;
 use crate::db::DbError;
 use crate::egress::Egress;
+use crate::metrics::Metrics;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
 use crate::store::{Claim, KpiSettings, Lease, Store};
+use crate::trace::Tracer;
 use bell::Bell;
 use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
 use leases::Leases;
@@ -106,6 +108,10 @@ pub struct Tools {
     pub settings: DispatchSettings,
     /// What is stuck, and how long roll-ups are kept.
     pub kpi: KpiSettings,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Where spans go; off by default.
+    pub tracer: Tracer,
 }
 
 /// How far a stop has gone.
@@ -183,7 +189,7 @@ impl Dispatcher {
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
-        let settler = Settler::start(tools.store.clone(), stir.clone(), leases.clone());
+        let settler = Settler::start(tools.store.clone(), tools.metrics.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, stir });
@@ -204,6 +210,7 @@ impl Dispatcher {
         let quiet = Arc::new(AtomicBool::new(false));
         tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
         tokio::spawn(jobs::run_forever(self.crew.tools.store.clone(), quiet.clone()));
+        self.crew.tools.metrics.dispatchers.add(1);
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             match self.round(None).await {
@@ -229,6 +236,7 @@ impl Dispatcher {
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
+        self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
     }
 
@@ -306,6 +314,7 @@ impl Dispatcher {
         for (lease, wants) in by_lease {
             let before = clock::monotonic();
             let claim = self.crew.tools.store.claim(&wants, lease, due_before).await?;
+            self.note_claim(&claim);
             self.lanes.note_backlogs(&wants, &claim.deliveries);
             begun += self.start(claim, before, lease).await?;
         }
@@ -320,6 +329,13 @@ impl Dispatcher {
             return Ok(Looked::Began);
         }
         Ok(if full { Looked::Full } else { Looked::Nothing })
+    }
+
+    fn note_claim(&self, claim: &Claim) {
+        let metrics = &self.crew.tools.metrics;
+        metrics.claims.add(1);
+        metrics.claimed.add(claim.deliveries.len() as u64);
+        metrics.looked_at.set(clock::now().as_micros() / 1000);
     }
 
     /// The same for one notification.
@@ -482,4 +498,11 @@ async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec
 fn jittered(interval: Duration) -> Duration {
     let chance = f64::from(crate::secret::random::<1>()[0]) / 255.0;
     interval.mul_f64(0.75 + 0.5 * chance)
+}
+
+/// What every span of a notification tells.
+fn traits_of(note: &StoredNotification) -> Vec<(&'static str, String)> {
+    let mut known = vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
+    known.extend(note.correlation_id.clone().map(|id| ("postcommit.correlation_id", id)));
+    known
 }

@@ -8,6 +8,7 @@
 //! - [`channel`]: the drivers, which turn a message into an outcome;
 //! - [`egress`]: the only way out of this process;
 //! - [`inbox`] and [`user_token`]: what users see of `in_app` at once, and what lets a browser in;
+//! - [`metrics`] and [`trace`]: what is told about it;
 //! - [`secret`]: what must not be readable in a backup;
 //! - [`clock`] and [`crash`]: the one clock, and the places where tests may end the process.
 
@@ -22,7 +23,9 @@ pub mod dispatch;
 pub mod egress;
 pub mod gate;
 pub mod inbox;
+pub mod metrics;
 pub mod model;
 pub mod secret;
 pub mod store;
+pub mod trace;
 pub mod user_token;

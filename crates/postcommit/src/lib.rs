@@ -10,7 +10,7 @@
 //! - [`key`]: idempotency keys that are the same every time;
 //! - [`adapters`]: `enqueue`, `enqueue_many` and `cancel` for tokio-postgres, sqlx and rusqlite, each behind a feature;
 //! - [`testing`]: `assert_enqueued` and `refute_enqueued` inside the transaction under test;
-//! - [`Timestamp`]: microseconds since 1970, UTC.
+//! - [`Timestamp`]: microseconds since 1970, UTC; [`TraceParent`]: the trace it belongs to.
 //!
 //! ```
 //! use postcommit::{Notification, Recipient, key};
@@ -35,8 +35,10 @@ mod notification;
 mod recipient;
 pub mod testing;
 mod timestamp;
+mod traceparent;
 
 pub use error::Error;
 pub use notification::{Builder, Notification, Source};
 pub use recipient::Recipient;
 pub use timestamp::Timestamp;
+pub use traceparent::TraceParent;

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use crate::{Error, Recipient, Timestamp, check, limits};
+use crate::{Error, Recipient, Timestamp, TraceParent, check, limits};
 
 /// What to say, to whom, by which channels and when: immutable once enqueued.
 ///
@@ -81,12 +81,22 @@ pub struct Source {
     /// When it was made there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enqueued_at: Option<Timestamp>,
+    /// The W3C `traceparent` of the span that enqueued it: attempts become part of that trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 impl Source {
     /// A source that names its site.
     pub fn site(site: impl Into<String>) -> Self {
         Self { site: Some(site.into()), ..Self::default() }
+    }
+
+    /// The same, as part of that trace.
+    #[must_use]
+    pub fn traced_by(mut self, parent: TraceParent) -> Self {
+        self.traceparent = Some(parent.to_string());
+        self
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -315,6 +325,7 @@ impl Draft {
         {
             return Err(Error::invalid("expires_at", format!("is {expires}, which is not a millisecond or more after due_at {due}")));
         }
+        optional("source.traceparent", &self.source.traceparent, |text| text.parse::<TraceParent>().map(drop))?;
         let source = serde_json::to_value(&self.source).map_err(|e| Error::invalid("source", e.to_string()))?;
         field("source", check::json(&source, limits::SOURCE_BYTES).map(drop))
     }

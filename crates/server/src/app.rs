@@ -6,9 +6,11 @@ use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::egress::Egress;
+use postcommit_engine::metrics::Metrics;
 use postcommit_engine::model::Actor;
 use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
+use postcommit_engine::trace::Tracer;
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
@@ -41,7 +43,16 @@ pub fn keys(settings: &Settings) -> KeySource {
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
-    Ok(Tools { store, egress, keys: keys(settings), capture_fail_on, settings: settings.dispatch.clone(), kpi: settings.kpi.clone() })
+    Ok(Tools {
+        store,
+        egress,
+        keys: keys(settings),
+        capture_fail_on,
+        settings: settings.dispatch.clone(),
+        kpi: settings.kpi.clone(),
+        metrics: Metrics::new(settings.metrics.event_types),
+        tracer: Tracer::default(),
+    })
 }
 
 pub fn no_database(path: &Path) -> Failure {

@@ -8,6 +8,7 @@ mod dispatch;
 mod doctor;
 mod enqueue;
 pub mod keys;
+mod kpis;
 mod migrate;
 mod notifications;
 mod providers;
@@ -85,6 +86,8 @@ enum Command {
     Audit(audit::Audit),
     /// Do one bounded pass over what is due, and exit
     Dispatch(dispatch::Dispatch),
+    /// How it stands: queue, stuck, parked, delivered
+    Kpis(kpis::Show),
     /// Examine the installation; exits 1 when something needs attention
     Doctor,
     /// Measure this build on this machine, and hold it to its bars
@@ -130,6 +133,7 @@ impl Cli {
             Command::Dispatch(command) => command.run(format, &settings).await,
             Command::Bench(command) => command.run(format, &settings).await,
             Command::BenchSink => crate::bench::sink::serve().await,
+            Command::Kpis(command) => command.run(format, &settings).await,
             Command::Doctor => doctor::run(format, &settings).await,
             Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
         }

@@ -30,6 +30,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use postcommit_engine::dispatch::Stop;
+use postcommit_engine::metrics::Metrics;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -95,6 +96,7 @@ pub async fn open<S: Serves>(
     service: S,
     stop: watch::Receiver<Stop>,
     grace: Duration,
+    metrics: &Metrics,
 ) -> Result<Door, OpenError> {
     raise_files(settings.connections);
     let tls = Tls::load(settings).map_err(OpenError::Tls)?;
@@ -102,9 +104,9 @@ pub async fn open<S: Serves>(
     let listener = bind(&settings.listen).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
     let house = House {
-        room: Room::new(settings.connections, settings.connections_per_address),
+        room: Room::new(settings.connections, settings.connections_per_address, metrics.clone()),
         lobby: Arc::new(Semaphore::new(LOBBY)),
-        streams: Streams::new(settings.streams, stop.clone()),
+        streams: Streams::new(settings.streams, stop.clone(), metrics.clone()),
         settings: Arc::new(settings.clone()),
         tls,
         service,

@@ -13,6 +13,7 @@ mod rate;
 mod serve;
 mod settings;
 mod telemetry;
+mod watching;
 
 use std::process::ExitCode;
 

@@ -18,7 +18,7 @@ use crate::cli::keys::login_link;
 use crate::output::{Done, Exit, Failure};
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
-use crate::{app, door, health, telemetry};
+use crate::{app, door, health, telemetry, watching};
 
 /// How often it is written down which keys were used.
 const NOTE_USE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub enum Role {
     All,
     /// Serves the API, delivers nothing
     Api,
-    /// Delivers, and serves /healthz and /readyz alone
+    /// Delivers, and serves /healthz, /readyz and /metrics alone
     Worker,
 }
 
@@ -48,12 +48,15 @@ pub struct How {
 pub async fn serve(settings: &Settings, how: How) -> Done {
     telemetry::start(&settings.log);
     let store = open(settings, how.migrate).await?;
-    let tools = app::tools(settings, store.clone())?;
+    let mut tools = app::tools(settings, store.clone())?;
+    let traces = telemetry::otlp::start(&settings.telemetry, &settings.egress, &tools.metrics);
+    let (tracer, exporter) = traces.map_err(|e| Failure::new(Exit::Usage, e))?;
+    tools.tracer = tracer;
     let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let first_key = if how.role == Role::Worker { None } else { first_key(&store).await? };
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
     let routes = routes(settings, &store, &tools, how.role);
-    let door = door::open(&settings.server, routes, stop.clone(), grace).await.map_err(|e| match e {
+    let door = door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
         door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
         door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
     })?;
@@ -65,6 +68,9 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
         Dispatcher::new(tools).await?.run(stop).await;
     }
     door.closed().await;
+    if let Some(exporter) = exporter {
+        exporter.finish().await;
+    }
     store.db().settle_file();
     tracing::info!("stopped");
     Ok(Exit::Ok)
@@ -91,13 +97,14 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
 
 /// Everything that is served.
 fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Router {
-    let health = health::routes(store.clone());
+    let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
+    let told = health::routes(store.clone()).merge(metrics);
     let routes = match role {
-        Role::Worker => health.fallback(api::no_such_route),
-        Role::All | Role::Api => health.merge(api::router(api(settings, store, tools))),
+        Role::Worker => told.fallback(api::no_such_route),
+        Role::All | Role::Api => told.merge(api::router(api(settings, store, tools))),
     };
     // The door has the one limit for bodies.
-    door::named_routes(routes).layer(DefaultBodyLimit::disable())
+    watching::watched(door::named_routes(routes), tools).layer(DefaultBodyLimit::disable())
 }
 
 fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {

@@ -1,7 +1,8 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
 use crate::door::ServerSettings;
-use crate::telemetry::say;
+use crate::telemetry::{TelemetrySettings, say};
+use crate::watching::MetricsSettings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,8 @@ pub struct Settings {
     pub secrets: SecretsSettings,
     pub log: LogSettings,
     pub kpi: KpiSettings,
+    pub metrics: MetricsSettings,
+    pub telemetry: TelemetrySettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -163,6 +166,7 @@ impl Layers {
         let parsed = match known {
             Value::Integer(_) => text.parse().ok().map(Value::Integer),
             Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
+            Value::Float(_) => text.parse().ok().map(Value::Float),
             Value::Array(_) => Some(Value::Array(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect())),
             _ => Some(Value::from(text)),
         };
@@ -202,7 +206,7 @@ impl Layers {
     /// Every value with its origin; secrets are not shown.
     pub fn origins(&self) -> Vec<Origin> {
         let shown = |name: &str, value: &Value| match (name, value.as_str()) {
-            ("secrets.key", Some(text)) if !text.is_empty() => Value::from("(set)"),
+            ("secrets.key" | "metrics.token", Some(text)) if !text.is_empty() => Value::from("(set)"),
             ("database.url", Some(url)) => Value::from(without_password(url)),
             _ => value.clone(),
         };
@@ -221,6 +225,8 @@ impl Settings {
         self.dispatch.validate()?;
         self.egress.validate()?;
         self.kpi.validate()?;
+        self.metrics.validate()?;
+        self.telemetry.validate()?;
         FailOn::parse(&self.capture.fail_on)?;
         if !["auto", "human", "json"].contains(&self.log.format.as_str()) {
             return Err(format!("log.format: is {:?}; allowed are auto, human, json", self.log.format));
@@ -243,7 +249,8 @@ fn leaves(table: &Table) -> Vec<(String, Value)> {
 }
 
 fn same_kind(known: &Value, given: &Value) -> bool {
-    known.same_type(given)
+    // A whole number is a number.
+    known.same_type(given) || (known.is_float() && given.is_integer())
 }
 
 /// The URL as it may be shown: without the password, wherever it stands.
@@ -315,6 +322,10 @@ mod tests {
             ("[kpi]\ninterval_s = 59", "kpi.interval_s: is 59; 60 to 172800 are allowed"),
             ("[kpi]\nminutes_kept_h = 1", "kpi.minutes_kept_h: is 1; 48 to 744 are allowed"),
             ("[kpi]\nhours_kept_d = 4000", "kpi.hours_kept_d: is 4000; 7 to 3660 are allowed"),
+            ("[metrics]\ntoken = \"short\"", "metrics.token: has 5 bytes; empty or 16 to 255 are allowed"),
+            ("[metrics]\nevent_types = 0", "metrics.event_types: is 0; 1 to 10000 are allowed"),
+            ("[telemetry]\nsample_ratio = 2", "telemetry.sample_ratio: is 2; 0 to 1 are allowed"),
+            ("[telemetry]\notlp_endpoint = \"grpc://x\"", "telemetry.otlp_endpoint: is not an http or https URL"),
             ("[log]\nformat = \"xml\"", "log.format: is \"xml\"; allowed are auto, human, json"),
             ("[egress]\nallow = [\"everything\"]", "allow"),
         ] {

@@ -1,10 +1,46 @@
 //! Logs, on stderr: for people on a terminal, JSON elsewhere. Nobody reading them is no reason to stop working.
 
+pub mod otlp;
+
 use std::io::{self, IsTerminal, Write};
 
+use serde::Deserialize;
+
 use tracing_subscriber::EnvFilter;
+use url::Url;
 
 use crate::settings::LogSettings;
+
+/// `[telemetry]`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct TelemetrySettings {
+    /// The collector; empty: the variable OTEL_EXPORTER_OTLP_ENDPOINT, or none.
+    pub otlp_endpoint: String,
+    /// Of traces that begin here, how many are recorded: 0 to 1.
+    pub sample_ratio: f64,
+}
+
+impl TelemetrySettings {
+    pub fn validate(&self) -> Result<(), String> {
+        if !(0.0..=1.0).contains(&self.sample_ratio) {
+            return Err(format!("telemetry.sample_ratio: is {}; 0 to 1 are allowed", self.sample_ratio));
+        }
+        self.traces_url().map(drop)
+    }
+
+    /// Where traces go: `/v1/traces` below the endpoint, as OpenTelemetry has it.
+    fn traces_url(&self) -> Result<Option<Url>, String> {
+        let given = Some(self.otlp_endpoint.clone()).filter(|text| !text.is_empty());
+        let Some(text) = given.or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok()).filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let full = if text.ends_with("/v1/traces") { text } else { format!("{}/v1/traces", text.trim_end_matches('/')) };
+        match Url::parse(&full) {
+            Ok(url) if matches!(url.scheme(), "http" | "https") && url.host().is_some() => Ok(Some(url)),
+            _ => Err("telemetry.otlp_endpoint: is not an http or https URL such as http://127.0.0.1:4318".into()),
+        }
+    }
+}
 
 /// stderr that cannot fail: a reader that went away, or a full disk, loses lines, not the process.
 struct Quiet;

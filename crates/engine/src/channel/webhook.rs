@@ -28,8 +28,9 @@ const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Headers of our own, and the host.
-const OWN_HEADERS: usize = 7;
+const OWN_HEADERS: usize = 8;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -172,6 +173,9 @@ impl Webhook {
         headers.insert(WEBHOOK_ID, key.clone());
         headers.insert(IDEMPOTENCY_KEY, key);
         headers.insert(WEBHOOK_TIMESTAMP, seconds.into());
+        if let Some(parent) = message.traceparent {
+            headers.insert(TRACEPARENT, HeaderValue::from_str(parent).ok()?);
+        }
         if !self.keys.is_empty() {
             headers.insert(WEBHOOK_SIGNATURE, sign(&self.keys, &id, seconds, body).try_into().ok()?);
         }

@@ -1,6 +1,7 @@
 //! PostgreSQL: a small pool, statements prepared once per connection.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
@@ -16,6 +17,7 @@ use super::tls;
 use super::trips::Counter;
 use super::value::{Row, Value};
 use super::{Address, DbError, Statement};
+use crate::clock;
 
 /// Connections one process holds at most, for lists, single rows and the API.
 const POOL_SIZE: usize = 8;
@@ -41,6 +43,35 @@ pub struct Postgres {
     pub(super) counter: Arc<Counter>,
     /// Whose rows alone [`super::Db::query`] and [`super::Db::execute`] reach, if not everybody's.
     tenant: Option<i32>,
+    /// How long connections of either pool were waited for.
+    waits: Arc<[Waits; 2]>,
+}
+
+/// How often a connection was taken, and how long that took in all.
+#[derive(Debug, Default)]
+struct Waits {
+    taken: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl Waits {
+    fn note(&self, took: Duration) {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+/// How a pool of connections is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolReading {
+    /// `plain`, or `hot` for the hot path's.
+    pub name: &'static str,
+    /// How often a connection was taken.
+    pub taken: u64,
+    /// How long that took in all.
+    pub waited: Duration,
+    /// Who waits for one now.
+    pub waiting: usize,
 }
 
 /// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
@@ -58,7 +89,7 @@ impl Postgres {
         let mut hot = config.clone();
         hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default()));
         let (pool, hot) = (pool(&config, &tls, POOL_SIZE)?, pool(&hot, &tls, HOT_POOL_SIZE)?);
-        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default(), tenant: None };
+        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default(), tenant: None, waits: Arc::default() };
         drop(db.client().await?);
         Ok(db)
     }
@@ -80,13 +111,26 @@ impl Postgres {
     }
 
     async fn take(&self, pool: &Pool) -> Result<Client, DbError> {
+        let asked = clock::monotonic();
         let object = pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
+        self.waits[usize::from(std::ptr::eq(pool, &self.hot))].note(asked.elapsed());
         Ok(Client::new(object, self.counter.clone()))
     }
 
     /// The same pools, for one tenant.
     pub(super) fn of_tenant(&self, tenant: i32) -> Self {
         Self { tenant: Some(tenant), ..self.clone() }
+    }
+
+    /// How the pools are doing.
+    pub(super) fn pools(&self) -> Vec<PoolReading> {
+        let read = |name, pool: &Pool, waits: &Waits| PoolReading {
+            name,
+            taken: waits.taken.load(Ordering::Relaxed),
+            waited: Duration::from_micros(waits.micros.load(Ordering::Relaxed)),
+            waiting: pool.status().waiting,
+        };
+        vec![read("plain", &self.pool, &self.waits[0]), read("hot", &self.hot, &self.waits[1])]
     }
 
     /// Where it is, for people.

@@ -15,10 +15,12 @@ use super::{Claimed, Crew, Reckoning, Tools};
 use crate::channel::Message;
 use crate::clock;
 use crate::crash_point;
+use crate::metrics::Counts;
 use crate::model::{
     self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict,
 };
 use crate::store::{Attempted, Lease, Settlement};
+use crate::trace::{Begun, Kind, Span};
 
 /// How much longer than the driver's own deadline we wait for a driver that does not keep it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -127,7 +129,7 @@ impl Group {
     async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
         let now = self.clock.now();
         if !checked && let Some(settlement) = check(delivery, note, &self.lane, now) {
-            return self.crew.settler.settle(settlement, None);
+            return self.crew.settler.settle(settlement, None, Some(counts(&self.crew, delivery, note)));
         }
         attempt(&self.crew, &self.lane, delivery, note, now).await;
     }
@@ -138,7 +140,7 @@ fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> V
     let mut begin = Vec::with_capacity(batch.len());
     for (delivery, note) in batch {
         match check(&delivery, &note, lane, now) {
-            Some(settlement) => crew.settler.settle(settlement, None),
+            Some(settlement) => crew.settler.settle(settlement, None, Some(counts(crew, &delivery, &note))),
             None => begin.push((delivery, note)),
         }
     }
@@ -218,17 +220,47 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed>
 async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp) {
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
-        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None);
+        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
     };
+    let counts = counts(crew, delivery, note);
+    if delivery.seq == 0 {
+        crew.tools.metrics.began_after(now.since(note.created_at.max(note.due_at)));
+    }
+    let span = crew.tools.tracer.begin_of(note);
+    let parent = span.as_ref().map(Begun::context).or_else(|| note.traceparent()).map(|parent| parent.to_string());
     let began = clock::monotonic();
-    let report = send(lane, render(delivery, note, timeout)).await;
+    let report = send(lane, Message { traceparent: parent.as_deref(), ..render(delivery, note, timeout) }).await;
     let took = began.elapsed();
+    counts.sent(took);
+    if let Some(span) = span {
+        crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
+    }
     // The next send may begin while this result is being written; but results that wait to be written are bounded, too.
     let room = crew.settler.room().await;
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
     let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));
-    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room);
+    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(counts));
+}
+
+/// Where a delivery is counted.
+fn counts(crew: &Crew, delivery: &Delivery, note: &StoredNotification) -> Arc<Counts> {
+    crew.tools.metrics.of(&note.event_type, delivery.channel.as_deref().unwrap_or_default())
+}
+
+/// What a trace tells of an attempt: ids, names and codes; never an address, a body or what the provider said.
+fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotification, report: &Report) -> Span {
+    let mut attributes = super::traits_of(note);
+    attributes.extend([
+        ("postcommit.delivery", delivery.key.id().to_string()),
+        ("postcommit.provider", lane.provider.name.clone()),
+        ("postcommit.channel", delivery.channel.clone().unwrap_or_default()),
+        ("postcommit.attempt", (delivery.attempts + 1).to_string()),
+        ("postcommit.outcome", report.outcome.name().to_owned()),
+    ]);
+    let failed = report.outcome.code().map(storable);
+    attributes.extend(failed.clone().map(|code| ("postcommit.code", code)));
+    span.ended("send", Kind::Client, attributes, failed)
 }
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.
@@ -245,6 +277,7 @@ fn render<'a>(delivery: &'a Delivery, note: &'a StoredNotification, timeout: Dur
         target: delivery.target.as_deref().unwrap_or_default(),
         attempt: delivery.attempts + 1,
         timeout,
+        traceparent: None,
     }
 }
 

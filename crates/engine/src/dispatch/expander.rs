@@ -15,8 +15,10 @@ use super::lanes::{self, EXPANSION, Lane, Table};
 use super::settler::unbegun;
 use super::{Claimed, Crew, Reckoning};
 use crate::db::DbError;
+use crate::metrics::Counts;
 use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
 use crate::store::{Expanded, Lease, Settlement};
+use crate::trace::Kind;
 
 /// Rows that one statement of an expansion writes, more or less.
 const CHUNK_ROWS: usize = 1000;
@@ -31,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// What is to be done with one claimed row.
 enum Step {
     /// Write its targets.
-    Expand(Expanded),
+    Expand(Expanded, Ended),
     /// Send it from its own row; or, if that cannot be begun soon, write its target.
     SendAtOnce(Arc<Lane>, Delivery),
     /// Move it into its lane.
@@ -42,13 +44,26 @@ enum Step {
     MakeInApp(Delivery),
 }
 
+/// Targets that end without an attempt, and where they are counted.
+type Ended = Vec<(FinishedState, Arc<Counts>)>;
+
 /// Expands a batch. What cannot be written now goes back and is claimed again.
 pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, clock: Reckoning, mut slots: Option<OwnedSemaphorePermit>) {
     let mut sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)> = HashMap::new();
     let mut writing = Vec::new();
+    let spans: Vec<_> = batch.iter().filter_map(|(_, note)| Some((crew.tools.tracer.begin_of(note)?, note.clone()))).collect();
     for (delivery, note) in batch {
         match step(delivery, &note, table, clock.now()) {
             Step::SendAtOnce(lane, delivery) => sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note)),
+            Step::Expand(expanded, _) => {
+                let ended = counted(crew, &note, &expanded);
+                writing.push(Step::Expand(expanded, ended));
+            }
+            Step::Settle(settlement) => {
+                let channel = settlement.place.as_ref().map_or("", |place| &place.channel);
+                let counts = crew.tools.metrics.of(&note.event_type, channel);
+                crew.settler.settle(settlement, None, Some(counts));
+            }
             step => writing.push(step),
         }
     }
@@ -57,8 +72,16 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
         tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
     }
     write_all(crew, writing, clock.now()).await;
+    for (begun, note) in spans {
+        crew.tools.tracer.end(begun.ended("expand", Kind::Internal, super::traits_of(&note), None));
+    }
     drop(slots);
     crew.stir.notify_one();
+}
+
+fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended {
+    let ended = |target: &Target| Some((target.fate.ended()?, crew.tools.metrics.of(&note.event_type, &target.channel)));
+    expanded.targets.iter().filter_map(ended).collect()
 }
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
@@ -83,7 +106,7 @@ async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, c
     if !rest.is_empty() {
         lane.set_backlog(true);
     }
-    let late: Vec<Step> = rest.iter().map(|(delivery, _)| Step::Expand(as_expanded(delivery))).collect();
+    let late: Vec<Step> = rest.iter().map(|(delivery, _)| Step::Expand(as_expanded(delivery), vec![])).collect();
     write_all(crew, late, clock.now()).await;
     unsettled.disarm();
     drop(held);
@@ -105,10 +128,9 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
     for step in steps {
         match step {
             Step::MakeInApp(delivery) => lacking.push(delivery),
-            Step::Expand(one) => expanded.push(one),
+            Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
-            Step::Settle(settlement) => crew.settler.settle(settlement, None),
-            Step::SendAtOnce(..) => unreachable!("sent, or expanded"),
+            Step::SendAtOnce(..) | Step::Settle(_) => unreachable!("sent or settled by now"),
         }
     }
     for chunk in chunks(expanded) {
@@ -130,7 +152,7 @@ async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
             finish = Finish::Again { at: now.plus(MOMENT), counted: false };
         }
     }
-    lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None));
+    lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None, None));
 }
 
 async fn enter(crew: &Crew, lease: Lease, lane: i32) {
@@ -138,13 +160,13 @@ async fn enter(crew: &Crew, lease: Lease, lane: i32) {
         Ok(_) => crew.leases.release(&lease),
         Err(problem) => {
             tracing::warn!(%problem, delivery = %lease.key.id(), "could not move it into its lane; it goes back");
-            crew.settler.settle(Settlement::unbegun(lease, Finish::Returned), None);
+            crew.settler.settle(Settlement::unbegun(lease, Finish::Returned), None, None);
         }
     }
 }
 
 /// Writes one chunk. Where it is refused, one notification is at fault: alone it cannot hold the others up. What cannot be written waits a moment.
-async fn expand_chunk(crew: &Crew, chunk: Vec<Expanded>, now: Timestamp) {
+async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>, now: Timestamp) {
     match (write_chunk(crew, chunk.clone()).await, chunk.len()) {
         (Ok(()), _) => {}
         (Err(DbError::Refused { message, .. }), 2..) => {
@@ -156,33 +178,34 @@ async fn expand_chunk(crew: &Crew, chunk: Vec<Expanded>, now: Timestamp) {
         (Err(problem), notifications) => {
             tracing::warn!(%problem, notifications, "could not expand; trying again in a moment");
             let finish = Finish::Again { at: now.plus(MOMENT), counted: false };
-            for Expanded { lease, .. } in chunk {
-                crew.settler.settle(Settlement::unbegun(lease, finish), None);
+            for (Expanded { lease, .. }, _) in chunk {
+                crew.settler.settle(Settlement::unbegun(lease, finish), None, None);
             }
         }
     }
 }
 
-async fn write_chunk(crew: &Crew, chunk: Vec<Expanded>) -> Result<(), DbError> {
-    let done: Vec<Lease> = chunk.iter().map(|e| e.lease).collect();
-    let ended: Vec<_> =
-        chunk.iter().flat_map(|e| e.targets.iter().filter_map(|target| Some((e.lease.key.notification, target.fate.ended()?)))).collect();
+async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>) -> Result<(), DbError> {
+    let done: Vec<Lease> = chunk.iter().map(|(e, _)| e.lease).collect();
+    let (chunk, ended): (Vec<Expanded>, Vec<Ended>) = chunk.into_iter().unzip();
     crew.tools.store.expand(chunk).await?;
-    ended.into_iter().for_each(|(notification, state)| crew.settler.count_ended(notification, state));
-    done.iter().for_each(|lease| crew.leases.release(lease));
+    for (lease, ended) in done.iter().zip(ended) {
+        ended.into_iter().for_each(|(state, counts)| crew.settler.count_ended(lease.key.notification, state, &counts));
+        crew.leases.release(lease);
+    }
     Ok(())
 }
 
 /// As many notifications at once as make up so many rows: on SQLite the application waits for each chunk, and nothing waits for all.
-fn chunks(expanded: Vec<Expanded>) -> Vec<Vec<Expanded>> {
-    let mut chunks: Vec<Vec<Expanded>> = Vec::new();
+fn chunks(expanded: Vec<(Expanded, Ended)>) -> Vec<Vec<(Expanded, Ended)>> {
+    let mut chunks: Vec<Vec<_>> = Vec::new();
     let mut rows = CHUNK_ROWS;
     for one in expanded {
         if rows >= CHUNK_ROWS {
             chunks.push(Vec::new());
             rows = 0;
         }
-        rows += one.targets.len();
+        rows += one.0.targets.len();
         if let Some(chunk) = chunks.last_mut() {
             chunk.push(one);
         }
@@ -217,7 +240,7 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
     for lane in targets.iter().filter_map(|target| table.lane_of(target)) {
         lane.set_backlog(true);
     }
-    Step::Expand(Expanded { lease: Lease::of(delivery), targets })
+    Step::Expand(Expanded { lease: Lease::of(delivery), targets }, vec![])
 }
 
 /// A notification with one target is sent from its own row where its lane allows it. So may have done whoever held the row before: what became of that

@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use super::leases::Leases;
 use crate::db::DbError;
-use crate::model::{Delivery, Finish, FinishedState, Reason};
+use crate::metrics::{Counts, Metrics};
+use crate::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
 use crate::store::{Lease, Place, Settlement, Store};
 
 /// Results written with one statement at most.
@@ -41,6 +42,8 @@ pub struct Tally {
 struct Result_ {
     settlement: Settlement,
     room: Option<OwnedSemaphorePermit>,
+    /// Where it is counted; none for what only goes back.
+    counts: Option<Arc<Counts>>,
 }
 
 /// Takes results and writes them.
@@ -49,15 +52,16 @@ pub struct Settler {
     results: mpsc::UnboundedSender<Result_>,
     room: Arc<Semaphore>,
     tally: Arc<Tally>,
+    metrics: Metrics,
 }
 
 impl Settler {
-    pub fn start(store: Store, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
+    pub fn start(store: Store, metrics: Metrics, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
-        let writer = Writer { store, stir, leases, tally: tally.clone() };
+        let writer = Writer { store, stir, leases, tally: tally.clone(), metrics: metrics.clone() };
         tokio::spawn(write_all(Arc::new(writer), received));
-        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally }
+        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics }
     }
 
     pub fn tally(&self) -> Arc<Tally> {
@@ -70,7 +74,8 @@ impl Settler {
     }
 
     /// Counts what expansion has put into the ledger without an attempt.
-    pub fn count_ended(&self, notification: Uuid, state: FinishedState) {
+    pub fn count_ended(&self, notification: Uuid, state: FinishedState, counts: &Counts) {
+        counts.ended(state);
         let counter = match state {
             FinishedState::Parked(reason) => {
                 tracing::warn!(%notification, reason = reason.name(), "a target is parked: somebody must look");
@@ -87,15 +92,15 @@ impl Settler {
     }
 
     /// Hands in a result. What was sent takes room; what was not is bounded by what was claimed.
-    pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>) {
+    pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, counts: Option<Arc<Counts>>) {
         // The other end lives as long as the process; after that there is nobody to tell.
-        let _ = self.results.send(Result_ { settlement, room });
+        let _ = self.results.send(Result_ { settlement, room, counts });
     }
 
     /// Gives back what was claimed and not begun.
     pub fn return_unbegun(&self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
-            self.settle(unbegun(&delivery, Finish::Returned, None, None), None);
+            self.settle(unbegun(&delivery, Finish::Returned, None, None), None, None);
         }
     }
 
@@ -104,7 +109,9 @@ impl Settler {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
         let detail = "the notification was purged or cannot be read; the log of the server says more";
         let unclear = delivery.unclear || delivery.lost_since.is_some();
-        self.settle(Settlement { unclear, ..unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into())) }, None);
+        let counts = self.metrics.of("unknown", delivery.channel.as_deref().unwrap_or_default());
+        let settlement = unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into()));
+        self.settle(Settlement { unclear, ..settlement }, None, Some(counts));
     }
 }
 
@@ -133,6 +140,7 @@ struct Writer {
     stir: Arc<Notify>,
     leases: Arc<Leases>,
     tally: Arc<Tally>,
+    metrics: Metrics,
 }
 
 /// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
@@ -171,61 +179,90 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gather
 }
 
 async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
-    let (batch, room): (Vec<Settlement>, Vec<_>) = gathered.into_iter().map(|result| (result.settlement, result.room)).unzip();
+    let mut batch = Vec::with_capacity(gathered.len());
+    let (mut room, mut counts) = (vec![], Vec::with_capacity(gathered.len()));
+    for result in gathered {
+        batch.push(result.settlement);
+        counts.push(result.counts);
+        room.extend(result.room);
+    }
     let batch: Arc<[Settlement]> = batch.into();
-    write(&writer.store, batch.clone(), &writer.tally).await;
+    writer.metrics.settled(batch.len());
+    writer.write(batch.clone(), &counts).await;
     writer.leases.release_all(batch.iter().map(|settlement| &settlement.lease));
     // Only now: what is not durable still counts as under way.
     drop(room);
     writer.stir.notify_one();
 }
 
-/// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed.
-async fn write(store: &Store, batch: Arc<[Settlement]>, tally: &Tally) {
-    let mut wait = Duration::from_millis(50);
-    loop {
-        // A panic in here would silence this process for good; caught, the batch is tried again like any other.
-        let written = AssertUnwindSafe(store.settle(batch.clone())).catch_unwind().await;
-        match written.unwrap_or_else(|_panic| Err(DbError::Unreachable("settling panicked".into()))) {
-            Ok(settled) => return count(tally, &batch, &settled.stale),
-            Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
-            Err(problem) if batch.len() > 1 => {
-                // One of them is at fault; alone it cannot hold the others up.
-                tracing::error!(%problem, "a batch was refused; settling one by one");
-                for settlement in batch.iter() {
-                    Box::pin(write(store, [settlement.clone()].into(), tally)).await;
+impl Writer {
+    /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed.
+    async fn write(&self, batch: Arc<[Settlement]>, counts: &[Option<Arc<Counts>>]) {
+        let mut wait = Duration::from_millis(50);
+        loop {
+            // A panic in here would silence this process for good; caught, the batch is tried again like any other.
+            let written = AssertUnwindSafe(self.store.settle(batch.clone())).catch_unwind().await;
+            match written.unwrap_or_else(|_panic| Err(DbError::Unreachable("settling panicked".into()))) {
+                Ok(settled) => return self.count(&batch, counts, &settled.stale),
+                Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
+                Err(problem) if batch.len() > 1 => {
+                    // One of them is at fault; alone it cannot hold the others up.
+                    tracing::error!(%problem, "a batch was refused; settling one by one");
+                    for (settlement, counts) in batch.iter().zip(counts) {
+                        Box::pin(self.write([settlement.clone()].into(), std::slice::from_ref(counts))).await;
+                    }
+                    return;
                 }
-                return;
+                Err(problem) => {
+                    tracing::error!(%problem, delivery = %batch[0].key().id(), "a result was refused; its lease will run out");
+                    return;
+                }
             }
-            Err(problem) => {
-                tracing::error!(%problem, delivery = %batch[0].key().id(), "a result was refused; its lease will run out");
-                return;
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    fn count(&self, batch: &[Settlement], counts: &[Option<Arc<Counts>>], stale: &[DeliveryKey]) {
+        for (settlement, counts) in batch.iter().zip(counts) {
+            if stale.contains(&settlement.lease.key) {
+                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had gone to someone else; it changed nothing");
+                self.metrics.stale_settles.add(1);
+                self.tally.stale.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            if let Some(counts) = counts {
+                self.measure(settlement, counts);
+            }
+            if let Some(counter) = self.tally_of(settlement) {
+                counter.fetch_add(1, Ordering::Relaxed);
             }
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(Duration::from_secs(2));
     }
-}
 
-fn count(tally: &Tally, batch: &[Settlement], stale: &[crate::model::DeliveryKey]) {
-    for settlement in batch {
-        let counter = match settlement.finish {
-            _ if stale.contains(&settlement.lease.key) => {
-                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had gone to someone else; it changed nothing");
-                &tally.stale
-            }
-            Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => &tally.sent,
+    fn measure(&self, settlement: &Settlement, counts: &Counts) {
+        let outcome = settlement.attempt.as_ref().map(|attempt| attempt.outcome);
+        outcome.into_iter().for_each(|outcome| counts.attempt(outcome));
+        match settlement.finish {
+            Finish::Ended(state) => counts.ended(state),
+            Finish::Again { .. } if outcome == Some("unclear") => self.metrics.possible_duplicates.add(1),
+            Finish::Again { .. } | Finish::Returned => {}
+        }
+    }
+
+    fn tally_of(&self, settlement: &Settlement) -> Option<&AtomicU64> {
+        match settlement.finish {
+            Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => Some(&self.tally.sent),
             Finish::Ended(FinishedState::Parked(reason)) => {
                 tracing::warn!(delivery = %settlement.key().id(), reason = reason.name(), code = settlement.code.as_deref(), "parked: somebody must look");
-                &tally.parked
+                Some(&self.tally.parked)
             }
-            Finish::Ended(_) => &tally.dropped,
+            Finish::Ended(_) => Some(&self.tally.dropped),
             Finish::Again { at, .. } => {
                 tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
-                &tally.again
+                Some(&self.tally.again)
             }
-            Finish::Returned => continue,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+            Finish::Returned => None,
+        }
     }
 }

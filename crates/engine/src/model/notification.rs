@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use postcommit::Timestamp;
+use postcommit::{Timestamp, TraceParent};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -82,6 +82,12 @@ impl StoredNotification {
             Some(Value::String(site)) => Some(site.chars().take(SITE_CHARS).collect::<String>().into()),
             Some(_) => None,
         }
+    }
+
+    /// The span that enqueued it. What is no `traceparent` is ignored: plain SQL may have written anything.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<TraceParent> {
+        self.source.as_ref()?.get("traceparent")?.as_str()?.parse().ok()
     }
 
     /// What this channel alone needs.

@@ -1,5 +1,9 @@
 //! How the store is doing: for `doctor`.
 
+use std::time::Duration;
+
+use postcommit::Timestamp;
+
 use super::Store;
 use crate::db::{Db, DbError};
 
@@ -27,7 +31,40 @@ pub struct QueueHealth {
     pub conflicts: i64,
 }
 
+/// What metrics tell beside the KPIs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// How long the oldest due row has been due, on a lane that is open; zero when none is.
+    pub oldest_due: Duration,
+    /// Providers whose lane is paused.
+    pub lanes_paused: i64,
+    /// Keys used again with other content, ever.
+    pub key_conflicts: i64,
+}
+
 impl Store {
+    /// What metrics tell beside the KPIs.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn standing(&self) -> Result<Standing, DbError> {
+        let now = self.now().await?;
+        let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
+        Ok(Standing {
+            oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
+            lanes_paused: count("SELECT count(*) FROM postcommit.provider WHERE paused IS NOT NULL").await?,
+            // Nothing is ever taken out: the last number is how many there are, without counting them.
+            key_conflicts: count("SELECT CAST(coalesce(max(id), 0) AS BIGINT) FROM postcommit.key_conflict").await?,
+        })
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Timestamp>, DbError> {
+        let due = "SELECT min(due_at) FROM postcommit.delivery_queue q WHERE due_at <= {now} AND lease_token IS NULL
+            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
+              OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+        self.db.query(due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
+    }
+
     /// Whether the database takes writes at all: a standby does not, nor a SQLite file on a disk that is read-only.
     ///
     /// # Errors
@@ -60,10 +97,7 @@ impl Store {
     pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
-        let due = "SELECT min(due_at) FROM postcommit.delivery_queue q WHERE due_at <= {now} AND lease_token IS NULL
-            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
-              OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
-        let oldest = self.db.query(due, vec![]).await?.first().map_or(Ok(None), |row| row.get::<Option<postcommit::Timestamp>>(0))?;
+        let oldest = self.oldest_due().await?;
         Ok(QueueHealth {
             waiting: count("SELECT count(*) FROM postcommit.delivery_queue").await?,
             parked: count("SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'parked'").await?,

@@ -30,6 +30,7 @@ mod schema;
 mod sessions;
 mod settle;
 mod store;
+mod telling;
 mod tenants;
 mod tidy;
 mod trips;

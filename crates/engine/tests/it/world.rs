@@ -7,9 +7,11 @@ use postcommit_engine::channel::FailOn;
 use postcommit_engine::db::{Row, Value};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::egress::{Egress, EgressSettings};
+use postcommit_engine::metrics::Metrics;
 use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderDraft};
 use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
+use postcommit_engine::trace::Tracer;
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -47,6 +49,8 @@ pub struct World {
     pub tenant: i32,
     pub fail_on: FailOn,
     pub settings: DispatchSettings,
+    pub metrics: Metrics,
+    pub tracer: Tracer,
     _database: Option<postcommit_testkit::TestDatabase>,
     _folder: tempfile::TempDir,
     pub keys: KeySource,
@@ -69,7 +73,18 @@ impl World {
         let tenant = store.tenant("default").await.unwrap().unwrap();
         let keys = KeySource::File(folder.path().join("secret.key"));
         let settings = DispatchSettings { interval_ms: 50, ..DispatchSettings::default() };
-        Self { url, store, tenant, fail_on: FailOn::default(), settings, _database: database, _folder: folder, keys }
+        Self {
+            url,
+            store,
+            tenant,
+            fail_on: FailOn::default(),
+            settings,
+            metrics: Metrics::default(),
+            tracer: Tracer::default(),
+            _database: database,
+            _folder: folder,
+            keys,
+        }
     }
 
     pub fn is_postgres(&self) -> bool {
@@ -150,6 +165,8 @@ impl World {
             capture_fail_on: self.fail_on.clone(),
             settings: self.settings.clone(),
             kpi: KpiSettings::default(),
+            metrics: self.metrics.clone(),
+            tracer: self.tracer.clone(),
         }
     }
 

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use postcommit_engine::channel::FailOn;
 use postcommit_engine::clock;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tally, Tools};
+use postcommit_engine::metrics::Metrics;
 use postcommit_engine::model::{Guarantee, Policy, ProviderDraft};
 use postcommit_engine::secret::Secret;
 use postcommit_engine::store::{KpiSettings, Store};
+use postcommit_engine::trace::Tracer;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -93,6 +95,8 @@ fn tools(bench: &Bench, store: &Store) -> Tools {
         capture_fail_on: FailOn::default(),
         settings,
         kpi: KpiSettings::default(),
+        metrics: Metrics::default(),
+        tracer: Tracer::default(),
     }
 }
 

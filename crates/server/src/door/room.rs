@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit_engine::clock;
+use postcommit_engine::metrics::Metrics;
 use tokio::sync::Notify;
 
 use super::refusal::Refusal;
@@ -18,6 +19,7 @@ pub struct Room {
     per_address: usize,
     state: Mutex<State>,
     left: Notify,
+    metrics: Metrics,
 }
 
 #[derive(Default)]
@@ -36,8 +38,8 @@ pub struct Slot {
 }
 
 impl Room {
-    pub fn new(connections: usize, per_address: usize) -> Arc<Self> {
-        Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new() })
+    pub fn new(connections: usize, per_address: usize, metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new(), metrics })
     }
 
     /// A place, or why there is none. A proxy speaks for many and is not counted by address.
@@ -59,6 +61,7 @@ impl Room {
             *held += 1;
         }
         state.inside += 1;
+        self.metrics.connections.add(1);
         Ok(Slot { room: self.clone(), address })
     }
 
@@ -101,6 +104,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.room.state();
         state.inside -= 1;
+        self.room.metrics.connections.add(-1);
         if let Some(address) = self.address
             && let Some(held) = state.by_address.get_mut(&address)
         {
@@ -128,7 +132,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one() {
-        let room = Room::new(3, 2);
+        let room = Room::new(3, 2, Metrics::default());
         let enter = |peer: &str, is_proxy| room.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
         let first = enter("192.0.2.1", false).unwrap();
         let _second = enter("192.0.2.1", false).unwrap();
@@ -145,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_network_of_version_six_is_one_client() {
-        let room = Room::new(9, 1);
+        let room = Room::new(9, 1, Metrics::default());
         let _slot = room.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
         assert!(room.enter("2001:db8::2".parse().unwrap(), false).is_err());
         assert!(room.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());

@@ -29,6 +29,11 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
+    /// Whether nobody but this machine can ask: no proxy stands before it, as far as we know.
+    pub fn is_loopback(&self) -> bool {
+        self.listen.parse().is_ok_and(|listen: SocketAddr| listen.ip().is_loopback()) && self.trusted_proxies.is_empty()
+    }
+
     /// Holds each setting to its range.
     ///
     /// # Errors

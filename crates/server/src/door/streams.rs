@@ -9,6 +9,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use postcommit_engine::dispatch::Stop;
+use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// An extension of every request: the way to an answer that goes on.
@@ -16,23 +17,34 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 pub struct Streams {
     places: Arc<Semaphore>,
     stop: watch::Receiver<Stop>,
+    metrics: Metrics,
 }
 
 /// The right to one such answer; free again when dropped.
 pub struct LongAnswer {
-    place: OwnedSemaphorePermit,
+    place: (OwnedSemaphorePermit, Open),
     stop: watch::Receiver<Stop>,
 }
 
+/// Counted as open until it is dropped.
+struct Open(Metrics);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.streams.add(-1);
+    }
+}
+
 impl Streams {
-    pub(super) fn new(most: usize, stop: watch::Receiver<Stop>) -> Self {
-        Self { places: Arc::new(Semaphore::new(most)), stop }
+    pub(super) fn new(most: usize, stop: watch::Receiver<Stop>, metrics: Metrics) -> Self {
+        Self { places: Arc::new(Semaphore::new(most)), stop, metrics }
     }
 
     /// None when there are `server.streams` already.
     pub fn begin(&self) -> Option<LongAnswer> {
         let place = self.places.clone().try_acquire_owned().ok()?;
-        Some(LongAnswer { place, stop: self.stop.clone() })
+        self.metrics.streams.add(1);
+        Some(LongAnswer { place: (place, Open(self.metrics.clone())), stop: self.stop.clone() })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The door over real sockets, before routes that misbehave as the product's own never should.
 
+use postcommit_engine::metrics::Metrics;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ impl Place {
         let (stop, stopped) = watch::channel(Stop::No);
         let (tell, told) = mpsc::unbounded_channel();
         let go = Arc::new(Notify::new());
-        let door = open(&settings, routes(Signals { tell, go: go.clone() }), stopped, GUARD).await.unwrap();
+        let door = open(&settings, routes(Signals { tell, go: go.clone() }), stopped, GUARD, &Metrics::default()).await.unwrap();
         Self { door, stop, told, go }
     }
 

@@ -22,3 +22,4 @@ mod frozen;
 mod installation;
 mod kill_loop;
 mod records;
+mod telling;

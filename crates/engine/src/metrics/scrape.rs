@@ -1,0 +1,101 @@
+//! What somebody who looks gets: the process's own counts, and how the store stands, which is asked at most every few seconds and once at a time.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::{Metrics, Text};
+use crate::clock;
+use crate::db::DbError;
+use crate::store::{Kpi, KpiSettings, Standing, Store};
+
+/// How long an answer of the database is good for.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Writes `/metrics`.
+pub struct Scrape {
+    metrics: Metrics,
+    store: Store,
+    settings: KpiSettings,
+    last: Mutex<Option<(Instant, (Kpi, Standing))>>,
+}
+
+impl Scrape {
+    /// Of this process and that store.
+    #[must_use]
+    pub fn new(metrics: Metrics, store: Store, settings: KpiSettings) -> Self {
+        Self { metrics, store, settings, last: Mutex::default() }
+    }
+
+    /// Everything, in Prometheus' text format 0.0.4. Without its database a process still tells what it has done.
+    pub async fn text(&self) -> String {
+        let mut text = Text::default();
+        self.metrics.write(&mut text);
+        self.write_database(&mut text);
+        // Whoever looks meanwhile waits for this answer and takes it, too.
+        let mut last = self.last.lock().await;
+        if last.as_ref().is_none_or(|(at, _)| at.elapsed() >= FRESH) {
+            *last = match self.ask().await {
+                Ok(answer) => Some((clock::monotonic(), answer)),
+                Err(problem) => {
+                    tracing::warn!(%problem, "could not ask the database for metrics");
+                    None
+                }
+            };
+        }
+        text.one("postcommit_database_up", "gauge", "Whether the database answered.", u8::from(last.is_some()));
+        if let Some((_, (kpi, standing))) = last.as_ref() {
+            write_store(&mut text, kpi, standing);
+        }
+        text.into_string()
+    }
+
+    async fn ask(&self) -> Result<(Kpi, Standing), DbError> {
+        let kpis = self.store.kpis(None, false, self.settings.stuck_after(), self.settings.interval()).await?;
+        Ok((kpis.total, self.store.standing().await?))
+    }
+
+    fn write_database(&self, text: &mut Text) {
+        let (trips, pools) = (self.store.db().trips(), self.store.db().pools());
+        text.one("postcommit_database_trips_total", "counter", "Exchanges with the database.", trips.trips);
+        text.one("postcommit_database_statements_total", "counter", "Statements executed.", trips.statements);
+        text.one("postcommit_database_commits_total", "counter", "Transactions committed.", trips.commits);
+        text.head("postcommit_database_pool_waits_total", "counter", "How often a connection was taken from the pool.");
+        pools.iter().for_each(|pool| text.sample("postcommit_database_pool_waits_total", &[("pool", pool.name)], pool.taken));
+        text.head("postcommit_database_pool_wait_seconds_total", "counter", "Time spent waiting for a connection.");
+        pools.iter().for_each(|pool| {
+            text.sample("postcommit_database_pool_wait_seconds_total", &[("pool", pool.name)], pool.waited.as_secs_f64());
+        });
+        text.head("postcommit_database_pool_waiting", "gauge", "Who waits for a connection now.");
+        pools.iter().for_each(|pool| text.sample("postcommit_database_pool_waiting", &[("pool", pool.name)], pool.waiting));
+    }
+}
+
+fn write_store(text: &mut Text, kpi: &Kpi, standing: &Standing) {
+    text.head("postcommit_queue_depth", "gauge", "Live deliveries of all tenants, by state.");
+    let depth = &kpi.queue;
+    for (state, count) in
+        [("pending", depth.pending), ("sending", depth.sending), ("retrying", depth.retrying), ("scheduled", depth.scheduled)]
+    {
+        text.sample("postcommit_queue_depth", &[("state", state)], count);
+    }
+    text.one(
+        "postcommit_oldest_due_seconds",
+        "gauge",
+        "For how long the oldest due delivery waits on a lane that is open.",
+        standing.oldest_due.as_secs_f64(),
+    );
+    text.one("postcommit_stuck", "gauge", "Deliveries that are pending or retrying for longer than kpi.stuck_after_s.", kpi.stuck);
+    text.head("postcommit_parked", "gauge", "Parked deliveries, by reason.");
+    let parked = &kpi.parked;
+    for (reason, count) in [
+        ("rejected", parked.rejected),
+        ("exhausted", parked.exhausted),
+        ("outcome_unknown", parked.outcome_unknown),
+        ("config", parked.config),
+    ] {
+        text.sample("postcommit_parked", &[("reason", reason)], count);
+    }
+    text.one("postcommit_lanes_paused", "gauge", "Providers whose lane is paused.", standing.lanes_paused);
+    text.one("postcommit_key_conflicts_total", "counter", "Idempotency keys used again with other content.", standing.key_conflicts);
+}

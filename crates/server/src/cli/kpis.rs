@@ -1,0 +1,71 @@
+//! `postcommit kpis`.
+
+use clap::{Args, ValueEnum};
+use postcommit_engine::store::{Kpi, Kpis, SiteKpi};
+
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Also for each of these
+    #[arg(long, value_enum)]
+    by: Option<By>,
+    /// Only of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Over how many seconds delivered and failed are counted: 60 to 172800 [setting kpi.interval_s]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=172_800))]
+    interval: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    Site,
+}
+
+impl Show {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = super::store(settings).await?;
+        let tenant = match &self.tenant {
+            None => None,
+            Some(name) => {
+                let known = store.tenant(name).await?;
+                Some(known.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))?)
+            }
+        };
+        let interval = self.interval.map_or(settings.kpi.interval(), std::time::Duration::from_secs);
+        let kpis = store.kpis(tenant, self.by == Some(By::Site), settings.kpi.stuck_after(), interval).await?;
+        output::one(format, &kpis, text);
+        Ok(Exit::Ok)
+    }
+}
+
+fn text(kpis: &Kpis) -> String {
+    let all = SiteKpi { site: "all".into(), kpi: kpis.total.clone() };
+    let named =
+        |one: &SiteKpi| SiteKpi { site: if one.site.is_empty() { "(no site)".into() } else { one.site.clone() }, kpi: one.kpi.clone() };
+    let rows: Vec<SiteKpi> = std::iter::once(all).chain(kpis.sites.iter().map(named)).collect();
+    let (minutes, stuck) = (kpis.interval_s / 60, kpis.stuck_after_s);
+    let legend = format!("delivered and failed: in the last {minutes} minutes; stuck: for longer than {stuck} s; oldest: seconds");
+    format!("{}\n\n{legend}", output::table(&rows, COLUMNS))
+}
+
+type Column = (&'static str, fn(&SiteKpi) -> String);
+
+const COLUMNS: &[Column] = &[
+    ("site", |one| one.site.clone()),
+    ("pending", |one| of(one, |kpi| kpi.queue.pending)),
+    ("sending", |one| of(one, |kpi| kpi.queue.sending)),
+    ("retrying", |one| of(one, |kpi| kpi.queue.retrying)),
+    ("scheduled", |one| of(one, |kpi| kpi.queue.scheduled)),
+    ("stuck", |one| of(one, |kpi| kpi.stuck)),
+    ("parked", |one| of(one, |kpi| kpi.parked.total)),
+    ("delivered", |one| of(one, |kpi| kpi.delivered)),
+    ("failed", |one| of(one, |kpi| kpi.failed)),
+    ("oldest", |one| of(one, |kpi| kpi.oldest_pending_s)),
+];
+
+fn of(one: &SiteKpi, number: fn(&Kpi) -> i64) -> String {
+    number(&one.kpi).to_string()
+}

@@ -1,0 +1,123 @@
+//! What is told about requests, and `/metrics`.
+//!
+//! `/metrics` is open on loopback, where whoever can ask can read the database as well. Elsewhere it takes `Authorization: Bearer` and the setting `metrics.token`;
+//! without that setting nobody outside gets it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use postcommit::TraceParent;
+use postcommit_engine::clock;
+use postcommit_engine::dispatch::Tools;
+use postcommit_engine::metrics::Scrape;
+use postcommit_engine::trace::Kind;
+use serde::Deserialize;
+
+/// `[metrics]`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct MetricsSettings {
+    /// What a scraper from elsewhere must show; empty: only loopback may ask.
+    pub token: String,
+    /// Event types that have a name of their own in metrics.
+    pub event_types: usize,
+}
+
+impl MetricsSettings {
+    pub fn validate(&self) -> Result<(), String> {
+        if !self.token.is_empty() && !(16..=255).contains(&self.token.len()) {
+            return Err(format!("metrics.token: has {} bytes; empty or 16 to 255 are allowed", self.token.len()));
+        }
+        if !(1..=10_000).contains(&self.event_types) {
+            return Err(format!("metrics.event_types: is {}; 1 to 10000 are allowed", self.event_types));
+        }
+        Ok(())
+    }
+}
+
+/// The span of the request at hand: what it enqueues belongs to it.
+#[derive(Debug, Clone, Copy)]
+#[allow(dead_code, reason = "handlers take it")]
+pub struct Traced(pub TraceParent);
+
+struct Page {
+    scrape: Scrape,
+    open: bool,
+    token: String,
+}
+
+/// `/metrics`. `open`: whoever can reach us may read it.
+pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
+    let scrape = Scrape::new(tools.metrics.clone(), tools.store.clone(), tools.kpi.clone());
+    Router::new().route("/metrics", get(page)).with_state(Arc::new(Page { scrape, open, token: settings.token.clone() }))
+}
+
+async fn page(State(page): State<Arc<Page>>, headers: HeaderMap) -> Response {
+    let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let let_in = page.open || shown.is_some_and(|shown| is_same(shown, &page.token));
+    if !let_in {
+        let why = "metrics are for loopback, or for who shows the setting metrics.token as a bearer token\n";
+        return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], why).into_response();
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page.scrape.text().await).into_response()
+}
+
+/// Takes as long for a wrong token as for the right one, and no empty one is right.
+fn is_same(shown: &str, token: &str) -> bool {
+    let differing = shown.bytes().zip(token.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
+    !token.is_empty() && shown.len() == token.len() && differing == 0
+}
+
+/// Counts every request of `router` by its route, and makes a span of it whose parent is the caller's. Call it after the last route was added.
+pub fn watched(router: Router, tools: &Tools) -> Router {
+    router.layer(from_fn_with_state(tools.clone(), watch))
+}
+
+async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> Response {
+    let began = clock::monotonic();
+    // The pattern, never the path: that may hold an id or a secret.
+    let route = request.extensions().get::<MatchedPath>().map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
+    let method = known_method(request.method().as_str());
+    // A header that is no traceparent is ignored, as the standard asks.
+    let parent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok());
+    let span = tools.tracer.begin(parent);
+    if let Some(context) = span.as_ref().map(|span| span.context()).or(parent) {
+        request.extensions_mut().insert(Traced(context));
+    }
+    let response = next.run(request).await;
+    let status = response.status();
+    tools.metrics.answered(method, &route, status.as_u16(), began.elapsed());
+    if let Some(span) = span {
+        let attributes = vec![
+            ("http.request.method", method.to_owned()),
+            ("http.route", route),
+            ("http.response.status_code", status.as_str().to_owned()),
+        ];
+        let failed = status.is_server_error().then(|| status.as_str().to_owned());
+        tools.tracer.end(span.ended("request", Kind::Server, attributes, failed));
+    }
+    response
+}
+
+/// A label must be one of few; a client may call its method anything.
+fn known_method(method: &str) -> &'static str {
+    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].into_iter().find(|known| *known == method).unwrap_or("other")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_very_token_is_right() {
+        assert!(is_same("0123456789abcdef", "0123456789abcdef"));
+        for shown in ["", "0123456789abcdeF", "0123456789abcde", "0123456789abcdef0"] {
+            assert!(!is_same(shown, "0123456789abcdef"), "{shown}");
+        }
+        assert!(!is_same("", ""), "without a token nobody has it");
+    }
+}

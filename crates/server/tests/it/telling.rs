@@ -1,0 +1,227 @@
+//! What a running server tells: metrics, traces, logs; and that what watches it names what exists.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use postcommit_testkit::{Child, HttpServer, Reply};
+use serde_json::Value;
+
+use crate::cli::Shell;
+
+const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn get(address: &str, path: &str, headers: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// A running server and where it listens.
+fn serve(shell: &Shell) -> (Child, String) {
+    let server = Child::spawn(shell.command(&["serve", "--listen", "127.0.0.1:0"]));
+    let line = server.wait_for_line("/healthz");
+    let address = line.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    (server, address)
+}
+
+fn deploy(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file)
+}
+
+/// The metrics that a file names.
+fn named(file: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(deploy(file)).unwrap();
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let metrics = words.filter(|word| word.starts_with("postcommit_") && *word != "postcommit_");
+    // A histogram is told by its parts.
+    let family = |word: &str| ["_bucket", "_sum", "_count"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word).to_owned();
+    metrics.map(family).collect()
+}
+
+#[test]
+fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
+    let shell = Shell::ready();
+    let (_server, address) = serve(&shell);
+    let answer = get(&address, "/metrics", "");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+    let told: BTreeSet<String> =
+        answer.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).map(str::to_owned).collect();
+    for file in ["prometheus/alerts.yml", "grafana/postcommit.json"] {
+        let named = named(file);
+        assert!(named.len() > 8, "{named:?}");
+        assert_eq!(named.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "{file}");
+    }
+    // And the dashboard shows all there is.
+    let unseen: Vec<_> =
+        told.difference(&named("grafana/postcommit.json")).filter(|name| !name.ends_with("_timestamp_seconds")).cloned().collect();
+    assert_eq!(unseen, Vec::<String>::new());
+}
+
+#[test]
+fn a11_promtool_accepts_rules_and_their_tests() {
+    let promtool = |arguments: &[&str]| Command::new("promtool").args(arguments).current_dir(deploy("prometheus")).output();
+    let Ok(checked) = promtool(&["check", "rules", "alerts.yml"]) else {
+        println!("promtool is not installed: the rules are checked elsewhere");
+        return;
+    };
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    let tested = promtool(&["test", "rules", "alerts_test.yml"]).unwrap();
+    assert!(tested.status.success(), "{}{}", String::from_utf8_lossy(&tested.stdout), String::from_utf8_lossy(&tested.stderr));
+}
+
+#[test]
+fn requests_and_deliveries_are_in_metrics() {
+    let shell = Shell::ready();
+    let (server, address) = serve(&shell);
+    shell.run(&["enqueue", "booking.confirmed", "--to", "email:guest@example.com", "--wait"]).ends(0);
+    get(&address, "/nothing/secret-path", "");
+    let text = get(&address, "/metrics", "");
+    for expected in [
+        "postcommit_attempts_total{event_type=\"booking.confirmed\",channel=\"email\",outcome=\"sent\"} 1",
+        "postcommit_http_requests_total{method=\"GET\",route=\"unmatched\",status=\"404\"} 1",
+        "postcommit_dispatchers 1",
+        "postcommit_http_connections 1",
+        "postcommit_database_up 1",
+    ] {
+        assert!(text.lines().any(|line| line == expected), "{expected}: {text}");
+    }
+    assert!(!text.contains("secret-path") && !text.contains("guest@"), "{text}");
+    server.term();
+    server.wait();
+}
+
+#[test]
+fn elsewhere_than_on_loopback_metrics_take_a_token() {
+    let token = "0123456789abcdef";
+    let shell = Shell::ready().with("POSTCOMMIT_METRICS_TOKEN", token).with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
+    let (_server, address) = serve(&shell);
+    assert!(get(&address, "/metrics", "").starts_with("HTTP/1.1 401"));
+    assert!(get(&address, "/metrics", "authorization: Bearer 0123456789abcdeX\r\n").starts_with("HTTP/1.1 401"));
+    assert!(get(&address, "/metrics", &format!("authorization: Bearer {token}\r\n")).starts_with("HTTP/1.1 200"));
+    assert!(!shell.run(&["config", "show"]).ends(0).stdout.contains(token));
+}
+
+/// The spans that a collector was sent.
+fn spans(collector: &HttpServer) -> Vec<Value> {
+    let bodies = collector.requests().into_iter().map(|request| serde_json::from_slice::<Value>(&request.body).unwrap());
+    let spans = bodies.flat_map(|body| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone());
+    spans.collect()
+}
+
+#[test]
+fn traces_reach_the_collector() {
+    let collector = HttpServer::start(|_| Reply::json(200, serde_json::json!({})));
+    let shell = Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &collector.url(""));
+    let (server, address) = serve(&shell);
+    let source = format!("{{\"traceparent\": \"{PARENT}\"}}");
+    shell.run(&["enqueue", "a", "--to", "email:guest@example.com", "--source", &source, "--correlation-id", "c-1", "--wait"]).ends(0);
+    get(&address, "/healthz", &format!("traceparent: {PARENT}\r\n"));
+    get(&address, "/healthz", "traceparent: nonsense\r\n");
+    // A stop sends what is left.
+    server.term();
+    server.wait();
+    let spans = spans(&collector);
+    let named = |name: &str| spans.iter().filter(|span| span["name"] == name).cloned().collect::<Vec<_>>();
+    let (send, request) = (named("send").remove(0), named("request"));
+    assert_eq!((&send["traceId"], &send["parentSpanId"]), (&"0af7651916cd43dd8448eb211c80319c".into(), &"b7ad6b7169203331".into()));
+    assert_eq!(named("expand").len(), 1);
+    assert!(send["attributes"].to_string().contains("c-1") && !format!("{spans:?}").contains("guest@"), "{send}");
+    let traces: Vec<bool> = request.iter().map(|span| span["traceId"] == send["traceId"]).collect();
+    assert_eq!(traces, [true, false], "a header that is no traceparent begins a trace of its own");
+    assert!(collector.requests().iter().all(|request| request.header("content-type") == Some("application/json")));
+}
+
+#[test]
+fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+    let gone = HttpServer::start(|_| Reply::status(503));
+    let shell = Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &gone.url("/v1/traces"));
+    let (server, _) = serve(&shell);
+    shell.run(&["enqueue", "a", "--to", "email:guest@example.com", "--wait"]).ends(0);
+    server.wait_for_line("the collector of traces does not take them");
+    server.term();
+    assert!(server.wait().success());
+}
+
+/// Words that must never be logged, each planted where it belongs.
+const CANARIES: [&str; 8] = [
+    "d2hzZWMtY2FuYXJ5LWNhbmFyeS1jYW5hcnktMDE=",
+    "metrics-canary-0001",
+    "canary-mail@example.com",
+    "+4915755500099",
+    "canary-body",
+    "canary-title",
+    "canary-action",
+    "canary-hook-path",
+];
+
+fn plant(shell: &Shell, server: &HttpServer) {
+    let hook = server.url("/canary-hook-path?token=canary-hook-path");
+    let [secret, ..] = CANARIES;
+    shell.run(&["providers", "create", "hook", "--driver", "webhook", "--secret", &format!("secret=whsec_{secret}")]).ends(0);
+    for event in ["fine", "again", "no"] {
+        let to = ["email:canary-mail@example.com", "phone:+4915755500099", &format!("webhook:{hook}")].map(str::to_owned);
+        let mut arguments =
+            vec!["enqueue", event, "--title", "canary-title", "--body", "canary-body", "--action-url", "https://example.com/canary-action"];
+        to.iter().for_each(|to| arguments.extend(["--to", to]));
+        shell.run(&arguments).ends(0);
+    }
+}
+
+#[test]
+fn logs_hold_no_secret_no_address_and_no_words() {
+    let receiver = HttpServer::start(|request| match request.n % 3 {
+        0 => Reply::status(500).with_body("canary-body canary-title"),
+        1 => Reply::status(410).with_body("canary-hook-path"),
+        _ => Reply::ok(),
+    });
+    let shell = Shell::ready()
+        .with("POSTCOMMIT_LOG_LEVEL", "debug")
+        .with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.0/8")
+        .with("POSTCOMMIT_METRICS_TOKEN", CANARIES[1])
+        .with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=again,permanent=no");
+    plant(&shell, &receiver);
+    let (server, address) = serve(&shell);
+    // Sent, to be tried again, parked: each over a channel of its own.
+    server.wait_for_line("to be tried again");
+    server.wait_for_lines("parked: somebody must look", 2);
+    get(&address, "/canary-hook-path?q=canary-body", "authorization: Bearer metrics-canary-0001\r\n");
+    server.term();
+    server.wait();
+    let log = server.output().join("\n");
+    assert!(log.contains("DEBUG"), "nothing was said at this level: {log}");
+    for canary in CANARIES {
+        assert!(!log.contains(canary), "{canary} is in the log: {log}");
+    }
+}
+
+#[test]
+fn a_database_password_is_not_logged() {
+    let shell = Shell::empty()
+        .with("POSTCOMMIT_LOG_LEVEL", "debug")
+        .with("POSTCOMMIT_DATABASE_URL", "postgres://somebody:canary-password@127.0.0.1:1/none");
+    let ran = shell.run(&["serve", "--listen", "127.0.0.1:0"]).ends(5);
+    assert!(!ran.stderr.contains("canary-password") && !ran.stdout.contains("canary-password"), "{}", ran.stderr);
+}
+
+#[test]
+fn e10_kpis_by_hand() {
+    let shell = Shell::ready();
+    for site in ["goa", "goa", "berlin"] {
+        shell.enqueue("a", &["--source", &format!("{{\"site\": \"{site}\"}}")]);
+    }
+    shell.dispatch();
+    shell.enqueue("a", &["--due-at", "2099-01-01T00:00:00Z"]);
+    let kpis = shell.run(&["kpis", "--by", "site", "-o", "json"]).ends(0).json();
+    assert_eq!((&kpis["total"]["delivered"], &kpis["total"]["queue"]["scheduled"]), (&3.into(), &1.into()));
+    let goa = kpis["sites"].as_array().unwrap().iter().find(|site| site["site"] == "goa").unwrap();
+    assert_eq!(goa["delivered"], 2);
+    let shown = shell.run(&["kpis", "--by", "site"]).ends(0).stdout;
+    assert!(shown.contains("(no site)") && shown.contains("DELIVERED") && shown.contains("in the last 60 minutes"), "{shown}");
+    assert!(shell.run(&["kpis", "--tenant", "nobody"]).ends(3).stderr.contains("there is no tenant"));
+    shell.run(&["kpis", "--interval", "1"]).ends(2);
+}
