@@ -37,7 +37,7 @@ pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str,
     let timeout = provider.timeout();
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };
-    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout };
+    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout, traceparent: None };
     let began = clock::monotonic();
     let report = tokio::time::timeout(timeout, driver.send(message)).await;
     let report = report.unwrap_or_else(|_| Report {
