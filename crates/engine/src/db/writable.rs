@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 use tokio::sync::Mutex;
 
 use super::DbError;
@@ -40,8 +42,17 @@ async fn find(path: PathBuf) -> Finding {
     Finding { at: clock::monotonic(), is_read_only: tried.unwrap_or_else(|e| Err(e.to_string())) }
 }
 
+/// Whether the file itself may not be written. Writes go to the log beside it, so trying alone would not tell until the log is to be brought in. It is
+/// asked and not opened: closing a descriptor of ours would give up every lock that SQLite has on the file.
+fn is_barred(path: &Path) -> bool {
+    matches!(access(path, Access::WRITE_OK), Err(Errno::PERM | Errno::ACCESS | Errno::ROFS))
+}
+
 /// On a connection of its own: a failure in the writer's transaction would be its neighbours' too.
 fn try_to_write(path: &Path) -> Result<bool, String> {
+    if is_barred(path) {
+        return Ok(true);
+    }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let write = || {
         let mut connection = Connection::open_with_flags(path, flags)?;

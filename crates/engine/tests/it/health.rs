@@ -1,6 +1,10 @@
 //! Whether the database can be written, found without leaving a trace.
 
+use std::fs::Permissions;
 use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 use postcommit_engine::store::Store;
 
@@ -35,6 +39,40 @@ async fn a_file_that_may_not_be_written_is_read_only() {
     let store = Store::open(&url).await.unwrap();
     assert!(store.is_read_only().await.unwrap());
     store.db().check_schema().await.unwrap();
+}
+
+/// A file that nobody may write, root neither where the file system knows of that; as it was when dropped.
+struct Barred(PathBuf);
+
+impl Barred {
+    fn new(path: PathBuf) -> Self {
+        std::fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        let _ = Command::new("chattr").arg("+i").arg(&path).output();
+        Self(path)
+    }
+
+    /// Somebody may be root on a file system without such a mark.
+    fn holds(&self) -> bool {
+        std::fs::OpenOptions::new().append(true).open(&self.0).is_err()
+    }
+}
+
+impl Drop for Barred {
+    fn drop(&mut self) {
+        let _ = Command::new("chattr").arg("-i").arg(&self.0).output();
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_barred_under_an_open_store_is_read_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.db");
+    let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    store.db().migrate().await.unwrap();
+    let barred = Barred::new(path);
+    // The first look: a finding is believed for a second.
+    let found = store.is_read_only().await.unwrap();
+    assert_eq!(found, barred.holds());
 }
 
 #[tokio::test]
