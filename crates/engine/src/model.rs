@@ -7,6 +7,7 @@ mod notification;
 mod outcome;
 mod policy;
 mod provider;
+mod rate;
 
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, Routes, Target, expand, route};
@@ -15,3 +16,4 @@ pub use notification::StoredNotification;
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub use provider::{Guarantee, Provider, ProviderDraft};
+pub use rate::{Bucket, Rate};

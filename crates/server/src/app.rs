@@ -130,6 +130,8 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
         guarantee: Guarantee::Idempotent,
         policy: Policy::default(),
         concurrency: 16,
+        rate_per_s: None,
+        burst: None,
         timeout_ms: 30_000,
         is_default: true,
     };

@@ -37,4 +37,11 @@ GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader;
 REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader;
 REVOKE SELECT ON postcommit.provider FROM postcommit_reader;
 GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision, created_at, updated_at) ON postcommit.provider TO postcommit_reader;
+DO $$
+BEGIN
+  -- Roles are renewed after each step of a migration: those before have no such columns.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'postcommit.provider'::regclass AND attname = 'rate_per_s') THEN
+    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader;
+  END IF;
+END $$;
 -- Partitions made later: the views and functions run as their owner, the worker goes through the parents.

@@ -35,6 +35,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0003_lean.sql"),
         sqlite: include_str!("../../migrations/sqlite/0003_lean.sql"),
     },
+    Migration {
+        version: 4,
+        name: "rates",
+        postgres: include_str!("../../migrations/postgres/0008_rates.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0008_rates.sql"),
+    },
 ];
 
 /// Grants and roles, for `migrate --roles`.

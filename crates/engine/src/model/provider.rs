@@ -4,7 +4,7 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Policy;
+use super::{Policy, Rate};
 
 /// What may happen when an attempt's outcome is unclear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,6 +71,10 @@ pub struct Provider {
     pub policy: Policy,
     /// Sends under way at once, per server process.
     pub concurrency: i32,
+    /// Sends a second, by all processes together; none is no limit.
+    pub rate_per_s: Option<f64>,
+    /// Sends at once after a pause, where there is a rate; none is what fits one second.
+    pub burst: Option<i32>,
     /// Longest time one send may take.
     pub timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
@@ -90,6 +94,12 @@ impl Provider {
     #[must_use]
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
+    }
+
+    /// How often it may be called, if that is limited.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        self.rate_per_s.map(|per_s| Rate::new(per_s, self.burst))
     }
 
     /// How long the provider remembers our key; settings may say so as `key_window_s`. Default a day.
@@ -118,6 +128,10 @@ pub struct ProviderDraft {
     pub policy: Policy,
     /// Sends under way at once, per server process: 1 to 1,000.
     pub concurrency: i32,
+    /// Sends a second, by all processes together: 0.001 to 10,000; none is no limit.
+    pub rate_per_s: Option<f64>,
+    /// Sends at once after a pause: 1 to 10,000, and only with a rate; none is what fits one second.
+    pub burst: Option<i32>,
     /// Longest time one send may take, in milliseconds: 100 to 300,000.
     pub timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
@@ -140,7 +154,7 @@ impl ProviderDraft {
         if !(100..=300_000).contains(&self.timeout_ms) {
             return Err(format!("timeout_ms: is {}; 100 to 300000 are allowed", self.timeout_ms));
         }
-        Ok(())
+        Rate::check(self.rate_per_s, self.burst)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::db::{DbError, Row, Value};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
-    guarantee_since";
+    guarantee_since, rate_per_s, burst";
 
 impl Store {
     /// All providers of all tenants.
@@ -44,8 +44,8 @@ impl Store {
     /// # Errors
     /// When the name is taken, or as the database says.
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
-        let insert = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, created_at, updated_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {now}, {now})";
+        let insert = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, rate_per_s, burst, created_at, updated_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {now}, {now})";
         let mut statements = step_down(tenant, draft);
         statements.push((insert.to_owned(), columns(tenant, draft)));
         self.db.execute(statements).await.map(drop)
@@ -58,7 +58,7 @@ impl Store {
     pub async fn update_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
             guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
-            is_default = $11, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
+            is_default = $11, rate_per_s = $12, burst = $13, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
         let mut statements = step_down(tenant, draft);
         statements.push((update.to_owned(), columns(tenant, draft)));
         Ok(self.db.execute(statements).await?.last().copied().unwrap_or(0) > 0)
@@ -139,6 +139,8 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
         draft.concurrency.into(),
         draft.timeout_ms.into(),
         draft.is_default.into(),
+        draft.rate_per_s.map_or(Value::Null, Value::Real),
+        draft.burst.into(),
     ]
 }
 
@@ -164,5 +166,7 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         not_before: row.get(14)?,
         revision: row.get(15)?,
         guarantee_since: row.get(16)?,
+        rate_per_s: row.get(17)?,
+        burst: row.get(18)?,
     })
 }

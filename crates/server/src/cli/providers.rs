@@ -79,6 +79,15 @@ pub struct Description {
     /// Sends under way at once, 1 to 1000 [default: 16]
     #[arg(long)]
     concurrency: Option<i32>,
+    /// Sends a second, by all processes together, 0.001 to 10000 [default: no limit]
+    #[arg(long)]
+    rate_per_s: Option<f64>,
+    /// Sends at once after a pause, 1 to 10000 [default: what fits one second]
+    #[arg(long)]
+    burst: Option<i32>,
+    /// Take rate and burst off
+    #[arg(long, conflicts_with_all = ["rate_per_s", "burst"])]
+    no_rate: bool,
     /// Longest time one send may take, 100 to 300000 [default: 30000]
     #[arg(long)]
     timeout_ms: Option<i32>,
@@ -149,6 +158,8 @@ impl Description {
             guarantee: kind.guarantee,
             policy: Policy::default(),
             concurrency: 16,
+            rate_per_s: None,
+            burst: None,
             timeout_ms: 30_000,
             is_default: !taken,
         };
@@ -190,6 +201,8 @@ impl Description {
             guarantee: old.guarantee,
             policy: old.policy,
             concurrency: old.concurrency,
+            rate_per_s: old.rate_per_s,
+            burst: old.burst,
             timeout_ms: old.timeout_ms,
             is_default: old.is_default,
         };
@@ -211,6 +224,10 @@ impl Description {
             draft.policy = Policy::from_json(&value).map_err(|e| usage(e.to_string()))?;
         }
         draft.concurrency = self.concurrency.unwrap_or(draft.concurrency);
+        (draft.rate_per_s, draft.burst) = match self.no_rate {
+            true => (None, None),
+            false => (self.rate_per_s.or(draft.rate_per_s), self.burst.or(draft.burst)),
+        };
         draft.timeout_ms = self.timeout_ms.unwrap_or(draft.timeout_ms);
         draft.is_default = self.is_default.unwrap_or(draft.is_default);
         draft.check().map_err(usage)?;
@@ -279,6 +296,7 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Value {
     let mut value = json!(provider);
     value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
+    value["burst"] = json!(provider.rate().map(|rate| rate.burst));
     value
 }
 
@@ -288,7 +306,7 @@ async fn list(format: Format, store: &Store) -> Done {
     // A hold that is over holds nothing.
     providers.iter_mut().filter(|p| p.not_before.is_some_and(|at| at <= now)).for_each(|p| p.not_before = None);
     let rows: Vec<Value> = providers.iter().map(|p| shown(p, &tenants)).collect();
-    let columns: [output::Column<Value>; 8] = [
+    let columns: [output::Column<Value>; 9] = [
         ("tenant", |p| plain(&p["tenant"])),
         ("name", |p| plain(&p["name"])),
         ("channel", |p| plain(&p["channel"])),
@@ -299,6 +317,10 @@ async fn list(format: Format, store: &Store) -> Done {
             (Some(why), _) => format!("paused: {why}"),
             (None, false) => "disabled".to_owned(),
             (None, true) => "open".to_owned(),
+        }),
+        ("rate", |p| match (p["rate_per_s"].as_f64(), p["burst"].as_i64()) {
+            (Some(per_s), Some(burst)) => format!("{per_s}/s, burst {burst}"),
+            _ => "-".to_owned(),
         }),
         ("held until", |p| plain(&p["not_before"])),
     ];
