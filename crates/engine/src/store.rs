@@ -13,6 +13,7 @@ mod idle;
 mod marks;
 mod notifications;
 mod providers;
+mod rates;
 mod settle;
 
 pub use claim::{Claim, Lease, Want};
@@ -22,6 +23,7 @@ pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{PartitionHealth, QueueHealth};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
+pub use rates::{LimitedClaim, Metered};
 pub use settle::{Attempted, Place, Settled, Settlement};
 
 use std::sync::atomic::AtomicBool;
@@ -57,11 +59,13 @@ impl Store {
     /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
     #[doc(hidden)]
     #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 10] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 12] {
         [
             ("claim", &claim::CLAIM_POSTGRES),
             ("claim_reading", &claim::CLAIM_READING_POSTGRES),
             ("claim_notification", &claim::CLAIM_NOTIFICATION_POSTGRES),
+            ("claim_limited", &rates::CLAIM_LIMITED_POSTGRES),
+            ("claim_limited_notification", &rates::CLAIM_LIMITED_NOTIFICATION_POSTGRES),
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
             ("expand", expansion::EXPAND_POSTGRES),

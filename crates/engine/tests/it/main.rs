@@ -15,6 +15,7 @@ mod marks;
 mod model;
 mod operators;
 mod planner;
+mod rates;
 mod routing;
 mod schema;
 mod settle;

@@ -1,0 +1,73 @@
+//! Permits of lanes whose rate is limited. A claim takes them in the database (`store/rates.rs`); here is what this process knows of the next ones, and what
+//! it took and did not use.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::model::Rate;
+
+/// What this process knows of one lane's permits.
+#[derive(Default)]
+pub struct Meter(Mutex<Reading>);
+
+#[derive(Default)]
+struct Reading {
+    /// When the next permits are due; none if there may be some now.
+    next_at: Option<Instant>,
+    /// Taken then, and not used.
+    unused: Vec<(Instant, usize)>,
+}
+
+impl Meter {
+    /// Whether there may be a permit by now.
+    pub fn may_have_one(&self) -> bool {
+        self.next_at().is_none_or(|at| at <= clock::monotonic())
+    }
+
+    pub fn next_at(&self) -> Option<Instant> {
+        self.lock().next_at
+    }
+
+    /// As a claim has said; zero is now.
+    pub fn expect_after(&self, wait: Duration) {
+        self.lock().next_at = (!wait.is_zero()).then(|| clock::monotonic() + wait);
+    }
+
+    /// How many permits of those not used can go back; they are gone from here then.
+    pub fn take_returnable(&self, rate: Rate) -> f64 {
+        let unused = std::mem::take(&mut self.lock().unused);
+        unused.into_iter().map(|(taken_at, count)| rate.returnable(count, taken_at.elapsed())).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reading> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The permits of a claimed batch. What is not spent when it is dropped goes back with the next round: an expired delivery must not cost an hour where one an
+/// hour is allowed.
+pub struct Permits {
+    meter: Arc<Meter>,
+    taken_at: Instant,
+    left: usize,
+}
+
+impl Permits {
+    pub fn new(meter: Arc<Meter>, taken_at: Instant, count: usize) -> Self {
+        Self { meter, taken_at, left: count }
+    }
+
+    /// These are about to be sent.
+    pub fn spend(&mut self, count: usize) {
+        self.left = self.left.saturating_sub(count);
+    }
+}
+
+impl Drop for Permits {
+    fn drop(&mut self) {
+        if self.left > 0 {
+            self.meter.lock().unused.push((self.taken_at, self.left));
+        }
+    }
+}
