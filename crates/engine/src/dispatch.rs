@@ -322,14 +322,14 @@ impl Dispatcher {
 
     async fn start_limited(&mut self, wants: &[Want], found: LimitedClaim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
         self.lanes.note_limited(wants, &found);
-        let permits = self.lanes.permits(&found.claim.deliveries, claimed_at);
+        let permits = self.lanes.permits(&found);
         self.start(found.claim, claimed_at, lease, permits).await
     }
 
     /// Permits of what was claimed and not sent: cancelled, say, or expired.
     async fn give_back_unused(&self) {
-        for (lane, permits) in self.lanes.take_unused() {
-            if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits).await {
+        for (lane, taken_at, permits) in self.lanes.take_unused() {
+            if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
                 tracing::debug!(%problem, lane, "could not give permits back; they come back with time");
             }
         }

@@ -14,7 +14,7 @@ use crate::channel::{self, Driver};
 use crate::db::DbError;
 use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use crate::secret::Secrets;
-use crate::store::{LimitedClaim, Want};
+use crate::store::{LimitedClaim, Metered, Want};
 
 /// The lane of what is not expanded or routed yet.
 pub const EXPANSION: i32 = 0;
@@ -229,21 +229,22 @@ impl Lanes {
         }
     }
 
-    /// The permits that came with these.
-    pub fn permits(&self, deliveries: &[Delivery], taken_at: Instant) -> HashMap<i32, Permits> {
-        let mut counts: HashMap<i32, usize> = HashMap::new();
-        deliveries.iter().for_each(|delivery| *counts.entry(delivery.lane).or_default() += 1);
-        let permits = |(id, count)| Some((id, Permits::new(self.table.lane(id)?.meter.clone(), taken_at, count)));
-        counts.into_iter().filter_map(permits).collect()
+    /// The permits that came with a claim, by lane.
+    pub fn permits(&self, found: &LimitedClaim) -> HashMap<i32, Permits> {
+        let permits = |metered: &Metered| {
+            let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
+            Some((metered.lane, Permits::new(self.table.lane(metered.lane)?.meter.clone(), metered.taken_at, count)))
+        };
+        found.lanes.iter().filter_map(permits).collect()
     }
 
-    /// Permits that were taken and not used, by lane; each is told once.
-    pub fn take_unused(&self) -> Vec<(i32, f64)> {
-        let limited = self.table.lanes.iter().filter_map(|(id, lane)| Some((*id, lane, lane.provider.rate()?)));
-        let unused: Vec<_> =
-            limited.map(|(id, lane, rate)| (id, lane, lane.meter.take_returnable(rate))).filter(|(.., unused)| *unused > 0.0).collect();
-        unused.iter().for_each(|(_, lane, _)| lane.meter.expect_after(Duration::ZERO));
-        unused.into_iter().map(|(id, _, permits)| (id, permits)).collect()
+    /// Permits that were not used, by lane, and when they were taken. Each is told once.
+    pub fn take_unused(&self) -> Vec<(i32, Timestamp, usize)> {
+        let of_lane = |lane: &Arc<Lane>| {
+            let id = lane.provider.id;
+            lane.meter.take_unused().into_iter().map(move |(taken_at, count)| (id, taken_at, count))
+        };
+        self.table.lanes.values().flat_map(of_lane).collect()
     }
 
     /// When the next permit is due on a lane where something waits for it and could begin.

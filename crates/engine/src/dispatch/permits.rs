@@ -4,8 +4,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use postcommit::Timestamp;
+
 use crate::clock;
-use crate::model::Rate;
+
+/// Another process may give permits back, a person may write the table, the database's clock may be set: after so long it is asked again in any case.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// What this process knows of one lane's permits.
 #[derive(Default)]
@@ -15,8 +19,8 @@ pub struct Meter(Mutex<Reading>);
 struct Reading {
     /// When the next permits are due; none if there may be some now.
     next_at: Option<Instant>,
-    /// Taken then, and not used.
-    unused: Vec<(Instant, usize)>,
+    /// Taken then, by the database's clock, and not used.
+    unused: Vec<(Timestamp, usize)>,
 }
 
 impl Meter {
@@ -31,13 +35,16 @@ impl Meter {
 
     /// As a claim has said; zero is now.
     pub fn expect_after(&self, wait: Duration) {
-        self.lock().next_at = (!wait.is_zero()).then(|| clock::monotonic() + wait);
+        self.lock().next_at = (!wait.is_zero()).then(|| clock::monotonic() + wait.min(LONGEST));
     }
 
-    /// How many permits of those not used can go back; they are gone from here then.
-    pub fn take_returnable(&self, rate: Rate) -> f64 {
-        let unused = std::mem::take(&mut self.lock().unused);
-        unused.into_iter().map(|(taken_at, count)| rate.returnable(count, taken_at.elapsed())).sum()
+    /// Permits that were not used, and when they were taken. They are gone from here then, and there may be one soon.
+    pub fn take_unused(&self) -> Vec<(Timestamp, usize)> {
+        let mut reading = self.lock();
+        if !reading.unused.is_empty() {
+            reading.next_at = None;
+        }
+        std::mem::take(&mut reading.unused)
     }
 
     fn lock(&self) -> MutexGuard<'_, Reading> {
@@ -49,12 +56,12 @@ impl Meter {
 /// hour is allowed.
 pub struct Permits {
     meter: Arc<Meter>,
-    taken_at: Instant,
+    taken_at: Timestamp,
     left: usize,
 }
 
 impl Permits {
-    pub fn new(meter: Arc<Meter>, taken_at: Instant, count: usize) -> Self {
+    pub fn new(meter: Arc<Meter>, taken_at: Timestamp, count: usize) -> Self {
         Self { meter, taken_at, left: count }
     }
 

@@ -91,13 +91,6 @@ impl Rate {
         // In whole milliseconds, rounded up: neither timers nor SQLite's clock know less.
         Duration::from_millis((wait * 1000.0).ceil().clamp(1.0, LONGEST_MS) as u64)
     }
-
-    /// How many of so many permits can be given back after so long. What time would have brought into a full bucket is lost, so that no more than a burst is
-    /// ever sent at once.
-    #[must_use]
-    pub fn returnable(&self, permits: usize, after: Duration) -> f64 {
-        (permits as f64 - self.per_s * after.as_secs_f64()).max(0.0)
-    }
 }
 
 fn seconds_between(earlier: Timestamp, later: Timestamp) -> f64 {
@@ -193,14 +186,6 @@ mod tests {
         assert_eq!(nonsense.permits(nonsense.refill(bucket(f64::NAN, 0.0), at(0.0)), 9), 1);
         for used in [1.0, f64::INFINITY] {
             assert_eq!(nonsense.wait(bucket(used, 0.0), at(0.0)).as_millis() as f64, LONGEST_MS);
-        }
-    }
-
-    #[test]
-    fn b12_what_is_given_back_late_is_worth_less() {
-        let rate = Rate { per_s: 2.0, burst: 10 };
-        for (permits, after, worth) in [(5, 0.0, 5.0), (5, 1.0, 3.0), (5, 2.5, 0.0), (5, 1e9, 0.0), (0, 0.0, 0.0)] {
-            assert!((rate.returnable(permits, Duration::from_secs_f64(after)) - worth).abs() < 1e-9, "{permits} after {after} s");
         }
     }
 

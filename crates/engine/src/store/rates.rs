@@ -25,6 +25,8 @@ pub struct Metered {
     pub lane: i32,
     /// How many it might claim: free slots, or permits if there were fewer.
     pub quota: i32,
+    /// When the permits were taken, by the database's clock.
+    pub taken_at: Timestamp,
     /// How long to wait until asking is worth it again; zero when there are permits left.
     pub wait: Duration,
 }
@@ -36,6 +38,15 @@ pub struct LimitedClaim {
     pub claim: Claim,
     /// The lanes on which something was due. One that another process is just claiming from is left out.
     pub lanes: Vec<Metered>,
+}
+
+impl LimitedClaim {
+    /// A lane without a permit was not looked at: that says nothing about where its due rows begin.
+    fn looked_at(&self, wants: &[Want]) -> Vec<Want> {
+        let quota_of =
+            |want: &Want| self.lanes.iter().find(|metered| metered.lane == want.lane).map_or(want.quota, |metered| metered.quota);
+        wants.iter().map(|want| Want { quota: quota_of(want), ..*want }).filter(|want| want.quota > 0).collect()
+    }
 }
 
 /// The buckets of the lanes on which something is due, locked; and how many permits each has. The sum is that of [`Rate::refill`] and [`Rate::permits`].
@@ -82,6 +93,13 @@ fn spend_and_lease() -> String {
 
 const BUCKET_SQLITE: &str =
     "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
+/// They differ in the names of functions and in how they count time.
+const GIVE_BACK_POSTGRES: &str = "UPDATE postcommit.lane_rate r
+    SET used = greatest(r.used - greatest($2::float8 - p.rate_per_s * greatest(extract(epoch FROM r.as_of - $3::timestamptz)::float8, 0), 0), 0)
+    FROM postcommit.provider p WHERE r.lane = $1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
+const GIVE_BACK_SQLITE: &str = "UPDATE postcommit_lane_rate AS r
+    SET used = max(r.used - max(?2 - p.rate_per_s * max((r.as_of - ?3) / 1000000.0, 0), 0), 0)
+    FROM postcommit_provider p WHERE r.lane = ?1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
 const SPEND_SQLITE: &str = "UPDATE postcommit_lane_rate SET used = ?2, as_of = ?3 WHERE lane = ?1";
 static DUE_OF_IT_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let due = "tenant = ?2 AND notification_id = ?3 AND lane = ?4 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?1)";
@@ -110,10 +128,7 @@ impl Store {
                     .await
                     .map_err(postgres::refused)?;
                 let claimed = metered(rows, token)?;
-                // A lane that was not looked at, or had no permit, says nothing about where its due rows begin.
-                let looked: Vec<Want> =
-                    claimed.lanes.iter().filter(|m| m.quota > 0).map(|m| Want { lane: m.lane, quota: m.quota }).collect();
-                self.marks().note(&look, &looked, &claimed.claim.deliveries);
+                self.marks().note(&look, &claimed.looked_at(wants), &claimed.claim.deliveries);
                 claimed
             }
             Db::Sqlite(db) => {
@@ -171,13 +186,17 @@ impl Store {
         }
     }
 
-    /// Gives permits back that were taken and not used.
+    /// Gives permits back that were taken then and not used. What time has brought since is lost: it might have come into a full bucket, and no more than a
+    /// burst may ever be sent at once.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn give_back_permits(&self, lane: i32, permits: f64) -> Result<(), DbError> {
-        let sql = "UPDATE postcommit.lane_rate SET used = CASE WHEN used > $2 THEN used - $2 ELSE 0 END WHERE lane = $1";
-        self.db.execute_one(sql, vec![lane.into(), Value::Real(permits)]).await.map(drop)
+    pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
+        let sql = match &self.db {
+            Db::Postgres(_) => GIVE_BACK_POSTGRES,
+            Db::Sqlite(_) => GIVE_BACK_SQLITE,
+        };
+        self.db.execute_one(sql, vec![lane.into(), Value::Real(permits as f64), taken_at.into()]).await.map(drop)
     }
 }
 
@@ -197,7 +216,7 @@ fn metered(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<LimitedClaim, 
             deliveries.push(leased(&mut row, token));
         }
     }
-    let lanes = lanes.into_iter().map(|(lane, (quota, meter))| Metered { lane, quota, wait: meter.wait() }).collect();
+    let lanes = lanes.into_iter().map(|(lane, (quota, meter))| meter.told(lane, quota)).collect();
     Ok(LimitedClaim { claim: found(deliveries), lanes })
 }
 
@@ -209,8 +228,8 @@ struct Meter {
 }
 
 impl Meter {
-    fn wait(&self) -> Duration {
-        self.rate.wait(self.bucket, self.now)
+    fn told(&self, lane: i32, quota: i32) -> Metered {
+        Metered { lane, quota, taken_at: self.bucket.as_of, wait: self.rate.wait(self.bucket, self.now) }
     }
 }
 
@@ -228,7 +247,7 @@ fn claim_sqlite(
         let more = claim(Want { quota, ..want })?;
         meter.bucket.used += more.len() as f64;
         Prepared::on(connection, SPEND_SQLITE)?.run(params![want.lane, meter.bucket.used, meter.bucket.as_of.as_micros()])?;
-        lanes.push(Metered { lane: want.lane, quota, wait: meter.wait() });
+        lanes.push(meter.told(want.lane, quota));
         rows.extend(more);
     }
     Ok(LimitedClaim { claim: found(rows), lanes })

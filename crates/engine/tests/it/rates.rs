@@ -233,6 +233,19 @@ on_both! {
         assert_eq!(states, ["expired", "expired", "expired", "sent"], "three permits came back");
     }
 
+    async fn b12_what_is_given_back_late_is_worth_less(world) {
+        let lane = world.provider(world.limited(10)).await;
+        let now = world.store.now().await.unwrap();
+        let earlier = |seconds: i64| Timestamp::from_micros(now.as_micros() - seconds * 1_000_000);
+        // Permits given back, seconds before the last claim that they were taken, used of 5 afterwards.
+        for (permits, before, left) in [(1, 0, 4.0), (5, 0, 0.0), (9, 0, 0.0), (3, 1000, 3.0), (3, 2500, 4.5), (3, 3000, 5.0), (3, 90_000_000, 5.0), (2, -1000, 3.0)] {
+            world.set_bucket(lane, 5.0, now).await;
+            world.store.give_back_permits(lane, permits, earlier(before)).await.unwrap();
+            let used: f64 = world.sql("SELECT used FROM postcommit.lane_rate WHERE lane = $1", vec![lane.into()]).await[0].get(0).unwrap();
+            assert!((used - left).abs() < 1e-9, "{permits}, {before} s before: {used}");
+        }
+    }
+
     async fn b12_a_worker_that_dies_takes_no_permit_for_ever(world) {
         let lane = world.provider(world.limited(2)).await;
         let calls = world.waiting_calls(lane, 2).await;
