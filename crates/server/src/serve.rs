@@ -185,6 +185,8 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
         concurrency: 16,
         timeout_ms: 30_000,
         is_default: true,
+        rate_per_s: None,
+        burst: None,
     };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     Ok(store.create_provider(tenant, &draft).await?)
