@@ -10,6 +10,7 @@ pub mod dispatch;
 pub mod entities;
 pub mod jobs;
 pub mod keys;
+pub mod kpis;
 pub mod notifications;
 pub mod page;
 pub mod problem;
@@ -80,6 +81,8 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(providers::pause_provider))
         .routes(routes!(providers::resume_provider))
         .routes(routes!(dispatch::dispatch))
+        .routes(routes!(kpis::get_kpis))
+        .routes(routes!(kpis::get_kpi_series))
         .routes(routes!(keys::list_keys, keys::create_key))
         .routes(routes!(keys::revoke_key))
         .routes(routes!(tenants::list_tenants, tenants::create_tenant))
