@@ -107,7 +107,8 @@ impl Auth {
         }
     }
 
-    fn permit(&self, actor: &str) -> Result<(), Problem> {
+    /// Counts a request of that caller's; too many are refused.
+    pub fn permit(&self, actor: &str) -> Result<(), Problem> {
         self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
 }
@@ -242,7 +243,7 @@ impl Caller {
     }
 }
 
-fn suspended() -> Problem {
+pub fn suspended() -> Problem {
     Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
 }
 
@@ -267,7 +268,7 @@ impl OptionalFromRequestParts<Shared> for Caller {
 }
 
 /// The one token of the one header.
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {

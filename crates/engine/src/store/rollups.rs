@@ -1,4 +1,4 @@
-//! Roll-ups: what was counted when deliveries ended is folded into minutes and hours, and series are read from there (docs/decisions/0021).
+//! Roll-ups: what was counted when deliveries ended is folded into minutes and hours, and series are read from there (docs/decisions/0023).
 
 use std::collections::BTreeMap;
 

@@ -59,7 +59,7 @@ pub struct Description {
     name: String,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// capture or webhook
+    /// capture, in_app or webhook
     #[arg(long)]
     driver: Option<String>,
     /// The medium it serves; * is every one [default: the driver's]
@@ -135,7 +135,7 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
-        let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture or webhook"))?;
+        let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture, in_app or webhook"))?;
         // A driver that is not known makes no tenant.
         channel::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;

@@ -1,4 +1,4 @@
-//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0022). In batches; a collector that is away costs spans, never time.
+//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0025). In batches; a collector that is away costs spans, never time.
 
 use std::sync::Arc;
 use std::time::Duration;

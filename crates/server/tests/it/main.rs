@@ -19,6 +19,7 @@ mod database_faults;
 mod docs;
 mod door;
 mod frozen;
+mod inbox;
 mod installation;
 mod kill_loop;
 mod records;
