@@ -8,10 +8,11 @@
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
 //! - `installation`: what they stand on; `records`: what they compare.
 //!
-//! And beside it `cli`, the commands as a person meets them, `door`, the server as its enemies do, `bench`, the benchmark's manners, and `docs`, the
+//! And beside it `api`, the HTTP API as its callers and its enemies meet it, `cli`, the commands as a person meets them, `door`, the server as its enemies do, `bench`, the benchmark's manners, and `docs`, the
 //! snippets people copy.
 #![allow(clippy::unwrap_used)]
 
+mod api;
 mod bench;
 mod cli;
 mod crash;
