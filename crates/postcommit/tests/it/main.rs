@@ -4,6 +4,7 @@
 mod adapter;
 mod cancel;
 mod enqueue;
+mod http;
 mod keys;
 mod light;
 mod pool;
