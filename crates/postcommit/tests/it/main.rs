@@ -9,4 +9,5 @@ mod keys;
 mod light;
 mod pool;
 mod testing;
+mod vectors;
 mod world;
