@@ -74,16 +74,16 @@ pub struct Enqueued {
 pub struct Status {
     /// Its id.
     pub id: Uuid,
-    /// `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`, `discarded`, `cancelled`, `expired` or `skipped`.
+    /// The least finished of its deliveries speaks for it: `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`, `discarded`, `cancelled`, `expired` or `skipped`.
     pub state: String,
-    /// Tries so far, of all its deliveries.
-    pub attempts: u64,
-    /// What the last try that failed met.
+    /// Attempts after the first, of the delivery that needed most.
+    pub retries: u64,
+    /// What the last attempt that failed met.
     #[serde(default)]
     pub last_error: Option<String>,
     /// When it was accepted.
     pub enqueued_at: Timestamp,
-    /// When its last delivery arrived.
+    /// When all that could be sent had been taken by its provider, or arrived.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
 }

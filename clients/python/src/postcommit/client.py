@@ -59,7 +59,7 @@ class Postcommit:
         """Where a notification stands. :class:`Refused` with status 404 when there is none of that id."""
         answer = self._transport.get(f"/v1/notifications/{segment('id', str(id))}/status")
         known = {name: answer.get(name) for name in ("last_error", "delivered_at")}
-        return Status(_id(answer["id"]), answer["state"], answer["attempts"], enqueued_at=answer["enqueued_at"], **known)
+        return Status(_id(answer["id"]), answer["state"], answer["retries"], enqueued_at=answer["enqueued_at"], **known)
 
     def cancel(self, entity: str, event_type: str | None = None) -> int:
         """Takes back what is not yet sent for an entity, all event types or one. Returns how many deliveries; after a repeat, how many the

@@ -77,8 +77,8 @@ class Status:
     id: UUID
     #: ``pending``, ``sending``, ``retrying``, ``sent``, ``delivered``, ``parked``, ``discarded``, ``cancelled``, ``expired`` or ``skipped``.
     state: str
-    #: Tries so far, of all its deliveries.
-    attempts: int
+    #: Attempts after the first, of the delivery that needed most.
+    retries: int
     last_error: str | None
     enqueued_at: str
     delivered_at: str | None
