@@ -8,12 +8,13 @@
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
 //! - `installation`: what they stand on; `records`: what they compare.
 //!
-//! And beside it `cli`, the commands as a person meets them, `door`, the server as its enemies do, `bench`, the benchmark's manners, and `docs`, the
-//! snippets people copy.
+//! And beside it `cli`, the commands as a person meets them, `door`, the server as its enemies do, `clients`, the packages for other programs,
+//! `bench`, the benchmark's manners, and `docs`, the snippets people copy.
 #![allow(clippy::unwrap_used)]
 
 mod bench;
 mod cli;
+mod clients;
 mod crash;
 mod database_faults;
 mod docs;
