@@ -34,7 +34,7 @@ impl Place {
     }
 
     fn on(url: String, folder: TempDir, database: Option<TestDatabase>) -> Self {
-        let house = House::with(&[("POSTCOMMIT_DATABASE_URL", &url)]);
+        let house = House::with(&[("DATABASE_URL", &url)]);
         let made = house.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
         let token = made["token"].as_str().unwrap().to_owned();
         let server = format!("http://{}", house.address);
