@@ -26,6 +26,7 @@ mod providers;
 mod rollups;
 mod sessions;
 mod settle;
+mod shown;
 mod story;
 mod tenants;
 mod walk;
