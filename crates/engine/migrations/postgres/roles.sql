@@ -51,4 +51,11 @@ BEGIN
     REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker;
   END IF;
 END $$;
+DO $$
+BEGIN
+  -- Roles are renewed after each step of a migration: those before have no such columns.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'postcommit.provider'::regclass AND attname = 'rate_per_s') THEN
+    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader;
+  END IF;
+END $$;
 -- Partitions made later: the views and functions run as their owner, the worker goes through the parents.

@@ -59,6 +59,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0007_jobs.sql"),
         sqlite: include_str!("../../migrations/sqlite/0007_jobs.sql"),
     },
+    Migration {
+        version: 8,
+        name: "rates",
+        postgres: include_str!("../../migrations/postgres/0008_rates.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0008_rates.sql"),
+    },
 ];
 
 /// Who may do what in the schema, for `migrate --roles`.

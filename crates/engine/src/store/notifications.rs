@@ -12,6 +12,7 @@ use super::Store;
 use super::notification_walk::NotificationWalk;
 use super::shown::Shown;
 use super::walk::{Page, Position};
+use crate::crash::held_to;
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::StoredNotification;
 
@@ -166,7 +167,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
-        let Some(tenant) = self.owner(tenant, id).await? else { return Ok(None) };
+        let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
         let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
         rows.into_iter().next().map(|mut row| stored(&mut row, 0)).transpose()
