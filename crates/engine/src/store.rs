@@ -27,6 +27,7 @@ mod rates;
 mod rollups;
 mod sessions;
 mod settle;
+mod shown;
 mod story;
 mod tenants;
 mod walk;
