@@ -17,6 +17,7 @@ use crate::api::problem::{Kind, Problem};
 use crate::api::{Api, Shared};
 use crate::door::{Client, RequestId};
 use crate::rate::Buckets;
+use crate::settings::ApiSettings;
 
 /// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
 pub const COOKIE: &str = "__Host-postcommit";
@@ -28,8 +29,8 @@ pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
 const BELIEVED: Duration = Duration::from_secs(1);
 /// So many keys are remembered at most.
 const REMEMBERED: usize = 10_000;
-/// Failed sign-ins from one address: so many at once, then one in six seconds.
-const FAILURES: (f64, f64) = (1.0 / 6.0, 20.0);
+/// Failed sign-ins a second from one address, after those that it has at once.
+const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
 /// What is known of callers between requests.
 pub struct Auth {
@@ -41,19 +42,21 @@ pub struct Auth {
 }
 
 impl Auth {
-    /// So many requests a second for each key in the long run, and so many at once.
-    pub fn new(per_s: f64, burst: f64) -> Self {
+    /// So many requests a second for each key in the long run, and so many at once; so many failed sign-ins at once from each address.
+    pub fn new(settings: &ApiSettings) -> Self {
+        let failures_per_s = if settings.failed_sign_ins > 0.0 { FAILURES_PER_S } else { 0.0 };
         Self {
             believed: Mutex::default(),
-            requests: Buckets::new(per_s, burst),
-            failures: Buckets::new(FAILURES.0, FAILURES.1),
+            requests: Buckets::new(settings.requests_per_s, settings.burst),
+            failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
             used: Mutex::default(),
         }
     }
 
-    /// Forgets what was believed: somebody changed it.
+    /// Believes nothing any longer without asking again: somebody changed it.
     pub fn forget(&self) {
-        self.believed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let now = Instant::now();
+        self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
     /// Writes down which keys were used since the last time.
@@ -67,11 +70,13 @@ impl Auth {
     /// The key behind a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
         let now = clock::monotonic();
-        let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).filter(|(_, until)| *until > now).cloned();
-        if let Some((key, _)) = known {
-            return Ok(key);
+        let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
+        match known {
+            Some((key, until)) if until > now => return Ok(key),
+            // It was good before: others who fail from the same address do not lock it out.
+            Some(_) => {}
+            None => self.admit(from, now)?,
         }
-        self.admit(from, now)?;
         match store.find_key(token).await {
             Ok(key) => {
                 self.believe(token, &key, now);
@@ -79,6 +84,7 @@ impl Auth {
             }
             Err(KeyError::Database(problem)) => Err(problem.into()),
             Err(refused) => {
+                self.believed.lock().unwrap_or_else(PoisonError::into_inner).remove(token);
                 self.note_failure(from, now);
                 Err(Problem::new(Kind::Unauthenticated, refused.to_string()))
             }

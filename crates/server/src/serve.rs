@@ -113,7 +113,7 @@ fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
         store: store.clone(),
         gate: Gate::new(store.clone()),
         tools: tools.clone(),
-        auth: Auth::new(settings.api.requests_per_s, settings.api.burst),
+        auth: Auth::new(&settings.api),
         passing: Arc::default(),
         inboxes: Inboxes::new(store.clone()),
         inbox: settings.inbox.clone(),
