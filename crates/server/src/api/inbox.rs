@@ -269,8 +269,9 @@ pub struct UserToken {
     expires_at: Timestamp,
 }
 
-/// Makes a token that opens one user's inbox, for that user's browser. Who may speak to users may let them listen: the scope is `enqueue`.
-#[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["enqueue"])),
+/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
+/// more than they have.
+#[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
     params(("user" = String, Path, description = "The user's id"), TokenWanted, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
 pub async fn mint_user_token(
     State(api): State<Shared>,
@@ -278,7 +279,7 @@ pub async fn mint_user_token(
     Path(user): Path<String>,
     Params(wanted): Params<TokenWanted>,
 ) -> Result<Json<UserToken>, Problem> {
-    caller.may(Scope::Enqueue)?;
+    caller.may(Scope::Operate)?;
     let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
     let minted = user_token::mint(&caller.store(&api), caller.tenant(), &user, ttl).await.map_err(refused)?;
     Ok(Json(UserToken { token: minted.token, expires_at: minted.expires_at }))

@@ -196,7 +196,7 @@ mod check {
         let forged = format!("{}x", &token[..token.len() - 1]);
         assert_eq!(problem(server.with(&forged).get("/v1/inbox/alice")), (401, "unauthenticated".into()));
         // Another tenant's alice is another alice.
-        let theirs = server.token(&place.key("other", &["enqueue"]).await, "alice");
+        let theirs = server.token(&place.key("other", &["operate"]).await, "alice");
         place.enqueue("alice", "ours", "https://example.com").await;
         server.holds(&token, "alice", 1).await;
         assert_eq!(server.with(&theirs).get("/v1/inbox/alice").expect(200).json()["items"], json!([]));
@@ -217,7 +217,7 @@ mod check {
             ("GET", "/unread-count", "read"),
             ("POST", "/read-all", "operate"),
             ("POST", "/x/read", "operate"),
-            ("POST", "/token", "enqueue"),
+            ("POST", "/token", "operate"),
         ];
         for (scope, lacking) in [("read", ["operate", "enqueue"]), ("enqueue", ["read", "operate"])] {
             let client = server.with(&place.key("default", &[scope]).await);

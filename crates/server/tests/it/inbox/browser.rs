@@ -35,7 +35,7 @@ fn titles(browser: &Browser) -> serde_json::Value {
 
 /// The page is on one server; another one may deliver.
 async fn the_inbox_lives(place: Place, page_on: &Server) {
-    let token = page_on.token(&place.key("default", &["enqueue"]).await, "alice");
+    let token = page_on.token(&place.key("default", &["operate"]).await, "alice");
     let browser = Browser::start(960, 720);
     browser.open(&format!("http://{}/inbox/demo", page_on.address));
     show(&browser, "alice", &token);

@@ -61,7 +61,7 @@ mod check {
 
     pub async fn a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye(place: Place) {
         let server = place.serve("all", &["log.level=debug"]);
-        let token = server.token(&place.key("default", &["enqueue"]).await, "alice");
+        let token = server.token(&place.key("default", &["operate"]).await, "alice");
         let authorized = format!("Authorization: Bearer {token}\r\n");
         let path = "/v1/inbox/alice/stream";
 
