@@ -22,6 +22,10 @@ export interface InboxPage {
   items: InboxMessage[];
   /** The cursor of the next page; not there on the last. */
   next?: string;
+  /** How many are unread in all. */
+  unread: number;
+  /** The last change that the page shows: what `stream` goes on from, and the bound of `markAllRead`. */
+  position: number;
 }
 
 /** A change of the inbox, as the server tells it. */
@@ -49,13 +53,15 @@ export class Inbox {
     this.#path = `/v1/inbox/${segment("user", user)}`;
   }
 
-  /** A page of at most `limit` messages (1 to 200, default 50), newest first, from `cursor` on. */
-  async list(which: { unread?: boolean; archived?: boolean; limit?: number; cursor?: string } = {}): Promise<InboxPage> {
+  /** A page of at most `limit` messages (1 to 200, default 50), newest first, from `cursor` on; `current`, the default, are all but the archived. */
+  async list(which: { folder?: "current" | "unread" | "archived"; limit?: number; cursor?: string } = {}): Promise<InboxPage> {
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(which)) if (value !== undefined) query.set(name, String(value));
     const told = await this.#transport.request("GET", query.size ? `${this.#path}?${query}` : this.#path);
-    if (!Array.isArray(told.items)) throw new Unavailable("an answer that cannot be read: it has no items");
-    const page: InboxPage = { items: told.items as InboxMessage[] };
+    if (!Array.isArray(told.items) || typeof told.unread !== "number" || typeof told.position !== "number") {
+      throw new Unavailable("an answer that cannot be read: it has no items, unread or position");
+    }
+    const page: InboxPage = { items: told.items as InboxMessage[], unread: told.unread, position: told.position };
     if (typeof told.next === "string") page.next = told.next;
     return page;
   }
@@ -82,26 +88,33 @@ export class Inbox {
     return this.#mark(id, "unarchive");
   }
 
-  async markAllRead(): Promise<void> {
-    await this.#transport.request("POST", `${this.#path}/read-all`, "{}");
+  /**
+   * Marks as read what came up to `upTo`, the `position` of the page that the user saw: what comes meanwhile stays unread. Resolves to how
+   * many; after a repeat, how many the last try marked.
+   */
+  async markAllRead(upTo: number): Promise<number> {
+    const { read } = await this.#transport.request("POST", `${this.#path}/read-all`, JSON.stringify({ up_to: upTo }));
+    if (typeof read !== "number") throw new Unavailable("an answer that cannot be read: it has no read");
+    return read;
   }
 
-  /** A token for this user's browser. Without a time, the server says how long it holds. */
+  /** A token for this user's browser, for 1 to 86,400 seconds; left out, for an hour. */
   async token(ttlSeconds?: number): Promise<UserToken> {
-    const body = JSON.stringify(ttlSeconds === undefined ? {} : { ttl_s: ttlSeconds });
-    const { token, expires_at } = await this.#transport.request("POST", `${this.#path}/token`, body);
+    const query = ttlSeconds === undefined ? "" : `?ttl_s=${ttlSeconds}`;
+    const { token, expires_at } = await this.#transport.request("POST", `${this.#path}/token${query}`, "{}");
     if (typeof token !== "string" || typeof expires_at !== "string") throw new Unavailable("an answer that cannot be read: it has no token");
     return { token, expires_at };
   }
 
   /**
-   * The changes as they come, without end; after `lastEventId` if it is given. Leaving the loop, or `signal`, ends it.
+   * The changes as they come, without end; after the `position` of a page, or the id of an event. Leaving the loop, or `signal`, ends it. What
+   * was told just before a connection broke may be told again: take a message by its id.
    *
    * A connection that breaks, or on which nothing comes for `idleTimeout` ms (the server sends signs of life; default 60,000), is made again
    * where it left off. Throws Unavailable after as many failures in a row as the client repeats.
    */
-  async *stream(how: { lastEventId?: string; signal?: AbortSignal; idleTimeout?: number } = {}): AsyncGenerator<InboxEvent, void, void> {
-    let last = how.lastEventId;
+  async *stream(how: { after?: number | string; signal?: AbortSignal; idleTimeout?: number } = {}): AsyncGenerator<InboxEvent, void, void> {
+    let last = how.after === undefined ? undefined : String(how.after);
     for (let failures = 0; !how.signal?.aborted; failures++) {
       const line = new Line(how.signal, how.idleTimeout ?? 60_000);
       let [problem, wait] = ["the stream ended", {} as { after?: number }];

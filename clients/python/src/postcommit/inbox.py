@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from . import sse
@@ -23,6 +23,10 @@ class InboxPage:
     items: list[dict[str, Any]]
     #: The cursor of the next page; None on the last.
     next: str | None
+    #: How many are unread in all.
+    unread: int
+    #: The last change that the page shows: what :meth:`Inbox.stream` goes on from, and the bound of :meth:`Inbox.mark_all_read`.
+    position: int
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,14 @@ class Inbox:
         self._path = f"/v1/inbox/{segment('user', user)}"
 
     def list(
-        self, *, unread: bool | None = None, archived: bool | None = None, limit: int | None = None, cursor: str | None = None
+        self, folder: Literal["current", "unread", "archived"] = "current", *, limit: int | None = None, cursor: str | None = None
     ) -> InboxPage:
-        """A page of at most ``limit`` messages (1 to 200, default 50), newest first, from ``cursor`` on."""
-        given = {"unread": unread, "archived": archived, "limit": limit, "cursor": cursor}
-        query = urlencode({name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items() if value is not None})
-        answer = self._transport.get(f"{self._path}?{query}" if query else self._path)
-        return InboxPage(answer["items"], answer.get("next"))
+        """A page of at most ``limit`` messages (1 to 200, default 50), newest first, from ``cursor`` on; ``current`` are all but the
+        archived."""
+        given = {"folder": folder, "limit": limit, "cursor": cursor}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        answer = self._transport.get(f"{self._path}?{query}")
+        return InboxPage(answer["items"], answer.get("next"), answer["unread"], answer["position"])
 
     def unread_count(self) -> int:
         return int(self._transport.get(f"{self._path}/unread-count")["unread"])
@@ -75,21 +80,24 @@ class Inbox:
     def unarchive(self, id: str) -> None:
         self._mark(id, "unarchive")
 
-    def mark_all_read(self) -> None:
-        self._transport.request("POST", f"{self._path}/read-all", "{}").check()
+    def mark_all_read(self, up_to: int) -> int:
+        """Marks as read what came up to ``up_to``, the ``position`` of the page that the user saw: what comes meanwhile stays unread. Returns how
+        many; after a repeat, how many the last try marked."""
+        return int(self._transport.post(f"{self._path}/read-all", json.dumps({"up_to": up_to}))["read"])
 
     def token(self, ttl_s: int | None = None) -> UserToken:
-        """A token for this user's browser. Left out, the server says how long it holds."""
-        answer = self._transport.post(f"{self._path}/token", json.dumps({} if ttl_s is None else {"ttl_s": ttl_s}))
+        """A token for this user's browser, for 1 to 86,400 seconds; left out, for an hour."""
+        answer = self._transport.post(f"{self._path}/token" + ("" if ttl_s is None else f"?ttl_s={int(ttl_s)}"), "{}")
         return UserToken(answer["token"], answer["expires_at"])
 
-    def stream(self, last_event_id: str | None = None, *, idle_timeout: float = 60.0) -> Iterator[InboxEvent]:
-        """The changes as they come, without end; after ``last_event_id`` if it is given.
+    def stream(self, after: int | str | None = None, *, idle_timeout: float = 60.0) -> Iterator[InboxEvent]:
+        """The changes as they come, without end; after the ``position`` of a page, or the id of an event. What was told just before a
+        connection broke may be told again: take a message by its id.
 
         A connection that breaks, or on which nothing comes for ``idle_timeout`` seconds (the server sends signs of life), is made again
         where it left off. :class:`Unavailable` after as many failures in a row as the client repeats. ``close()`` of the iterator ends it.
         """
-        failures = 0
+        failures, last_event_id = 0, None if after is None else str(after)
         while True:
             problem = "the stream ended"
             try:

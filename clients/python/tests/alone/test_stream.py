@@ -58,19 +58,20 @@ class Resume(unittest.TestCase):
         self.assertEqual(len(server.requests), 2)
 
     def test_marks_and_tokens_ask_as_the_contract_says(self) -> None:
-        told = {"items": [], "next": "c", "unread": 3, "token": "pcu_secret", "expires_at": "2030-01-01T00:00:00Z"}
+        told = {"items": [], "next": "c", "unread": 3, "position": 7, "read": 2, "token": "pcu_secret", "expires_at": "2030-01-01T00:00:00Z"}
         with stand_in(lambda _: answer(200, told)) as server:
             inbox = Postcommit(server.url, "pc_1_x").inbox("7")
-            self.assertEqual(inbox.list(unread=True, limit=10, cursor="a b").next, "c")
+            page = inbox.list("unread", limit=10, cursor="a b")
+            self.assertEqual((page.next, page.unread, page.position), ("c", 3, 7))
             self.assertEqual(inbox.unread_count(), 3)
             inbox.mark_read("n.1")
             inbox.mark_unread("n.1")
             inbox.archive("n.1")
             inbox.unarchive("n.1")
-            inbox.mark_all_read()
+            self.assertEqual(inbox.mark_all_read(7), 2)
             self.assertNotIn("secret", repr(inbox.token(60)))
         asked = [f"{r.method} {r.path.removeprefix('/v1/inbox/7')}" for r in server.requests]
-        self.assertEqual(asked[0], "GET ?unread=true&limit=10&cursor=a+b")
+        self.assertEqual(asked[0], "GET ?folder=unread&limit=10&cursor=a+b")
         marks = [f"POST /n.1/{mark}" for mark in ("read", "unread", "archive", "unarchive")]
-        self.assertEqual(asked[1:], ["GET /unread-count", *marks, "POST /read-all", "POST /token"])
-        self.assertEqual(server.requests[-1].json(), {"ttl_s": 60})
+        self.assertEqual(asked[1:], ["GET /unread-count", *marks, "POST /read-all", "POST /token?ttl_s=60"])
+        self.assertEqual(server.requests[-2].json(), {"up_to": 7})

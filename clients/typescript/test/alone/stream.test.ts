@@ -38,7 +38,7 @@ test("it goes on where it broke", () => {
   const replies: Reply[] = [streamed(1, 2), undefined, problem(503, "unavailable", {}, { "retry-after": "0" }), streamed(3), streamed(4)];
   return standIn(({ n }) => replies[n - 1], async ({ url, asked }) => {
     const seen: InboxEvent[] = [];
-    for await (const event of new Postcommit(url, "pc_1_x").inbox("user/7").stream({ lastEventId: "0" })) {
+    for await (const event of new Postcommit(url, "pc_1_x").inbox("user/7").stream({ after: 0 })) {
       seen.push(event);
       if (seen.length === 4) break;
     }
@@ -66,18 +66,18 @@ test("a refusal, too many failures and the caller end it", async () => {
 });
 
 test("marks and tokens ask as the contract says", () =>
-  standIn(() => [200, { items: [], next: "c", unread: 3, token: "pcu_x", expires_at: "2030-01-01T00:00:00Z" }], async ({ url, asked }) => {
+  standIn(() => [200, { items: [], next: "c", unread: 3, position: 7, read: 2, token: "pcu_x", expires_at: "2030-01-01T00:00:00Z" }], async ({ url, asked }) => {
     const inbox = new Postcommit(url, "pc_1_x").inbox("7");
-    assert.equal((await inbox.list({ unread: true, limit: 10, cursor: "a b" })).next, "c");
+    assert.equal((await inbox.list({ folder: "unread", limit: 10, cursor: "a b" })).next, "c");
     assert.equal(await inbox.unreadCount(), 3);
     await inbox.markRead("n.1");
     await inbox.markUnread("n.1");
     await inbox.archive("n.1");
     await inbox.unarchive("n.1");
-    await inbox.markAllRead();
+    assert.equal(await inbox.markAllRead(7), 2);
     assert.equal((await inbox.token(60)).token, "pcu_x");
     const marks = ["read", "unread", "archive", "unarchive"].map((mark) => `POST /n.1/${mark}`);
-    const expected = ["GET ?unread=true&limit=10&cursor=a+b", "GET /unread-count", ...marks, "POST /read-all", "POST /token"];
+    const expected = ["GET ?folder=unread&limit=10&cursor=a+b", "GET /unread-count", ...marks, "POST /read-all", "POST /token?ttl_s=60"];
     assert.deepEqual(asked.map(({ method, path }) => `${method} ${path.replace("/v1/inbox/7", "")}`), expected);
-    assert.deepEqual(JSON.parse(asked.at(-1)?.body ?? ""), { ttl_s: 60 });
+    assert.deepEqual(JSON.parse(asked.at(-2)?.body ?? ""), { up_to: 7 });
   }));
