@@ -275,6 +275,8 @@ impl Dispatcher {
     async fn claim_until_quiet(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         if let Some((tenant, id)) = only {
             self.crew.tools.store.bring_forward(tenant, id).await?;
+        } else {
+            jobs::run_due(&self.crew.tools.store, end).await;
         }
         // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
         let started = self.crew.tools.store.now().await?;

@@ -35,12 +35,24 @@ impl Refusal {
     fn of_parser(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(said, _)| said);
-        let is_path = |path: &str| path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name));
         match text.split_once(": ") {
             Some((field, problem)) if is_path(field) => Self::invalid(field, problem),
             _ => Self::Invalid { field: None, problem: text.to_owned() },
         }
     }
+
+    /// A value of another type is refused by the parser, which does not say where: a second reading does.
+    fn located_in(self, json: &str) -> Self {
+        let Self::Invalid { field: None, problem } = self else { return self };
+        let again: Result<Notification, _> = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
+        let field = again.err().map(|error| error.path().to_string()).filter(|path| is_path(path));
+        Self::Invalid { field, problem }
+    }
+}
+
+/// Whether it leads to a field of ours, such as `recipients[3].phone`.
+fn is_path(path: &str) -> bool {
+    path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
 }
 
 /// A limit is a constraint whose name says field and limit.
@@ -128,7 +140,7 @@ impl Incoming {
         }
         let mut parser = serde_json::Deserializer::from_str(json);
         Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| Refusal::of_parser(&e))?;
-        let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
+        let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e).located_in(json))?;
         let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
         if let Some(named) = raw.tenant.filter(|named| named != tenant) {
             return Err(Refusal::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));

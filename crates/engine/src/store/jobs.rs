@@ -179,7 +179,8 @@ impl Store {
         let sql = format!(
             "UPDATE postcommit.job SET state = 'cancelled', finished_at = {{now}}, lease_token = NULL, lease_until = NULL WHERE {which} AND state IN ('queued', 'running')"
         );
-        Ok(self.db.execute_one(&sql, parameters.0).await? > 0)
+        let Some(job) = self.job(tenant, id).await? else { return Ok(false) };
+        self.change(&sql, parameters.0, AuditEntry::new(job.tenant.unwrap_or(1), "job.cancel", id.to_string())).await
     }
 
     /// Takes one job that is due a slice further.

@@ -192,7 +192,7 @@ pub struct Many {
     ids: Option<Vec<String>>,
     /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of them.
     filter: Option<ManyFilter>,
-    /// With a filter: so many a second at most. Default 1,000.
+    /// With a filter: so many a second at most. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
 }

@@ -29,4 +29,10 @@ macro_rules! on_both {
 }
 
 mod app;
+mod hostile;
+mod lists;
+mod parked;
+mod providers;
+mod repeated;
+mod stories;
 mod walk;

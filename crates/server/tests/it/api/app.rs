@@ -17,7 +17,6 @@ pub struct App {
     address: SocketAddr,
     first_key: String,
     settings: Vec<(String, String)>,
-    role: String,
 }
 
 /// A key as it was made.
@@ -44,13 +43,13 @@ impl App {
         let server = spawn(&installation, role, &settings);
         let line = server.wait_for_line("  key  ");
         let first_key = line.split_whitespace().nth(1).unwrap().to_owned();
-        Self { address: address(&server), first_key, server, installation, settings, role: role.to_owned() }
+        Self { address: address(&server), first_key, server, installation, settings }
     }
 
-    /// The same database, served by another process: the one before has ended, or is ended by this.
-    pub fn restart(&mut self) {
+    /// The same database, served by another process in another role; this one is ended.
+    pub fn serve_as(&mut self, role: &str) {
         self.server.kill9();
-        self.server = spawn(&self.installation, &self.role, &self.settings);
+        self.server = spawn(&self.installation, role, &self.settings);
         self.address = address(&self.server);
     }
 

@@ -1,0 +1,202 @@
+//! Bodies that nobody sends by mistake: each is refused clearly, names its field, and costs nobody else anything.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use postcommit_testkit::Client;
+use serde_json::{Value, json};
+
+use super::app::{App, refused, text};
+use crate::door::Visitor;
+
+const PATH: &str = "/v1/notifications";
+
+fn sound() -> Value {
+    json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}]})
+}
+
+/// A notification with something else in it, as it is written.
+fn with(field: &str, json: &str) -> Vec<u8> {
+    format!(r#"{{"event_type": "a", "recipients": [{{"email": "guest@example.com"}}], "{field}": {json}}}"#).into_bytes()
+}
+
+/// Bodies that cannot be read, the status of each, and the field it is about.
+fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
+    let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+    let long = |bytes: usize| format!("{:?}", "x".repeat(bytes));
+    vec![
+        ("nothing", vec![], 422, None),
+        ("no object", b"[1, 2]".to_vec(), 422, None),
+        ("half of it", br#"{"event_type": "a""#.to_vec(), 422, None),
+        ("two of them", [sound().to_string(), sound().to_string()].concat().into_bytes(), 422, None),
+        ("bytes after it", format!("{}\0", sound()).into_bytes(), 422, None),
+        ("a byte order mark", format!("\u{feff}{}", sound()).into_bytes(), 422, None),
+        ("no UTF-8", b"{\"event_type\": \"\xff\xfe\"}".to_vec(), 400, None),
+        ("UTF-16", sound().to_string().encode_utf16().flat_map(u16::to_le_bytes).collect(), 422, None),
+        ("33 levels", with("payload", &nested(33)), 422, Some("payload")),
+        ("100,000 levels", with("payload", &nested(100_000)), 422, None),
+        ("a large payload", with("payload", &long(262_145)), 422, Some("payload")),
+        ("a large text", with("body", &long(262_145)), 422, Some("body")),
+        ("NUL in a payload", with("payload", r#"{"a": "\u0000"}"#), 422, Some("payload")),
+        ("NUL in a name", with("payload", r#"{"\u0000": 1}"#), 422, Some("payload")),
+        ("NUL in a title", with("title", r#""a\u0000b""#), 422, Some("title")),
+        ("NUL in a text", with("body", r#""a\u0000b""#), 422, Some("body")),
+        ("two lines of title", with("title", r#""a\r\nBcc: b@example.com""#), 422, Some("title")),
+        ("two lines of key", with("idempotency_key", r#""a\nb""#), 422, Some("idempotency_key")),
+        ("two lines of entity", with("entity", r#""a\r\nb""#), 422, Some("entity")),
+        ("two lines of correlation", with("correlation_id", r#""a\nb""#), 422, Some("correlation_id")),
+        ("two lines of topic", with("topic", r#""a\nb""#), 422, Some("topic")),
+        ("half a character", with("title", r#""\ud800""#), 422, None),
+        ("half a character in a payload", with("payload", r#"{"a": "\udc00"}"#), 422, None),
+        ("a field twice", with("event_type", r#""b""#), 422, Some("event_type")),
+        ("a name twice in a payload", with("payload", r#"{"a": 1, "a": 2}"#), 422, Some("payload")),
+        ("an unknown field", with("recipient", "1"), 422, None),
+        ("a script as a link", with("action_url", r#""javascript:alert(1)""#), 422, Some("action_url")),
+        ("a priority of 10", with("priority", "10"), 422, Some("priority")),
+        ("a priority beyond any number", with("priority", "99999999999999999999"), 422, Some("priority")),
+        ("a day that is not", with("due_at", r#""2026-02-30T00:00:00Z""#), 422, Some("due_at")),
+        ("an empty key", with("idempotency_key", r#""""#), 422, Some("idempotency_key")),
+        ("no event", br#"{"recipients": [{"email": "guest@example.com"}]}"#.to_vec(), 422, Some("event_type")),
+        ("no address", br#"{"event_type": "a", "recipients": [{"email": "guest"}]}"#.to_vec(), 422, Some("recipients[0].email")),
+        (
+            "two lines of address",
+            br#"{"event_type": "a", "recipients": [{"email": "a@b.c\r\nBcc: d@e.f"}]}"#.to_vec(),
+            422,
+            Some("recipients[0].email"),
+        ),
+    ]
+}
+
+/// Says a head by hand: what the client would not.
+fn by_hand(app: &App, token: &str, fields: &str, body: &str) -> String {
+    let length = body.len();
+    let key = format!("Authorization: Bearer {token}\r\n");
+    Visitor::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: h\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
+}
+
+fn is_problem(answer: &str, status: u16, words: &str) -> bool {
+    answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("application/problem+json") && answer.contains(words)
+}
+
+/// Chunks without end, until somebody says stop.
+fn endless_chunks(app: &App, token: &str) -> String {
+    let mut visitor = Visitor::at(app.address());
+    visitor.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+    // Far more than is taken: whoever reads it all never gets to the end.
+    let _ = (0..10_000).try_for_each(|_| visitor.0.write_all(chunk.as_bytes()));
+    visitor.hear()
+}
+
+/// Posts of somebody else, one after the other, until told to stop: how many.
+fn others(client: &Client, is_over: &AtomicBool) -> usize {
+    let mut posted = 0;
+    while !is_over.load(Ordering::Relaxed) || posted == 0 {
+        let _ = client.post(PATH, &sound()).expect(202);
+        posted += 1;
+    }
+    posted
+}
+
+/// Does something while somebody else posts; every one of theirs is accepted, and is there.
+fn while_others_post(app: &App, attack: impl FnOnce()) {
+    let client = app.client("default", &["enqueue"]);
+    let (is_over, count) = (AtomicBool::new(false), || app.installation.count("SELECT count(*) FROM postcommit.notification"));
+    let before = count();
+    let posted = thread::scope(|scope| {
+        let others = scope.spawn(|| others(&client, &is_over));
+        let attacked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attack));
+        is_over.store(true, Ordering::Relaxed);
+        let posted = others.join().unwrap();
+        attacked.unwrap_or_else(|problem| std::panic::resume_unwind(problem));
+        posted
+    });
+    assert_eq!(count() - before, posted, "nothing of the attack is stored, and everything of the others");
+}
+
+on_both! {
+    fn a2_hostile_bodies_are_refused_by_name_and_nobody_else_is_hurt(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue"]);
+        while_others_post(&app, || {
+            for (name, body, status, field) in bodies() {
+                println!("{name}");
+                refused(client.send("POST", PATH, Some(&body)), status, field);
+            }
+            refused(client.send_as("text/plain", "POST", PATH, sound().to_string().as_bytes()), 415, None);
+            refused(client.send_as("application/x-www-form-urlencoded", "POST", PATH, b"event_type=a"), 415, None);
+            refused(client.send("POST", PATH, None), 415, None);
+            let none = json!({"notifications": []});
+            let many = json!({"notifications": vec![json!({}); 1001]});
+            for batch in [none, many] {
+                refused(client.post("/v1/notifications/batch", &batch), 422, Some("notifications"));
+            }
+        });
+        let _ = client.post(PATH, &sound()).expect(202);
+    }
+
+    fn a2_slow_giant_and_ambiguous_requests_are_refused_and_nobody_else_is_hurt(kind) {
+        let app = App::with(kind, "api", &[("SERVER_BODY_GRACE_MS", "300"), ("SERVER_BODY_BYTES_PER_S", "100000")]);
+        let token = app.create_key("default", &["enqueue"]).token;
+        let (json_kind, body) = ("Content-Type: application/json\r\n", sound().to_string());
+        while_others_post(&app, || {
+            let mut slow = Visitor::at(app.address());
+            slow.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 100000\r\n\r\n{{"));
+            assert!(is_problem(&slow.hear(), 408, "too-slow"));
+            let mut giant = Visitor::at(app.address());
+            giant.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 4194305\r\n\r\n"));
+            assert!(is_problem(&giant.hear(), 413, "\"limit\":4194304"));
+            assert!(is_problem(&endless_chunks(&app, &token), 413, "\"limit\":4194304"));
+            let twice = by_hand(&app, &token, &format!("{json_kind}Authorization: Bearer {token}\r\n"), &body);
+            assert!(is_problem(&twice, 400, "Authorization is given more than once"), "{twice}");
+            let twice = by_hand(&app, &token, &format!("{json_kind}Idempotency-Key: a\r\nIdempotency-Key: b\r\n"), &body);
+            assert!(is_problem(&twice, 422, "\"field\":\"Idempotency-Key\""), "{twice}");
+            let basic = app.nobody().with("Authorization", "Basic cGM6cGM=").post(PATH, &sound());
+            assert_eq!(refused(basic, 401, None)["type"], "urn:postcommit:problem:unauthenticated");
+        });
+    }
+
+    fn a2_lists_refuse_limits_cursors_and_names_that_are_none(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["admin"]);
+        for list in ["notifications", "deliveries", "jobs", "keys", "audit", "entities/7/deliveries"] {
+            for (query, field) in [
+                ("limit=0", "limit"),
+                ("limit=201", "limit"),
+                ("limit=-1", "limit"),
+                ("limit=ten", "limit"),
+                ("limit=99999999999999999999", "limit"),
+                ("cursor=nonsense", "cursor"),
+                ("cursor=AAAA", "cursor"),
+                ("cursor=", "cursor"),
+            ] {
+                refused(client.get(&format!("/v1/{list}?{query}")), 422, Some(field));
+            }
+            refused(client.get(&format!("/v1/{list}?cursor={}", "A".repeat(2000))), 422, Some("cursor"));
+            assert_eq!(client.get(&format!("/v1/{list}?unknown=1")).status, 422, "{list}");
+            assert_eq!(client.get(&format!("/v1/{list}?limit=1&limit=2")).status, 422, "{list}");
+            let _ = client.get(&format!("/v1/{list}?limit=200")).expect(200);
+        }
+        refused(client.get("/v1/notifications?state=lost"), 422, Some("state"));
+        refused(client.get("/v1/notifications?from=yesterday"), 422, Some("from"));
+        for id in ["nonsense", "00000000-0000-0000-0000-000000000000", "%F0%9F%92%A9", "%FF"] {
+            refused(client.get(&format!("/v1/notifications/{id}")), 404, None);
+            refused(client.get(&format!("/v1/deliveries/{id}")), 404, None);
+        }
+        refused(client.get("/v1/deliveries/00000000-0000-0000-0000-000000000000.99999999999"), 404, None);
+    }
+
+    fn a2_digits_are_kept_as_they_were_written(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue", "read"]);
+        let payload = r#"{"large":123456789012345678901234567890,"small":-0.10000000000000000000000001,"exact":1.10,"text":"\u00e9 \"q\" \\"}"#;
+        let sent = client.send("POST", PATH, Some(&with("payload", payload))).expect(202).json();
+        let story = client.get(&format!("{PATH}/{}", text(&sent, "id"))).expect(200).text();
+        for digits in ["123456789012345678901234567890", "-0.10000000000000000000000001", "1.10"] {
+            assert!(story.contains(digits), "{digits}: {story}");
+        }
+        let read: Value = serde_json::from_str(&story).unwrap();
+        assert_eq!(read["payload"]["text"], "\u{e9} \"q\" \\");
+    }
+}

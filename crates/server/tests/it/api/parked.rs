@@ -1,0 +1,130 @@
+//! B7, B9: what nobody could deliver, and what is done about it; and passes that are asked for.
+
+use postcommit_testkit::{Client, HttpServer, Reply};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::app::{App, items, refused, text};
+use crate::installation::wait_until;
+
+/// A receiver that refuses for good until it is told not to.
+struct Moody {
+    server: HttpServer,
+    is_kind: Arc<AtomicBool>,
+}
+
+impl Moody {
+    fn start() -> Self {
+        let is_kind = Arc::new(AtomicBool::new(false));
+        let mood = is_kind.clone();
+        Self { server: HttpServer::start(move |_| Reply::status(if mood.load(Ordering::SeqCst) { 200 } else { 422 })), is_kind }
+    }
+
+    fn be_kind(&self) {
+        self.is_kind.store(true, Ordering::SeqCst);
+    }
+}
+
+/// So many parked deliveries: their ids, oldest first.
+fn park(app: &App, client: &Client, receiver: &Moody, event: &str, count: usize) -> Vec<String> {
+    let one = json!({"event_type": event, "recipients": [{"webhook": receiver.server.url("/")}]});
+    let batch = client.post("/v1/notifications/batch", &json!({"notifications": vec![one; count]})).expect(200).json();
+    assert_eq!(batch["accepted"], count);
+    app.pass();
+    let listed = items(client.get(&format!("/v1/deliveries?event_type={event}&limit=200")));
+    listed.iter().rev().map(|delivery| text(delivery, "id")).collect()
+}
+
+fn states(app: &App, deliveries: &[String]) -> Vec<String> {
+    deliveries.iter().map(|id| text(&app.ops().get(&format!("/v1/deliveries/{id}")).expect(200).json(), "state")).collect()
+}
+
+on_both! {
+    fn b7_parked_is_listed_looked_into_retried_and_discarded(kind) {
+        let app = App::at_rest(kind);
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let all = park(&app, &client, &receiver, "refused", 6);
+        let listed = items(client.get("/v1/deliveries?state=parked"));
+        assert_eq!(listed.len(), 6);
+        assert!(listed.iter().all(|row| row["reason"] == "rejected" && row["error_code"] == "http_422" && row["last_error"].is_string()), "{listed:?}");
+        assert_eq!(items(client.get("/v1/deliveries?state=parked&reason=exhausted")).len(), 0);
+        assert_eq!(items(client.get("/v1/deliveries?state=parked&error_code=http_422&event_type=refused")).len(), 6);
+        let one = client.get(&format!("/v1/deliveries/{}", all[0])).expect(200).json();
+        assert_eq!((one["attempt_log"].as_array().unwrap().len(), &one["attempt_log"][0]["outcome"]), (1, &json!("rejected")));
+        receiver.be_kind();
+        let act = |id: &str, act: &str| client.post(&format!("/v1/deliveries/{id}/{act}"), &json!({}));
+        assert_eq!(act(&all[0], "retry").expect(200).json()["state"], "pending");
+        assert_eq!(act(&all[1], "discard").expect(200).json()["state"], "discarded");
+        assert_eq!(refused(act(&all[1], "retry"), 409, None)["type"], "urn:postcommit:problem:state-conflict");
+        let stranger = "00000000-0000-7000-8000-000000000000.0";
+        let many = client.post("/v1/deliveries/retry", &json!({"ids": [all[2], all[1], stranger, "nonsense", all[3]]})).expect(200).json();
+        let results: Vec<String> = many["results"].as_array().unwrap().iter().map(|result| text(result, "result")).collect();
+        assert_eq!((&many["done"], results), (&json!(2), ["done", "refused", "not_found", "not_found", "done"].map(str::to_owned).to_vec()));
+        assert_eq!(many["results"][1]["state"], "discarded");
+        assert_eq!(client.post("/v1/deliveries/discard", &json!({"ids": [all[4]]})).expect(200).json()["done"], 1);
+        assert_eq!(app.pass()["sent"], 3);
+        assert_eq!(states(&app, &all), ["sent", "discarded", "sent", "sent", "discarded", "parked"]);
+        for (body, field) in [(json!({}), "ids"), (json!({"ids": []}), "ids"), (json!({"ids": vec!["x"; 1001]}), "ids"), (json!({"filter": {}, "pace_per_s": 0}), "pace_per_s")] {
+            refused(client.post("/v1/deliveries/retry", &body), 422, Some(field));
+        }
+    }
+
+    fn b7_many_by_filter_are_a_job_that_tells_how_far_it_is(kind) {
+        let mut app = App::at_rest(kind);
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let (these, others) = (park(&app, &client, &receiver, "these", 40), park(&app, &client, &receiver, "others", 2));
+        receiver.be_kind();
+        let job = client.post("/v1/deliveries/retry", &json!({"filter": {"event_type": "these"}})).expect(202).json();
+        assert_eq!((&job["total"], &job["done"], &job["state"], &job["is_exact"]), (&json!(40), &json!(0), &json!("queued"), &json!(true)), "{job}");
+        let stopped = client.post("/v1/deliveries/discard", &json!({"filter": {"event_type": "others"}, "pace_per_s": 1})).expect(202).json();
+        let cancel = format!("/v1/jobs/{}/cancel", text(&stopped, "id"));
+        assert_eq!(client.post(&cancel, &json!({})).expect(200).json()["state"], "cancelled");
+        assert_eq!(refused(client.post(&cancel, &json!({})), 409, None)["type"], "urn:postcommit:problem:state-conflict");
+        let listed: Vec<Value> = items(client.get("/v1/jobs")).iter().map(|job| job["state"].clone()).collect();
+        assert_eq!(listed, ["cancelled", "queued"]);
+        // A worker does it.
+        app.serve_as("all");
+        let client = client_again(&app);
+        let now = || client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json();
+        wait_until("the job to be done", || now()["state"] == "done");
+        assert_eq!((&now()["done"], &now()["skipped"]), (&json!(40), &json!(0)), "{}", now());
+        wait_until("what was retried to be sent", || states(&app, &these).iter().all(|state| state == "sent"));
+        assert_eq!(states(&app, &others), ["parked", "parked"], "the cancelled job did nothing");
+    }
+
+    fn b9_one_call_does_one_bounded_pass(kind) {
+        let app = App::at_rest(kind);
+        let receiver = HttpServer::start(|request| Reply::status(if request.path == "/no" { 410 } else { 200 }));
+        let client = app.client("default", &["enqueue", "read"]);
+        let to = |path: &str| json!({"event_type": "a", "recipients": [{"webhook": receiver.url(path)}]});
+        let (one, no) = (app.enqueue(&client, &to("/yes")), app.enqueue(&client, &to("/no")));
+        let late = app.enqueue(&client, &json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/late")}], "due_at": "2099-01-01T00:00:00Z"}));
+        assert_eq!((app.status(&one)["state"].as_str(), receiver.requests().len()), (Some("pending"), 0), "nothing is sent before it is asked for");
+        refused(client.post("/v1/dispatch", &json!({})), 403, None);
+        assert_eq!(app.pass(), json!({"sent": 1, "again": 0, "parked": 1, "dropped": 0, "more": false}));
+        let state = |id: &str| text(&app.status(id), "state");
+        assert_eq!([state(&one), state(&no), state(&late)], ["sent", "parked", "pending"]);
+        assert_eq!(app.pass()["sent"], 0, "a pass repeats nothing");
+        assert_eq!(receiver.requests().len(), 2);
+        for seconds in ["0", "301", "x"] {
+            refused(app.ops().post(&format!("/v1/dispatch?seconds={seconds}"), &json!({})), 422, Some("seconds"));
+        }
+    }
+
+    fn b9_a_pass_takes_jobs_further_too(kind) {
+        let app = App::at_rest(kind);
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let parked = park(&app, &client, &receiver, "refused", 3);
+        receiver.be_kind();
+        let job = client.post("/v1/deliveries/retry", &json!({"filter": {}})).expect(202).json();
+        app.pass();
+        assert_eq!(client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json()["state"], "done");
+        assert_eq!(states(&app, &parked), ["sent", "sent", "sent"], "where cron is the only worker, its passes do what operators ask for");
+    }
+}
+
+/// The server is another, and so is the client.
+fn client_again(app: &App) -> Client {
+    app.client("default", &["operate"])
+}
