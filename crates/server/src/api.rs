@@ -17,6 +17,7 @@ pub mod page;
 pub mod problem;
 pub mod providers;
 pub mod read;
+pub mod recipients;
 pub mod session;
 pub mod tenants;
 
@@ -33,6 +34,7 @@ use postcommit_engine::gate::Gate;
 use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::store::{Incoming, Refusal, Store};
 use serde::Deserialize;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr, Response, ResponsesBuilder};
 use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
@@ -194,6 +196,33 @@ impl AnyState {
             Self::Skipped => "skipped",
         }
     }
+}
+
+/// Why a delivery can be parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnyReason {
+    Rejected,
+    Exhausted,
+    OutcomeUnknown,
+    Config,
+}
+
+impl AnyReason {
+    /// As it is stored.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rejected => "rejected",
+            Self::Exhausted => "exhausted",
+            Self::OutcomeUnknown => "outcome_unknown",
+            Self::Config => "config",
+        }
+    }
+}
+
+/// A text that is one of these.
+fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names))
 }
 
 /// What every route may answer instead.

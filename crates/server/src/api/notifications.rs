@@ -18,7 +18,8 @@ use uuid::Uuid;
 
 use super::page::{self, Limit, Page};
 use super::problem::{Problem, ProblemBody};
-use super::read::{Body, Id, Params, Text};
+use super::read::{self, Id, Params, Text, check_lengths};
+use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 use crate::watching::Traced;
@@ -49,9 +50,8 @@ pub struct NewNotification {
     /// The thing it is about.
     #[schema(min_length = 1, max_length = 255, example = "12345")]
     entity: Option<String>,
-    /// To whom, one object each: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`, `{"teams": url}`, `{"webhook": url}` or
-    /// `{"provider": name, "address": a}`.
-    #[schema(max_items = 1000, value_type = Option<Vec<Object>>, example = json!([{"email": "guest@example.com"}]))]
+    /// To whom, one object each.
+    #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
     /// Narrows the channels; empty means what each kind of address implies.
     #[schema(max_items = 32, example = json!(["email"]))]
@@ -137,7 +137,7 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 ///
 /// The same key again answers 200 with the first id; with other content 409, and nothing is enqueued.
 #[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "Another name for `idempotency_key`")),
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
         (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
@@ -273,10 +273,11 @@ pub async fn enqueue_notifications(
     State(api): State<Shared>,
     caller: Caller,
     traced: Option<Extension<Traced>>,
-    Body(batch): Body<NewNotifications>,
+    Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     caller.may(Scope::Enqueue)?;
     let trace = Enqueueing::below(&api, traced);
+    let batch: NewNotifications = read::parse(json.as_bytes())?;
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
@@ -312,16 +313,22 @@ pub struct Wanted {
     #[param(inline)]
     state: Option<AnyState>,
     /// Only with a delivery on this channel, or asking for it.
+    #[param(max_length = 255)]
     channel: Option<String>,
     /// Only of this event type.
+    #[param(max_length = 255)]
     event_type: Option<String>,
     /// Only about this entity.
+    #[param(max_length = 255)]
     entity: Option<String>,
     /// Only from this site.
+    #[param(max_length = 255)]
     site: Option<String>,
     /// Only to this list.
+    #[param(max_length = 255)]
     list: Option<String>,
     /// Only the one that holds this key.
+    #[param(max_length = 255)]
     idempotency_key: Option<String>,
     /// Only enqueued at this time or later.
     from: Option<Timestamp>,
@@ -330,9 +337,10 @@ pub struct Wanted {
     /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
     stuck: Option<bool>,
     /// Only with so many attempts or more.
-    #[param(minimum = 0)]
-    attempts: Option<u32>,
+    #[param(minimum = 0, maximum = 65_535)]
+    attempts: Option<u16>,
     /// Only with each of these words in the title, in any case; at most 8.
+    #[param(max_length = 998)]
     title: Option<String>,
     /// Rows of a page.
     #[serde(default)]
@@ -348,6 +356,16 @@ impl Wanted {
         if words.len() > TITLE_WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
         }
+        let names = [
+            ("channel", self.channel.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("entity", self.entity.as_deref()),
+            ("site", self.site.as_deref()),
+            ("list", self.list.as_deref()),
+            ("idempotency_key", self.idempotency_key.as_deref()),
+        ];
+        check_lengths(&names, limits::NAME_CHARS)?;
+        check_lengths(&[("title", self.title.as_deref())], limits::TITLE_BYTES)?;
         Ok(NotificationFilter {
             tenant: whose,
             status: self.state.map(|state| state.name().to_owned()),

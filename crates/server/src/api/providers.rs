@@ -6,17 +6,19 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
+use postcommit_engine::channel;
 use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::model::{Provider, Scope};
+use postcommit_engine::model::{Guarantee, Provider, Scope};
 use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_engine::store::{AuditEntry, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id};
-use super::{Api, OfTenant, Refusals, Shared};
+use super::{Api, OfTenant, Refusals, Shared, one_of};
 use crate::auth::Caller;
 use crate::providers::{Change, Refusal, Workshop};
 
@@ -131,9 +133,10 @@ pub struct NewProvider {
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     name: String,
     /// Which code talks to it.
-    #[schema(example = "webhook")]
+    #[schema(schema_with = drivers)]
     driver: String,
     /// The medium it serves; `*` is every one.
+    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
     channel: Option<String>,
     /// The driver's own settings; `null` takes one away.
     #[serde(default)]
@@ -143,7 +146,8 @@ pub struct NewProvider {
     #[serde(default)]
     #[schema(write_only)]
     secrets: BTreeMap<String, String>,
-    /// idempotent, at_most_once or at_least_once.
+    /// What happens when an outcome is unclear.
+    #[schema(schema_with = guarantees)]
     guarantee: Option<String>,
     /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
     policy: Option<Value>,
@@ -172,6 +176,7 @@ pub struct NewProvider {
 #[serde(deny_unknown_fields)]
 pub struct ProviderChange {
     /// The medium it serves; `*` is every one.
+    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
     channel: Option<String>,
     /// The driver's own settings; `null` takes one away.
     #[serde(default)]
@@ -181,7 +186,8 @@ pub struct ProviderChange {
     #[serde(default)]
     #[schema(write_only)]
     secrets: BTreeMap<String, String>,
-    /// idempotent, at_most_once or at_least_once.
+    /// What happens when an outcome is unclear.
+    #[schema(schema_with = guarantees)]
     guarantee: Option<String>,
     /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
     policy: Option<Value>,
@@ -203,6 +209,17 @@ pub struct ProviderChange {
     burst: Option<Option<i32>>,
     /// A disabled provider takes nothing new.
     enabled: Option<bool>,
+}
+
+fn drivers() -> Object {
+    one_of(channel::KINDS.iter().map(|kind| kind.name)).description(Some("Which code talks to it.")).build()
+}
+
+fn guarantees() -> Object {
+    let names = Guarantee::ALL.into_iter().map(|guarantee| Value::from(guarantee.name()));
+    let about = "What happens when an outcome is unclear; none is the driver's default.";
+    let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
+    ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
 }
 
 impl From<NewProvider> for Change {
