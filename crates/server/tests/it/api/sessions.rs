@@ -60,7 +60,7 @@ on_both! {
         let change = |client: &Client, name: &str| client.post("/v1/tenants", &json!({"name": name}));
         refused(change(&browser, "a"), 403, None);
         refused(change(&browser.clone().with("X-CSRF-Token", "nonsense"), "a"), 403, None);
-        let ours = browser.clone().with("X-CSRF-Token", &csrf);
+        let ours = browser.with("X-CSRF-Token", &csrf);
         for origin in ["https://evil.example", "null", "http://127.0.0.1:1"] {
             refused(change(&ours.clone().with("Origin", origin), "a"), 403, None);
         }
