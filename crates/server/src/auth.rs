@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
+use postcommit_engine::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::model::{Actor, Scope, Scopes};
 use postcommit_engine::store::{Key, KeyError, Session, Store};
@@ -16,6 +17,7 @@ use crate::api::problem::{Kind, Problem};
 use crate::api::{Api, Shared};
 use crate::door::{Client, RequestId};
 use crate::rate::Buckets;
+use crate::settings::ApiSettings;
 
 /// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
 pub const COOKIE: &str = "__Host-postcommit";
@@ -27,8 +29,8 @@ pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
 const BELIEVED: Duration = Duration::from_secs(1);
 /// So many keys are remembered at most.
 const REMEMBERED: usize = 10_000;
-/// Failed sign-ins from one address: so many at once, then one in six seconds.
-const FAILURES: (f64, f64) = (1.0 / 6.0, 20.0);
+/// Failed sign-ins a second from one address, after those that it has at once.
+const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
 /// What is known of callers between requests.
 pub struct Auth {
@@ -40,19 +42,21 @@ pub struct Auth {
 }
 
 impl Auth {
-    /// So many requests a second for each key in the long run, and so many at once.
-    pub fn new(per_s: f64, burst: f64) -> Self {
+    /// So many requests a second for each key in the long run, and so many at once; so many failed sign-ins at once from each address.
+    pub fn new(settings: &ApiSettings) -> Self {
+        let failures_per_s = if settings.failed_sign_ins > 0.0 { FAILURES_PER_S } else { 0.0 };
         Self {
             believed: Mutex::default(),
-            requests: Buckets::new(per_s, burst),
-            failures: Buckets::new(FAILURES.0, FAILURES.1),
+            requests: Buckets::new(settings.requests_per_s, settings.burst),
+            failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
             used: Mutex::default(),
         }
     }
 
-    /// Forgets what was believed: somebody changed it.
+    /// Believes nothing any longer without asking again: somebody changed it.
     pub fn forget(&self) {
-        self.believed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let now = Instant::now();
+        self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
     /// Writes down which keys were used since the last time.
@@ -65,12 +69,14 @@ impl Auth {
 
     /// The key behind a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
-        let now = Instant::now();
-        let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).filter(|(_, until)| *until > now).cloned();
-        if let Some((key, _)) = known {
-            return Ok(key);
+        let now = clock::monotonic();
+        let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
+        match known {
+            Some((key, until)) if until > now => return Ok(key),
+            // It was good before: others who fail from the same address do not lock it out.
+            Some(_) => {}
+            None => self.admit(from, now)?,
         }
-        self.admit(from, now)?;
         match store.find_key(token).await {
             Ok(key) => {
                 self.believe(token, &key, now);
@@ -78,6 +84,7 @@ impl Auth {
             }
             Err(KeyError::Database(problem)) => Err(problem.into()),
             Err(refused) => {
+                self.believed.lock().unwrap_or_else(PoisonError::into_inner).remove(token);
                 self.note_failure(from, now);
                 Err(Problem::new(Kind::Unauthenticated, refused.to_string()))
             }
@@ -106,8 +113,9 @@ impl Auth {
         }
     }
 
-    fn permit(&self, actor: &str) -> Result<(), Problem> {
-        self.requests.take(actor.to_owned(), Instant::now()).map_err(|wait| slow_down(wait, "too many requests by this key"))
+    /// Counts a request of that caller's; too many are refused.
+    pub fn permit(&self, actor: &str) -> Result<(), Problem> {
+        self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
 }
 
@@ -241,7 +249,7 @@ impl Caller {
     }
 }
 
-fn suspended() -> Problem {
+pub fn suspended() -> Problem {
     Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
 }
 
@@ -266,7 +274,7 @@ impl OptionalFromRequestParts<Shared> for Caller {
 }
 
 /// The one token of the one header.
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {

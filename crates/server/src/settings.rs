@@ -1,5 +1,6 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
+use crate::api::inbox::InboxSettings;
 use crate::door::ServerSettings;
 use crate::telemetry::{TelemetrySettings, say};
 use crate::watching::MetricsSettings;
@@ -37,6 +38,7 @@ pub struct Settings {
     pub kpi: KpiSettings,
     pub metrics: MetricsSettings,
     pub telemetry: TelemetrySettings,
+    pub inbox: InboxSettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -49,6 +51,7 @@ pub struct ApiSettings {
     pub public_url: String,
     pub requests_per_s: f64,
     pub burst: f64,
+    pub failed_sign_ins: f64,
 }
 
 impl ApiSettings {
@@ -63,7 +66,7 @@ impl ApiSettings {
         if !self.public_url.is_empty() && !is_web(&self.public_url) {
             return Err(format!("api.public_url: is {:?}; an http or https URL is needed, or nothing", self.public_url));
         }
-        for (name, value) in [("requests_per_s", self.requests_per_s), ("burst", self.burst)] {
+        for (name, value) in [("requests_per_s", self.requests_per_s), ("burst", self.burst), ("failed_sign_ins", self.failed_sign_ins)] {
             if !(0.0..=1e6).contains(&value) {
                 return Err(format!("api.{name}: is {value}; 0 to 1000000 are allowed"));
             }
@@ -223,6 +226,7 @@ impl Settings {
         self.server.validate()?;
         self.api.validate()?;
         self.dispatch.validate()?;
+        self.inbox.validate()?;
         self.egress.validate()?;
         self.kpi.validate()?;
         self.metrics.validate()?;

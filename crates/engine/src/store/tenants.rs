@@ -140,6 +140,10 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
+        // PostgreSQL would refuse to look for it.
+        if name.contains('\0') {
+            return Ok(None);
+        }
         let rows = self.db.query("SELECT id FROM postcommit.tenant WHERE name = $1", vec![name.into()]).await?;
         rows.first().map(|row| row.get(0)).transpose()
     }

@@ -106,6 +106,8 @@ impl World {
             guarantee: Guarantee::Idempotent,
             policy: Policy::default(),
             concurrency: 8,
+            rate_per_s: None,
+            burst: None,
             timeout_ms: 5000,
             is_default: true,
         }
@@ -173,6 +175,11 @@ impl World {
     /// One bounded pass over what is due.
     pub async fn pass(&self) {
         Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(None).await.unwrap();
+    }
+
+    /// A pass over one notification alone, whether due or not: no job is taken further by it.
+    pub async fn pass_over(&self, id: Uuid) {
+        Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(Some((self.tenant, id))).await.unwrap();
     }
 
     /// A dispatcher that runs until the returned handle is dropped or told to stop.

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use postcommit::Timestamp;
+use postcommit::{Timestamp, limits};
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use utoipa::IntoParams;
 
 use super::page::{self, Limit, Page};
 use super::problem::Problem;
-use super::read::Params;
+use super::read::{Params, check_lengths};
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 
@@ -20,10 +20,13 @@ use crate::auth::Caller;
 #[into_params(parameter_in = Query)]
 pub struct Wanted {
     /// Only by this actor, e.g. `key:…`.
+    #[param(max_length = 255)]
     actor: Option<String>,
     /// Only this action, e.g. `delivery.retry`.
+    #[param(max_length = 255)]
     action: Option<String>,
     /// Only on this, e.g. a delivery's id or a provider's name.
+    #[param(max_length = 255)]
     subject: Option<String>,
     /// Only at this time or later.
     from: Option<Timestamp>,
@@ -47,6 +50,8 @@ pub async fn list_audit(
 ) -> Result<Json<Page<AuditRow>>, Problem> {
     caller.may(Scope::Admin)?;
     let limit = wanted.limit.0;
+    let names = [("actor", wanted.actor.as_deref()), ("action", wanted.action.as_deref()), ("subject", wanted.subject.as_deref())];
+    check_lengths(&names, limits::NAME_CHARS)?;
     let filter = AuditFilter {
         tenant: caller.whose(),
         actor: wanted.actor,

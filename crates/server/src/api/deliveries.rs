@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use postcommit::Timestamp;
+use postcommit::{Timestamp, limits};
 use postcommit_engine::model::{DeliveryId, DeliveryKey, Scope};
 use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use super::page::{self, Limit, Page};
 use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params};
-use super::{AnyState, OfTenant, Refusals, Shared};
+use super::read::{Body, Id, Params, check_lengths};
+use super::{AnyReason, AnyState, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 
 /// Ids in one request.
@@ -30,17 +30,23 @@ pub struct Wanted {
     /// Only in this state.
     #[param(inline)]
     state: Option<AnyState>,
-    /// Only parked for this reason: rejected, exhausted, outcome_unknown or config.
-    reason: Option<String>,
+    /// Only parked for this reason.
+    #[param(inline)]
+    reason: Option<AnyReason>,
     /// Only on this channel.
+    #[param(max_length = 255)]
     channel: Option<String>,
     /// Only of this provider.
+    #[param(max_length = 255)]
     provider: Option<String>,
     /// Only of this event type.
+    #[param(max_length = 255)]
     event_type: Option<String>,
     /// Only about this entity.
+    #[param(max_length = 255)]
     entity: Option<String>,
     /// Only from this site.
+    #[param(max_length = 255)]
     site: Option<String>,
     /// Only of this notification.
     notification: Option<Uuid>,
@@ -49,11 +55,13 @@ pub struct Wanted {
     /// Only enqueued before this time.
     to: Option<Timestamp>,
     /// Only with so many attempts in this round, or more.
-    #[param(minimum = 0)]
-    attempts: Option<u32>,
+    #[param(minimum = 0, maximum = 65_535)]
+    attempts: Option<u16>,
     /// Only with this code of the last error.
+    #[param(max_length = 255)]
     error_code: Option<String>,
     /// Only to exactly this address.
+    #[param(max_length = 2048)]
     target: Option<String>,
     /// `true`: only due for longer than the threshold and not under way.
     stuck: Option<bool>,
@@ -67,10 +75,20 @@ pub struct Wanted {
 
 impl Wanted {
     fn filter(self, whose: Option<i32>, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
+        let names = [
+            ("channel", self.channel.as_deref()),
+            ("provider", self.provider.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("entity", self.entity.as_deref()),
+            ("site", self.site.as_deref()),
+            ("error_code", self.error_code.as_deref()),
+        ];
+        check_lengths(&names, limits::NAME_CHARS)?;
+        check_lengths(&[("target", self.target.as_deref())], limits::ADDRESS_BYTES)?;
         Ok(DeliveryFilter {
             tenant: whose,
             states: self.state.map(|state| state.name().to_owned()).into_iter().collect(),
-            reason: self.reason,
+            reason: self.reason.map(|reason| reason.name().to_owned()),
             channel: self.channel,
             provider: self.provider,
             event_type: self.event_type,
@@ -188,7 +206,7 @@ pub async fn mark_delivery_delivered(State(api): State<Shared>, caller: Caller, 
 #[serde(deny_unknown_fields)]
 pub struct Many {
     /// Up to 1,000 ids.
-    #[schema(max_items = 1000)]
+    #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
     /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of them.
     filter: Option<ManyFilter>,
@@ -202,16 +220,22 @@ pub struct Many {
 #[serde(deny_unknown_fields)]
 pub struct ManyFilter {
     /// Only parked for this reason.
-    reason: Option<String>,
+    #[schema(inline)]
+    reason: Option<AnyReason>,
     /// Only on this channel.
+    #[schema(max_length = 255)]
     channel: Option<String>,
     /// Only of this provider.
+    #[schema(max_length = 255)]
     provider: Option<String>,
     /// Only of this event type.
+    #[schema(max_length = 255)]
     event_type: Option<String>,
     /// Only about this entity.
+    #[schema(max_length = 255)]
     entity: Option<String>,
     /// Only from this site.
+    #[schema(max_length = 255)]
     site: Option<String>,
     /// Only of this notification.
     notification: Option<Uuid>,
@@ -220,6 +244,7 @@ pub struct ManyFilter {
     /// Only enqueued before this time.
     to: Option<Timestamp>,
     /// Only with this code of the last error.
+    #[schema(max_length = 255)]
     error_code: Option<String>,
 }
 
@@ -261,13 +286,13 @@ pub async fn discard_deliveries(State(api): State<Shared>, caller: Caller, Body(
 async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
     caller.may(Scope::Operate)?;
     let store = caller.store(api);
+    if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
+        return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
+    }
     match (many.ids, many.filter) {
         (Some(ids), None) => Ok(Json(act_on_ids(&store, caller, &ids, act).await?).into_response()),
         (None, Some(filter)) => {
-            if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
-                return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
-            }
-            let draft = JobDraft { act, filter: filter.parked(), pace: many.pace_per_s };
+            let draft = JobDraft { act, filter: filter.parked()?, pace: many.pace_per_s };
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
         }
@@ -302,9 +327,18 @@ fn one_done(id: &str, acted: Option<Acted>) -> OneDone {
 }
 
 impl ManyFilter {
-    fn parked(self) -> DeliveryFilter {
-        DeliveryFilter {
-            reason: self.reason,
+    fn parked(self) -> Result<DeliveryFilter, Problem> {
+        let names = [
+            ("filter.channel", self.channel.as_deref()),
+            ("filter.provider", self.provider.as_deref()),
+            ("filter.event_type", self.event_type.as_deref()),
+            ("filter.entity", self.entity.as_deref()),
+            ("filter.site", self.site.as_deref()),
+            ("filter.error_code", self.error_code.as_deref()),
+        ];
+        check_lengths(&names, limits::NAME_CHARS)?;
+        Ok(DeliveryFilter {
+            reason: self.reason.map(|reason| reason.name().to_owned()),
             channel: self.channel,
             provider: self.provider,
             event_type: self.event_type,
@@ -315,6 +349,6 @@ impl ManyFilter {
             to: self.to,
             error_code: self.error_code,
             ..DeliveryFilter::default()
-        }
+        })
     }
 }

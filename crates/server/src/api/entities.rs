@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use postcommit::limits;
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::DeliveryRow;
 use serde::Deserialize;
@@ -60,6 +61,10 @@ pub async fn cancel_entity(
     Body(what): Body<Cancel>,
 ) -> Result<Json<Cancelled>, Problem> {
     caller.may(Scope::Operate)?;
+    let length = what.event_type.as_ref().map_or(1, |name| name.chars().count());
+    if !(1..=limits::NAME_CHARS).contains(&length) {
+        return Err(Problem::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
+    }
     let (cancelled, under_way) = caller.store(&api).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

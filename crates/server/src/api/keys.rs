@@ -7,12 +7,13 @@ use postcommit::Timestamp;
 use postcommit_engine::model::{Scope, Scopes};
 use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter};
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{Array, ArrayBuilder};
 use utoipa::{IntoParams, ToSchema};
 
 use super::page::{self, Limit, Page};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared};
+use super::{OfTenant, Refusals, Shared, one_of};
 use crate::auth::Caller;
 
 /// A page.
@@ -46,11 +47,16 @@ pub struct NewKey {
     /// What it is for.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
-    /// What it may do: enqueue, read, operate, edit, admin, ops, site. Not more than the key that makes it.
-    #[schema(min_items = 1, max_items = 7, example = json!(["enqueue", "read"]))]
+    /// What it may do; not more than the key that makes it.
+    #[schema(schema_with = scopes, example = json!(["enqueue", "read"]))]
     scopes: Vec<String>,
     /// Until when; none is for ever.
     expires_at: Option<Timestamp>,
+}
+
+fn scopes() -> Array {
+    let names = Scope::ALL.map(Scope::name);
+    ArrayBuilder::new().items(one_of(names)).min_items(Some(1)).max_items(Some(names.len())).build()
 }
 
 /// A key that was just made.
@@ -71,8 +77,12 @@ pub async fn create_key(
     Body(new): Body<NewKey>,
 ) -> Result<(StatusCode, Json<MadeKey>), Problem> {
     caller.may(Scope::Admin)?;
+    let (given, most) = (new.scopes.len(), Scope::ALL.len());
+    if given > most {
+        return Err(Problem::invalid("scopes", format!("has {given} entries; at most {most} are allowed")));
+    }
     let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
-    if !caller.scopes().cover(&scopes) && !(scopes.names() == ["site"]) {
+    if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
         return Err(Problem::new(Kind::Forbidden, "a key cannot give away more than it has").about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };

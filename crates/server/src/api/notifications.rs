@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use postcommit::{Source, Timestamp, limits};
+use axum::{Extension, Json};
+use postcommit::{Source, Timestamp, TraceParent, limits};
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
+use postcommit_engine::trace::{Begun, Kind as SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -17,9 +18,11 @@ use uuid::Uuid;
 
 use super::page::{self, Limit, Page};
 use super::problem::{Kind, Problem, ProblemBody};
-use super::read::{Body, Id, Params, Text};
+use super::read::{self, Id, Params, Text, check_lengths};
+use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
+use crate::watching::Traced;
 
 /// Another name for the body's field, for clients that repeat requests on their own.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -47,9 +50,8 @@ pub struct NewNotification {
     /// The thing it is about.
     #[schema(min_length = 1, max_length = 255, example = "12345")]
     entity: Option<String>,
-    /// To whom, one object each: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`, `{"teams": url}`, `{"webhook": url}` or
-    /// `{"provider": name, "address": a}`.
-    #[schema(max_items = 1000, value_type = Option<Vec<Object>>, example = json!([{"email": "guest@example.com"}]))]
+    /// To whom, one object each.
+    #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
     /// Narrows the channels; empty means what each kind of address implies.
     #[schema(max_items = 32, example = json!(["email"]))]
@@ -103,6 +105,9 @@ pub struct Provenance {
     /// When it was made there.
     #[schema(format = DateTime)]
     enqueued_at: Option<String>,
+    /// The W3C `traceparent` that it belongs to; the header of that name is taken when there is none in here.
+    #[schema(pattern = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")]
+    traceparent: Option<String>,
 }
 
 /// What became of it.
@@ -132,7 +137,7 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 ///
 /// The same key again answers 200 with the first id; with other content 409, and nothing is enqueued.
 #[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "Another name for `idempotency_key`")),
+    params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
         (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
@@ -140,11 +145,14 @@ pub async fn enqueue_notification(
     State(api): State<Shared>,
     caller: Caller,
     headers: HeaderMap,
+    traced: Option<Extension<Traced>>,
     Text(json): Text,
 ) -> Result<Response, Problem> {
     caller.may(Scope::Enqueue)?;
-    let incoming = checked(&api, &caller, &json, key_header(&headers)?).await?;
+    let trace = Enqueueing::below(&api, traced);
+    let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
     let accepted = api.gate.accept(incoming).await?;
+    trace.end(&api, 1);
     let enqueued = enqueued(&accepted)?;
     let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     let place = HeaderValue::from_str(&format!("/v1/notifications/{}", enqueued.id)).ok();
@@ -153,6 +161,31 @@ pub async fn enqueue_notification(
         response.headers_mut().insert(header::LOCATION, place);
     }
     Ok(response)
+}
+
+/// The span of enqueueing, if it is recorded; otherwise what the caller said of its trace is passed on as it is.
+struct Enqueueing(Option<Begun>, Option<TraceParent>);
+
+impl Enqueueing {
+    fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
+        let parent = traced.map(|Extension(Traced(parent))| parent);
+        let begun = parent.and_then(|parent| api.tools.tracer.begin(Some(parent)));
+        let told = begun.as_ref().map(Begun::context).or(parent);
+        Self(begun, told)
+    }
+
+    fn mark(&self, incoming: Incoming) -> Incoming {
+        match self.1 {
+            Some(parent) => incoming.traced(parent),
+            None => incoming,
+        }
+    }
+
+    fn end(self, api: &Api, count: usize) {
+        if let Some(begun) = self.0 {
+            api.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
+        }
+    }
 }
 
 /// Holds it to its limits, and to what is configured.
@@ -246,9 +279,12 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
 pub async fn enqueue_notifications(
     State(api): State<Shared>,
     caller: Caller,
-    Body(batch): Body<NewNotifications>,
+    traced: Option<Extension<Traced>>,
+    Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     caller.may(Scope::Enqueue)?;
+    let trace = Enqueueing::below(&api, traced);
+    let batch: NewNotifications = read::parse(json.as_bytes())?;
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
@@ -258,7 +294,7 @@ pub async fn enqueue_notifications(
     for (place, item) in batch.notifications.iter().enumerate() {
         match checked(&api, &caller, item.get(), None).await {
             Ok(incoming) => {
-                sound.push(incoming);
+                sound.push(trace.mark(incoming));
                 places.push(place);
                 results.push(None);
             }
@@ -266,6 +302,7 @@ pub async fn enqueue_notifications(
         }
     }
     let accepted = api.store.accept(sound).await;
+    trace.end(&api, places.len());
     for (place, accepted) in places.into_iter().zip(accepted) {
         results[place] = Some(accepted.map_err(Problem::from).and_then(|accepted| enqueued(&accepted)).into());
     }
@@ -283,16 +320,22 @@ pub struct Wanted {
     #[param(inline)]
     state: Option<AnyState>,
     /// Only with a delivery on this channel, or asking for it.
+    #[param(max_length = 255)]
     channel: Option<String>,
     /// Only of this event type.
+    #[param(max_length = 255)]
     event_type: Option<String>,
     /// Only about this entity.
+    #[param(max_length = 255)]
     entity: Option<String>,
     /// Only from this site.
+    #[param(max_length = 255)]
     site: Option<String>,
     /// Only to this list.
+    #[param(max_length = 255)]
     list: Option<String>,
     /// Only the one that holds this key.
+    #[param(max_length = 255)]
     idempotency_key: Option<String>,
     /// Only enqueued at this time or later.
     from: Option<Timestamp>,
@@ -301,9 +344,10 @@ pub struct Wanted {
     /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
     stuck: Option<bool>,
     /// Only with so many attempts or more.
-    #[param(minimum = 0)]
-    attempts: Option<u32>,
+    #[param(minimum = 0, maximum = 65_535)]
+    attempts: Option<u16>,
     /// Only with each of these words in the title, in any case; at most 8.
+    #[param(max_length = 998)]
     title: Option<String>,
     /// Rows of a page.
     #[serde(default)]
@@ -319,6 +363,16 @@ impl Wanted {
         if words.len() > TITLE_WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
         }
+        let names = [
+            ("channel", self.channel.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("entity", self.entity.as_deref()),
+            ("site", self.site.as_deref()),
+            ("list", self.list.as_deref()),
+            ("idempotency_key", self.idempotency_key.as_deref()),
+        ];
+        check_lengths(&names, limits::NAME_CHARS)?;
+        check_lengths(&[("title", self.title.as_deref())], limits::TITLE_BYTES)?;
         Ok(NotificationFilter {
             tenant: whose,
             status: self.state.map(|state| state.name().to_owned()),

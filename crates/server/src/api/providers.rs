@@ -6,17 +6,19 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
+use postcommit_engine::channel;
 use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::model::{Provider, Scope};
+use postcommit_engine::model::{Guarantee, Provider, Scope};
 use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_engine::store::{AuditEntry, Store};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id};
-use super::{Api, OfTenant, Refusals, Shared};
+use super::{Api, OfTenant, Refusals, Shared, one_of};
 use crate::auth::Caller;
 use crate::providers::{Change, Refusal, Workshop};
 
@@ -49,6 +51,10 @@ pub struct ShownProvider {
     is_default: bool,
     /// A disabled provider takes nothing new.
     enabled: bool,
+    /// Sends a second, by all processes together.
+    rate_per_s: Option<f64>,
+    /// Sends at once after a pause.
+    burst: Option<i32>,
     /// Why its lane is paused, if it is.
     paused: Option<String>,
     /// Until when the provider's own wish holds the lane.
@@ -64,6 +70,7 @@ impl ShownProvider {
             secrets: provider.secrets.is_some(),
             guarantee: provider.guarantee.name().to_owned(),
             policy: json!(provider.policy),
+            burst: provider.rate().map(|rate| rate.burst),
             name: provider.name,
             channel: provider.channel,
             driver: provider.driver,
@@ -72,6 +79,7 @@ impl ShownProvider {
             timeout_ms: provider.timeout_ms,
             is_default: provider.is_default,
             enabled: provider.enabled,
+            rate_per_s: provider.rate_per_s,
             paused: provider.paused,
             held_until: provider.not_before,
             revision: provider.revision,
@@ -125,9 +133,10 @@ pub struct NewProvider {
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     name: String,
     /// Which code talks to it.
-    #[schema(example = "webhook")]
+    #[schema(schema_with = drivers)]
     driver: String,
     /// The medium it serves; `*` is every one.
+    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
     channel: Option<String>,
     /// The driver's own settings; `null` takes one away.
     #[serde(default)]
@@ -137,7 +146,8 @@ pub struct NewProvider {
     #[serde(default)]
     #[schema(write_only)]
     secrets: BTreeMap<String, String>,
-    /// idempotent, at_most_once or at_least_once.
+    /// What happens when an outcome is unclear.
+    #[schema(schema_with = guarantees)]
     guarantee: Option<String>,
     /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
     policy: Option<Value>,
@@ -149,6 +159,14 @@ pub struct NewProvider {
     timeout_ms: Option<i32>,
     /// Whether it serves recipients that name no provider.
     is_default: Option<bool>,
+    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
+    rate_per_s: Option<Option<f64>>,
+    /// Sends at once after a pause; `null` is what fits one second.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
+    burst: Option<Option<i32>>,
     /// A disabled provider takes nothing new.
     enabled: Option<bool>,
 }
@@ -158,6 +176,7 @@ pub struct NewProvider {
 #[serde(deny_unknown_fields)]
 pub struct ProviderChange {
     /// The medium it serves; `*` is every one.
+    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
     channel: Option<String>,
     /// The driver's own settings; `null` takes one away.
     #[serde(default)]
@@ -167,7 +186,8 @@ pub struct ProviderChange {
     #[serde(default)]
     #[schema(write_only)]
     secrets: BTreeMap<String, String>,
-    /// idempotent, at_most_once or at_least_once.
+    /// What happens when an outcome is unclear.
+    #[schema(schema_with = guarantees)]
     guarantee: Option<String>,
     /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
     policy: Option<Value>,
@@ -179,8 +199,27 @@ pub struct ProviderChange {
     timeout_ms: Option<i32>,
     /// Whether it serves recipients that name no provider.
     is_default: Option<bool>,
+    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
+    rate_per_s: Option<Option<f64>>,
+    /// Sends at once after a pause; `null` is what fits one second.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
+    burst: Option<Option<i32>>,
     /// A disabled provider takes nothing new.
     enabled: Option<bool>,
+}
+
+fn drivers() -> Object {
+    one_of(channel::KINDS.iter().map(|kind| kind.name)).description(Some("Which code talks to it.")).build()
+}
+
+fn guarantees() -> Object {
+    let names = Guarantee::ALL.into_iter().map(|guarantee| Value::from(guarantee.name()));
+    let about = "What happens when an outcome is unclear; none is the driver's default.";
+    let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
+    ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
 }
 
 impl From<NewProvider> for Change {
@@ -194,6 +233,8 @@ impl From<NewProvider> for Change {
             concurrency: given.concurrency,
             timeout_ms: given.timeout_ms,
             is_default: given.is_default,
+            rate_per_s: given.rate_per_s,
+            burst: given.burst,
             enabled: given.enabled,
         }
     }
@@ -210,9 +251,16 @@ impl From<ProviderChange> for Change {
             concurrency: given.concurrency,
             timeout_ms: given.timeout_ms,
             is_default: given.is_default,
+            rate_per_s: given.rate_per_s,
+            burst: given.burst,
             enabled: given.enabled,
         }
     }
+}
+
+/// Tells what is left out from what is null.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 fn hidden(secrets: BTreeMap<String, String>) -> Secrets {

@@ -6,6 +6,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::problem::{Kind, Problem};
 
@@ -20,7 +21,35 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             return Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`"));
         }
         let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
-        parse(&bytes).map(Self)
+        let read = parse(&bytes)?;
+        if let Some(field) = holds_nul(&bytes) {
+            return Err(Problem::invalid(field, NUL));
+        }
+        Ok(Self(read))
+    }
+}
+
+/// PostgreSQL keeps it in no text, and what one database refuses the other must not take.
+const NUL: &str = "must not hold NUL";
+
+/// The first field of a JSON document that has the character NUL in its value or its name.
+fn holds_nul(json: &[u8]) -> Option<String> {
+    // It has one spelling, which hardly any document has: the others are not read twice.
+    if !json.windows(6).any(|window| window == br"\u0000") {
+        return None;
+    }
+    nul_within(&serde_json::from_slice(json).ok()?, String::new())
+}
+
+fn nul_within(value: &Value, path: String) -> Option<String> {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::String(text) => text.contains('\0').then_some(path),
+        Value::Array(items) => items.iter().enumerate().find_map(|(place, item)| nul_within(item, format!("{path}[{place}]"))),
+        Value::Object(fields) => {
+            fields.iter().find_map(|(name, field)| if name.contains('\0') { Some(below(name)) } else { nul_within(field, below(name)) })
+        }
+        _ => None,
     }
 }
 
@@ -94,8 +123,20 @@ impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::not_found("thing"))?;
-        text.parse().map(Self).map_err(|_| Problem::not_found("thing"))
+        let id = if text.contains('\0') { None } else { text.parse().ok() };
+        id.map(Self).ok_or_else(|| Problem::not_found("thing"))
     }
+}
+
+/// Holds what a list or a job filters by to a length that could match.
+pub fn check_lengths(fields: &[(&str, Option<&str>)], most: usize) -> Result<(), Problem> {
+    for (name, value) in fields {
+        let length = value.map_or(0, |value| value.chars().count());
+        if length > most {
+            return Err(Problem::invalid(*name, format!("has {length} characters; at most {most} are allowed")));
+        }
+    }
+    Ok(())
 }
 
 /// A query, every parameter of which is known.
@@ -106,6 +147,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or("");
+        if let Some((name, _)) = form_urlencoded::parse(query.as_bytes()).find(|(_, value)| value.contains('\0')) {
+            return Err(Problem::invalid(name, NUL));
+        }
         // Which tenant is the caller's business.
         let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != "tenant");
         let rest = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
@@ -115,5 +159,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
             let detail = problem.inner().to_string();
             if path == "." { Problem::new(Kind::Invalid, detail) } else { Problem::invalid(path, detail) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nul_is_found_wherever_it_is_and_a_backslash_before_it_is_not_it() {
+        for (json, field) in [
+            (r#"{"a": "b\u0000"}"#, Some("a")),
+            (r#"{"a": {"b": ["c", {"d": "\u0000"}]}}"#, Some("a.b[1].d")),
+            (r#"{"a\u0000": 1}"#, Some("a\0")),
+            (r#"{"a": "\\u0000"}"#, None),
+            (r#"{"a": "\u0001"}"#, None),
+        ] {
+            assert_eq!(holds_nul(json.as_bytes()).as_deref(), field, "{json}");
+        }
     }
 }

@@ -1,0 +1,49 @@
+//! How a recipient is written, for the document. The SDK's type reads it, and knows nothing of OpenAPI.
+
+use postcommit::limits;
+use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
+
+/// One recipient: an object of one of these shapes.
+pub struct To;
+
+impl ToSchema for To {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Recipient".into()
+    }
+}
+
+impl PartialSchema for To {
+    fn schema() -> RefOr<Schema> {
+        let address = || text(limits::ADDRESS_BYTES);
+        let url = || address().pattern(Some("^https?://"));
+        let shapes = [
+            object([("user", text(limits::NAME_CHARS).description(Some("A user by the application's id")))]),
+            object([("list", address().description(Some("A named list")))]),
+            object([("email", address().pattern(Some("^[^@]+@[^@]+$")).description(Some("A mail address")))]),
+            object([("phone", text(16).pattern(Some(r"^\+[0-9]{7,15}$")).description(Some("A phone number in E.164")))]),
+            object([("slack", url().description(Some("A Slack incoming webhook. The URL is a secret")))]),
+            object([("teams", url().description(Some("A Teams workflow webhook. The URL is a secret")))]),
+            object([("webhook", url().description(Some("An endpoint that receives signed JSON")))]),
+            object([
+                ("provider", text(limits::SHORT_NAME_CHARS).pattern(Some("^[A-Za-z0-9_.-]+$")).description(Some("A provider by its name"))),
+                ("address", address().description(Some("An address that it understands"))),
+            ]),
+        ];
+        let one = shapes.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item);
+        one.description(Some("To whom: a user or list that is known, or an address")).into()
+    }
+}
+
+fn text(most: usize) -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(most))
+}
+
+/// All of these fields and no other.
+fn object<const N: usize>(fields: [(&str, ObjectBuilder); N]) -> ObjectBuilder {
+    fields.into_iter().fold(
+        ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(AdditionalProperties::FreeForm(false))),
+        |object, (name, field)| object.property(name, field).required(name),
+    )
+}
