@@ -41,9 +41,12 @@ impl Refusal {
         }
     }
 
-    /// A value of another type is refused by the parser, which does not say where: a second reading does.
+    /// A value of another type, or a field that is none, is refused by the parser, which does not say where: a second reading does.
     fn located_in(self, json: &str) -> Self {
         let Self::Invalid { field: None, problem } = self else { return self };
+        if let Some((unknown, _)) = problem.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+            return Self::invalid(unknown, problem.clone());
+        }
         let again: Result<Notification, _> = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
         let field = again.err().map(|error| error.path().to_string()).filter(|path| is_path(path));
         Self::Invalid { field, problem }
@@ -317,7 +320,7 @@ mod tests {
         for (json, field, problem) in [
             (r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#, Some("payload"), "has the key \"k\" twice"),
             (r#"{"event_type": "a", "event_type": "b"}"#, Some("event_type"), "twice"),
-            (r#"{"event_type": "a", "titel": "b"}"#, None, "unknown field `titel`"),
+            (r#"{"event_type": "a", "titel": "b"}"#, Some("titel"), "unknown field `titel`"),
             (r#"{"event_type": ""}"#, Some("event_type"), "1 to 255 are allowed"),
             (r#"{"event_type": "a", "recipients": [{"phone": "1"}]}"#, Some("recipients[0].phone"), "E.164"),
             (r#"{"event_type": "a", "tenant": "another"}"#, Some("tenant"), "belongs to \"default\""),

@@ -17,7 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::page::{self, Limit, Page};
-use super::problem::{Problem, ProblemBody};
+use super::problem::{Kind, Problem, ProblemBody};
 use super::read::{self, Id, Params, Text, check_lengths};
 use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
@@ -190,7 +190,14 @@ impl Enqueueing {
 
 /// Holds it to its limits, and to what is configured.
 async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
-    let named = serde_json::from_str::<Named>(json).ok().and_then(|named| named.tenant);
+    let named = match serde_json::from_str::<Named>(json) {
+        Ok(named) => named.tenant,
+        Err(problem) if problem.is_syntax() || problem.is_eof() => {
+            return Err(Problem::new(Kind::Malformed, format!("the body is not JSON: {problem}")));
+        }
+        // A tenant that is no text: whoever reads the rest names the field.
+        Err(_) => None,
+    };
     let (tenant, name) = caller.tenant_named(api, named.as_deref()).await?;
     let mut incoming = Incoming::read(json, &name)?;
     if let Some(key) = key {

@@ -64,6 +64,9 @@ impl Kind {
     }
 }
 
+/// Characters of what is said: what is refused may be as long as a body, and is not repeated whole.
+const SAID_CHARS: usize = 1000;
+
 /// A refusal.
 #[derive(Debug, Clone)]
 pub struct Problem {
@@ -145,10 +148,17 @@ impl Problem {
             r#type: format!("urn:postcommit:problem:{name}"),
             title: title.into(),
             status: status.as_u16(),
-            detail: self.detail.clone(),
-            field: self.field.clone(),
+            detail: cut(&self.detail),
+            field: self.field.as_deref().map(cut),
             first: self.first,
         }
+    }
+}
+
+fn cut(said: &str) -> String {
+    match said.char_indices().nth(SAID_CHARS) {
+        Some((end, _)) => format!("{}…", &said[..end]),
+        None => said.to_owned(),
     }
 }
 

@@ -30,9 +30,14 @@ macro_rules! on_both {
 
 mod app;
 mod hostile;
+
+mod limits;
 mod lists;
 mod parked;
 mod providers;
 mod repeated;
+mod roles;
+mod sessions;
 mod stories;
+mod tenants;
 mod walk;

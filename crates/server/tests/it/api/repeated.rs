@@ -50,7 +50,7 @@ fn answers_across_a_crash(installation: &Installation, token: &str, crash: &str,
 }
 
 on_both! {
-    fn b1_fifty_posts_of_one_key_over_a_kill_are_one_notification(kind) {
+    fn a5_fifty_posts_of_one_key_over_a_kill_are_one_notification(kind) {
         let app = App::at_rest(kind);
         let token = app.create_key("default", &["enqueue"]).token;
         // Before anything is written; with it committed, but nobody told; and with some told, but not all.
@@ -66,7 +66,7 @@ on_both! {
         }
     }
 
-    fn b1_the_same_key_again_is_the_first_and_other_content_a_conflict(kind) {
+    fn a5_the_same_key_again_is_the_first_and_other_content_a_conflict(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue"]);
         let first = client.post("/v1/notifications", &booking("k")).expect(202);
@@ -83,7 +83,7 @@ on_both! {
         assert_eq!(app.story(&id)["conflicts"].as_array().unwrap().len(), 1, "what was refused is told in the story of the first");
     }
 
-    fn b1_the_header_is_another_name_for_the_field(kind) {
+    fn a5_the_header_is_another_name_for_the_field(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue"]);
         let mut bare = booking("");

@@ -92,7 +92,7 @@ on_both! {
         assert_eq!(items(client.get("/v1/notifications?site=berlin")).len(), 0);
     }
 
-    fn b10_what_is_not_sent_is_taken_back(kind) {
+    fn c12_what_is_not_sent_is_taken_back(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue", "operate"]);
         let of = |event: &str| app.enqueue(&client, &json!({"event_type": event, "entity": "booking-7", "recipients": [{"webhook": "http://127.0.0.1:9/"}], "due_at": "2099-01-01T00:00:00Z"}));

@@ -85,7 +85,8 @@ impl Planted {
             "test_provider" => json!({"address": "somebody@example.com"}),
             "pause_provider" | "suspend_tenant" => json!({"reason": "the walk"}),
             "create_tenant" => json!({"name": format!("made-by-the-walk-of-{name}")}),
-            "cancel_entity" | "dispatch" | "read_all" => json!({}),
+            "cancel_entity" | "dispatch" => json!({}),
+            "read_all" => json!({"up_to": 1}),
             _ => return None,
         };
         Some(body)

@@ -1,0 +1,78 @@
+//! People who sign in with a link: what their browser is given, and what another site can make it do.
+
+use postcommit_testkit::{Answer, Client};
+use serde_json::{Value, json};
+
+use super::app::{App, items, refused, text};
+
+/// The link that a server prints when it starts: its token.
+fn token(app: &App) -> String {
+    let line = app.server.wait_for_line("/login?token=");
+    line.split("token=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
+}
+
+fn sign_in(client: &Client, token: &str) -> Answer {
+    client.send_as("application/x-www-form-urlencoded", "POST", "/login", format!("token={token}").as_bytes())
+}
+
+/// The browser of somebody who signed in, and what a page of ours sends along.
+fn signed_in(app: &App) -> (Client, String) {
+    let answer = sign_in(&app.nobody(), &token(app)).expect(303);
+    let cookie = answer.header("set-cookie").unwrap().to_owned();
+    for part in ["__Host-postcommit=", "; Path=/", "; Secure", "; HttpOnly", "; SameSite=Strict"] {
+        assert!(cookie.contains(part), "{part}: {cookie}");
+    }
+    let browser = app.nobody().with("Cookie", cookie.split(';').next().unwrap());
+    let csrf = text(&browser.get("/v1/session").expect(200).json(), "csrf_token");
+    (browser, csrf)
+}
+
+on_both! {
+    fn a_link_signs_in_once_and_the_session_ends_when_told(kind) {
+        let app = App::at_rest(kind);
+        let token = token(&app);
+        // Looking at the link does not use it up: mail scanners do.
+        for _ in 0..2 {
+            let page = app.nobody().get(&format!("/login?token={token}")).expect(200);
+            assert!(page.text().contains(&format!("value=\"{token}\"")) && page.header("content-type").unwrap().starts_with("text/html"));
+        }
+        let page = app.nobody().get("/login?token=%22%3E%3Cscript%3Ealert(1)%3C/script%3E").expect(200).text();
+        assert!(!page.contains("<script"), "{page}");
+        let foreign = app.nobody().with("Origin", "https://evil.example");
+        refused(sign_in(&foreign, &token), 403, None);
+        let (browser, csrf) = signed_in(&app);
+        assert_eq!(refused(sign_in(&app.nobody(), &token), 401, None)["type"], "urn:postcommit:problem:unauthenticated");
+        let session = browser.get("/v1/session").expect(200).json();
+        assert_eq!((&session["tenant"], &session["scopes"]), (&json!("default"), &json!(["ops"])), "{session}");
+        assert!(text(&session, "actor").starts_with("cli:"), "{session}");
+        let ours = browser.clone().with("X-CSRF-Token", &csrf);
+        let gone = ours.send("DELETE", "/v1/session", None).expect(204);
+        assert!(gone.header("set-cookie").unwrap().contains("Max-Age=0"));
+        refused(browser.get("/v1/session"), 401, None);
+        refused(ours.post("/v1/tenants", &json!({"name": "x"})), 401, None);
+        let actions: Vec<String> = items(app.ops().get("/v1/audit")).iter().map(|entry| text(entry, "action")).collect();
+        assert!(["session.begin", "session.end", "login_link.create"].iter().all(|action| actions.iter().any(|said| said == action)), "{actions:?}");
+    }
+
+    fn another_site_cannot_change_anything_with_a_cookie(kind) {
+        let app = App::at_rest(kind);
+        let (browser, csrf) = signed_in(&app);
+        let change = |client: &Client, name: &str| client.post("/v1/tenants", &json!({"name": name}));
+        refused(change(&browser, "a"), 403, None);
+        refused(change(&browser.clone().with("X-CSRF-Token", "nonsense"), "a"), 403, None);
+        let ours = browser.with("X-CSRF-Token", &csrf);
+        for origin in ["https://evil.example", "null", "http://127.0.0.1:1"] {
+            refused(change(&ours.clone().with("Origin", origin), "a"), 403, None);
+        }
+        let own = format!("http://{}", app.address());
+        let _ = change(&ours.clone().with("Origin", &own), "a").expect(201);
+        let _ = change(&ours, "b").expect(201);
+        // A cookie that is none of ours is nobody; a key needs no token.
+        refused(change(&app.nobody().with("Cookie", "__Host-postcommit=nonsense").with("X-CSRF-Token", &csrf), "c"), 401, None);
+        let _ = change(&app.ops(), "c").expect(201);
+        let names: Vec<Value> = items(app.ops().get("/v1/tenants")).iter().map(|tenant| tenant["name"].clone()).collect();
+        assert_eq!(names, ["a", "b", "c", "default"]);
+        // A page's address never says who is signed in.
+        assert!(app.ops().get("/v1/session").expect(200).json().get("csrf_token").is_none());
+    }
+}
