@@ -116,6 +116,8 @@ fn provider(id: i32, name: &str, channel: &str) -> Provider {
         guarantee_since: NOW,
         policy: Policy::default(),
         concurrency: 8,
+        rate_per_s: None,
+        burst: None,
         timeout_ms: 5000,
         is_default: true,
         enabled: true,

@@ -2,6 +2,7 @@
 //!
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
+//! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `expander`: what a claimed notification becomes;
 //! - `attempt`: one delivery's pipeline;
 //! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
@@ -18,10 +19,11 @@ mod expander;
 mod jobs;
 mod lanes;
 mod leases;
+mod permits;
 mod settler;
 mod trial;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -43,11 +45,12 @@ use crate::egress::Egress;
 use crate::metrics::Metrics;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::{Claim, KpiSettings, Lease, Store};
+use crate::store::{Claim, KpiSettings, Lease, LimitedClaim, Store, Want};
 use crate::trace::Tracer;
 use bell::Bell;
 use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
 use leases::Leases;
+use permits::Permits;
 use settler::Settler;
 
 /// How long after the last work we look again and again before we fall asleep.
@@ -264,6 +267,7 @@ impl Dispatcher {
             let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
         }
         renewing.abort();
+        self.give_back_unused().await;
         passed
     }
 
@@ -297,27 +301,32 @@ impl Dispatcher {
         }
     }
 
-    /// Until something may have changed.
+    /// Until something may have changed, or a permit is due that something waits for.
     async fn rest(&self, bell: &Bell, stop: &mut watch::Receiver<Stop>) {
+        let poll = clock::monotonic() + jittered(self.interval());
+        let look_at = self.lanes.next_permit_at().map_or(poll, |permit| permit.min(poll));
         tokio::select! {
             () = bell.rung() => {}
             () = self.crew.stir.notified() => {}
-            () = tokio::time::sleep(jittered(self.interval())) => {}
+            () = tokio::time::sleep_until(look_at.into()) => {}
             _ = stop.changed() => {}
         }
     }
 
     /// Claims what the lanes have room for, and starts it.
     async fn round(&mut self, due_before: Option<Timestamp>) -> Result<Looked, DbError> {
-        let Wants { by_lease, full } = self.lanes.wants(self.crew.tools.settings.batch);
+        self.give_back_unused().await;
+        let Wants { by_lease, limited, full } = self.lanes.wants(self.crew.tools.settings.batch);
         let mut begun = 0;
         for (lease, wants) in by_lease {
             let before = clock::monotonic();
             let claim = self.crew.tools.store.claim(&wants, lease, due_before).await?;
             self.note_claim(&claim);
             self.lanes.note_backlogs(&wants, &claim.deliveries);
-            begun += self.start(claim, before, lease).await?;
+            begun += self.start(claim, before, lease, HashMap::new()).await?;
         }
+        // What comes at a set pace is no reason to stay awake for more.
+        let paced = self.round_of_limited(limited, due_before).await?;
         // One notification does not end the sleep: saying so, and that we sleep again, would be two writes for each of a quiet day. More than one is a day
         // that is not quiet, on which nobody should pay for a bell.
         if begun > 1 || (begun > 0 && self.busy) {
@@ -326,9 +335,38 @@ impl Dispatcher {
         self.busy = begun > 0;
         if self.busy {
             self.worked_at = Some(clock::monotonic());
-            return Ok(Looked::Began);
         }
-        Ok(if full { Looked::Full } else { Looked::Nothing })
+        Ok(match begun + paced {
+            0 if full => Looked::Full,
+            0 => Looked::Nothing,
+            _ => Looked::Began,
+        })
+    }
+
+    /// The same for lanes whose rate is limited: a claim of their own, so that no other lane pays for it.
+    async fn round_of_limited(&mut self, limited: BTreeMap<Duration, Vec<Want>>, due_before: Option<Timestamp>) -> Result<usize, DbError> {
+        let mut begun = 0;
+        for (lease, wants) in limited {
+            let before = clock::monotonic();
+            let found = self.crew.tools.store.claim_limited(&wants, lease, due_before).await?;
+            begun += self.start_limited(&wants, found, before, lease).await?;
+        }
+        Ok(begun)
+    }
+
+    async fn start_limited(&mut self, wants: &[Want], found: LimitedClaim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
+        self.lanes.note_limited(wants, &found);
+        let permits = self.lanes.permits(&found);
+        self.start(found.claim, claimed_at, lease, permits).await
+    }
+
+    /// Permits of what was claimed and not sent: cancelled, say, or expired.
+    async fn give_back_unused(&self) {
+        for (lane, taken_at, permits) in self.lanes.take_unused() {
+            if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
+                tracing::debug!(%problem, lane, "could not give permits back; they come back with time");
+            }
+        }
     }
 
     fn note_claim(&self, claim: &Claim) {
@@ -343,12 +381,25 @@ impl Dispatcher {
         let before = clock::monotonic();
         let lease = self.lanes.longest_lease();
         let claim = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
-        let begun = self.start(claim, before, lease).await?;
+        let mut begun = self.start(claim, before, lease, HashMap::new()).await?;
+        self.give_back_unused().await;
+        let wants = self.lanes.wants_of(tenant, self.crew.tools.settings.batch);
+        if !wants.is_empty() {
+            let before = clock::monotonic();
+            let found = self.crew.tools.store.claim_limited_notification((tenant, id), &wants, lease, due_before).await?;
+            begun += self.start_limited(&wants, found, before, lease).await?;
+        }
         Ok(if begun > 0 { Looked::Began } else { Looked::Nothing })
     }
 
     /// Takes the slots of what was claimed and sets it on its way. What this process cannot serve goes back.
-    async fn start(&mut self, claim: Claim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
+    async fn start(
+        &mut self,
+        claim: Claim,
+        claimed_at: Instant,
+        lease: Duration,
+        mut permits: HashMap<i32, Permits>,
+    ) -> Result<usize, DbError> {
         let Claim { deliveries, providers, notes } = claim;
         let Some(first) = deliveries.first() else { return Ok(0) };
         let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
@@ -370,7 +421,7 @@ impl Dispatcher {
         for (id, batch) in by_lane {
             let way = match self.lanes.lane(id) {
                 _ if id == EXPANSION => Way::Expand(self.lanes.table(), lanes::take(&self.lanes.expansion(), batch.len())),
-                Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len())),
+                Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id)),
                 _ => {
                     self.crew.settler.return_unbegun(batch);
                     continue;
@@ -443,6 +494,9 @@ impl Dispatcher {
                 _ = stop.changed() => {}
             }
         }
+        if *stop.borrow() != Stop::Now {
+            self.give_back_unused().await;
+        }
         let left = self.crew.leases.len();
         if left > 0 {
             tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
@@ -450,10 +504,10 @@ impl Dispatcher {
     }
 }
 
-/// Where a claimed batch goes, and the slots it holds.
+/// Where a claimed batch goes, the slots it holds, and its permits.
 enum Way {
     Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
-    Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>),
+    Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>, Option<Permits>),
 }
 
 /// Reads what a batch is about, and hands it on.
@@ -462,7 +516,7 @@ async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes: Notes, cl
     match load(&crew, batch, notes).await {
         Ok(batch) => match way {
             Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
-            Way::Attempt(lane, slots) => attempt::attempt_batch(&crew, &lane, batch, clock, slots).await,
+            Way::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
         },
         Err((batch, problem)) => {
             tracing::warn!(%problem, "could not read what was claimed; it goes back");

@@ -69,6 +69,12 @@ impl Inboxes {
         OpenInbox { inner: self.0.clone(), key, moved }
     }
 
+    /// How many pages a user has open here.
+    #[must_use]
+    pub fn pages(&self, tenant: i32, user: &str) -> usize {
+        self.0.lock().users.get(&(tenant, user.to_owned())).map_or(0, watch::Sender::receiver_count)
+    }
+
     /// How many users have a page open here.
     #[must_use]
     pub fn users(&self) -> usize {

@@ -9,6 +9,7 @@ mod notification;
 mod outcome;
 mod policy;
 mod provider;
+mod rate;
 mod scope;
 
 pub use actor::Actor;
@@ -21,4 +22,5 @@ pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub(crate) use provider::short_name;
 pub use provider::{Guarantee, Provider, ProviderDraft};
+pub use rate::{Bucket, Rate};
 pub use scope::{Scope, Scopes};

@@ -23,9 +23,11 @@ mod notification_walk;
 mod notifications;
 mod operators;
 mod providers;
+mod rates;
 mod rollups;
 mod sessions;
 mod settle;
+mod shown;
 mod story;
 mod tenants;
 mod walk;
@@ -45,6 +47,7 @@ pub use keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use operators::{AT_ONCE, Act, Acted};
+pub use rates::{LimitedClaim, Metered};
 pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
 pub use sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use settle::{Attempted, Place, Settled, Settlement};
@@ -110,11 +113,13 @@ impl Store {
     /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
     #[doc(hidden)]
     #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 12] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 14] {
         [
             ("claim", &claim::CLAIM_POSTGRES),
             ("claim_reading", &claim::CLAIM_READING_POSTGRES),
             ("claim_notification", &claim::CLAIM_NOTIFICATION_POSTGRES),
+            ("claim_limited", &rates::CLAIM_LIMITED_POSTGRES),
+            ("claim_limited_notification", &rates::CLAIM_LIMITED_NOTIFICATION_POSTGRES),
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
             ("expand", expansion::EXPAND_POSTGRES),

@@ -12,7 +12,7 @@ pub enum Error {
         /// What is wrong and what is allowed.
         problem: String,
     },
-    /// Only with `strict`: the key stands already for another content.
+    /// The key stands already for another content: over HTTP always an error, in SQL only with `strict`.
     #[error("idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued")]
     Conflict {
         /// The key that both share.
@@ -23,6 +23,22 @@ pub enum Error {
     /// The database refused or could not be reached.
     #[error("database: {}", shown(&**.0))]
     Database(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The server will not do this, and asking again will not change its mind.
+    #[cfg(feature = "http")]
+    #[error("{status}{}{kind}: {detail}", if .kind.is_empty() { "" } else { " " })]
+    Refused {
+        /// The status of its answer.
+        status: u16,
+        /// The kind of refusal, e.g. `forbidden` or `not-found`; empty when it was not Postcommit that refused.
+        kind: String,
+        /// What it says.
+        detail: String,
+    },
+    /// The server could not be reached, was too busy, or answered nothing that can be read. Whether anything was enqueued is not known; to
+    /// enqueue the same notification again is safe.
+    #[cfg(feature = "http")]
+    #[error("server: {0}")]
+    Unavailable(String),
 }
 
 impl Error {

@@ -2,13 +2,14 @@
 //!
 //! The application builds a [`Notification`] and hands it to one of the [`adapters`] inside its own
 //! transaction. Commit publishes it, rollback leaves nothing. The Postcommit server, which reads the
-//! same database, delivers it. This crate does no network I/O of its own and pulls in no server parts.
+//! same database, delivers it. Without the feature `http` this crate does no network I/O of its own; it never pulls in server parts.
 //!
 //! In the order in which a notification meets them:
 //! - [`Notification`] and its builder: what to say, checked against [`limits`] when built;
 //! - [`Recipient`]: to whom;
 //! - [`key`]: idempotency keys that are the same every time;
 //! - [`adapters`]: `enqueue`, `enqueue_many` and `cancel` for tokio-postgres, sqlx and rusqlite, each behind a feature;
+//! - [`http`]: the same over HTTP, behind the feature `http`, for those who share no database with the server;
 //! - [`testing`]: `assert_enqueued` and `refute_enqueued` inside the transaction under test;
 //! - [`Timestamp`]: microseconds since 1970, UTC; [`TraceParent`]: the trace it belongs to.
 //!
@@ -29,6 +30,8 @@ mod check;
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 mod enqueue;
 mod error;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod key;
 pub mod limits;
 mod notification;

@@ -8,8 +8,10 @@ pub mod audit;
 pub mod deliveries;
 pub mod dispatch;
 pub mod entities;
+pub mod inbox;
 pub mod jobs;
 pub mod keys;
+pub mod kpis;
 pub mod notifications;
 pub mod page;
 pub mod problem;
@@ -23,11 +25,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use postcommit::Recipient;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::gate::Gate;
+use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::store::{Incoming, Refusal, Store};
 use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -37,6 +41,7 @@ use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::assets;
 use crate::auth::Auth;
 use problem::{Kind, Problem, ProblemBody};
 
@@ -49,6 +54,9 @@ pub struct Api {
     pub auth: Auth,
     /// One pass at a time.
     pub passing: Arc<tokio::sync::Mutex<()>>,
+    /// The inboxes that pages have open here.
+    pub inboxes: Inboxes,
+    pub inbox: inbox::InboxSettings,
     /// What waits for longer is stuck.
     pub stuck_after: Duration,
 }
@@ -81,7 +89,18 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(providers::test_provider))
         .routes(routes!(providers::pause_provider))
         .routes(routes!(providers::resume_provider))
+        .routes(routes!(inbox::list_inbox))
+        .routes(routes!(inbox::count_unread))
+        .routes(routes!(inbox::follow_inbox))
+        .routes(routes!(inbox::read_all))
+        .routes(routes!(inbox::read_message))
+        .routes(routes!(inbox::unread_message))
+        .routes(routes!(inbox::archive_message))
+        .routes(routes!(inbox::unarchive_message))
+        .routes(routes!(inbox::mint_user_token))
         .routes(routes!(dispatch::dispatch))
+        .routes(routes!(kpis::get_kpis))
+        .routes(routes!(kpis::get_kpi_series))
         .routes(routes!(keys::list_keys, keys::create_key))
         .routes(routes!(keys::revoke_key))
         .routes(routes!(tenants::list_tenants, tenants::create_tenant))
@@ -98,9 +117,11 @@ pub fn router(api: Shared) -> Router {
     let describe = move || async move { ([("content-type", "application/json")], document).into_response() };
     router
         .route("/openapi.json", get(describe))
+        .merge(assets::routes())
         .route("/login", get(session::login_page).post(session::login))
         .fallback(no_such_route)
         .method_not_allowed_fallback(|| async { Problem::new(Kind::MethodNotAllowed, "the route is known, but not with this method") })
+        .layer(from_fn_with_state(api.clone(), inbox::cors::answer_browsers))
         .with_state(api)
 }
 
@@ -125,7 +146,12 @@ impl Modify for Keys {
         let bearer = Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("pc_<id>_<secret>");
         let about = "A key of one tenant. The scope that a route needs stands beside it.";
         let scheme = SecurityScheme::Http(bearer.description(Some(about)).build());
-        document.components.get_or_insert_default().add_security_scheme("key", scheme);
+        let token = Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("pcu_<token>");
+        let about = "A token of one user, for that user's browser: opens one inbox.";
+        let user_token = SecurityScheme::Http(token.description(Some(about)).build());
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("key", scheme);
+        components.add_security_scheme("user_token", user_token);
     }
 }
 

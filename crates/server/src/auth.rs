@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
+use postcommit_engine::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::model::{Actor, Scope, Scopes};
 use postcommit_engine::store::{Key, KeyError, Session, Store};
@@ -68,7 +69,7 @@ impl Auth {
 
     /// The key behind a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
-        let now = Instant::now();
+        let now = clock::monotonic();
         let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
         match known {
             Some((key, until)) if until > now => return Ok(key),
@@ -112,8 +113,9 @@ impl Auth {
         }
     }
 
-    fn permit(&self, actor: &str) -> Result<(), Problem> {
-        self.requests.take(actor.to_owned(), Instant::now()).map_err(|wait| slow_down(wait, "too many requests by this key"))
+    /// Counts a request of that caller's; too many are refused.
+    pub fn permit(&self, actor: &str) -> Result<(), Problem> {
+        self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
 }
 
@@ -247,7 +249,7 @@ impl Caller {
     }
 }
 
-fn suspended() -> Problem {
+pub fn suspended() -> Problem {
     Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
 }
 
@@ -272,7 +274,7 @@ impl OptionalFromRequestParts<Shared> for Caller {
 }
 
 /// The one token of the one header.
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {

@@ -2,6 +2,7 @@
 
 mod api;
 mod app;
+mod assets;
 mod auth;
 mod bench;
 mod cli;

@@ -42,6 +42,9 @@ pub struct Change {
     pub concurrency: Option<i32>,
     pub timeout_ms: Option<i32>,
     pub is_default: Option<bool>,
+    /// Sends a second and at once; `Some(None)` takes it off.
+    pub rate_per_s: Option<Option<f64>>,
+    pub burst: Option<Option<i32>>,
     pub enabled: Option<bool>,
 }
 
@@ -76,6 +79,8 @@ impl Workshop<'_> {
             concurrency: 16,
             timeout_ms: 30_000,
             is_default: !taken,
+            rate_per_s: None,
+            burst: None,
         };
         let enabled = change.enabled;
         let draft = self.laid_over(base, change, tenant)?;
@@ -107,6 +112,8 @@ impl Workshop<'_> {
             concurrency: old.concurrency,
             timeout_ms: old.timeout_ms,
             is_default: old.is_default,
+            rate_per_s: old.rate_per_s,
+            burst: old.burst,
         };
         let enabled = change.enabled;
         let draft = self.laid_over(base, change, tenant)?;
@@ -150,6 +157,8 @@ impl Workshop<'_> {
         draft.concurrency = change.concurrency.unwrap_or(draft.concurrency);
         draft.timeout_ms = change.timeout_ms.unwrap_or(draft.timeout_ms);
         draft.is_default = change.is_default.unwrap_or(draft.is_default);
+        draft.rate_per_s = change.rate_per_s.unwrap_or(draft.rate_per_s);
+        draft.burst = change.burst.unwrap_or(draft.burst);
         draft.check().map_err(Refusal::Field)?;
         let (settings, secrets) = (&draft.settings, &change.secrets);
         let parts = Parts { settings, secrets, guarantee: draft.guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
 use postcommit_engine::gate::Gate;
+use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
 use postcommit_engine::store::{KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
@@ -114,6 +115,8 @@ fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
         tools: tools.clone(),
         auth: Auth::new(&settings.api),
         passing: Arc::default(),
+        inboxes: Inboxes::new(store.clone()),
+        inbox: settings.inbox.clone(),
         stuck_after: Duration::from_secs(settings.kpi.stuck_after_s),
     });
     tokio::spawn(note_use_forever(api.clone()));
@@ -185,6 +188,8 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
         concurrency: 16,
         timeout_ms: 30_000,
         is_default: true,
+        rate_per_s: None,
+        burst: None,
     };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     Ok(store.create_provider(tenant, &draft).await?)

@@ -1,5 +1,6 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
+use crate::api::inbox::InboxSettings;
 use crate::door::ServerSettings;
 use crate::telemetry::{TelemetrySettings, say};
 use crate::watching::MetricsSettings;
@@ -37,6 +38,7 @@ pub struct Settings {
     pub kpi: KpiSettings,
     pub metrics: MetricsSettings,
     pub telemetry: TelemetrySettings,
+    pub inbox: InboxSettings,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -224,6 +226,7 @@ impl Settings {
         self.server.validate()?;
         self.api.validate()?;
         self.dispatch.validate()?;
+        self.inbox.validate()?;
         self.egress.validate()?;
         self.kpi.validate()?;
         self.metrics.validate()?;

@@ -41,7 +41,6 @@ impl MetricsSettings {
 
 /// The span of the request at hand: what it enqueues belongs to it.
 #[derive(Debug, Clone, Copy)]
-#[allow(dead_code, reason = "handlers take it")]
 pub struct Traced(pub TraceParent);
 
 struct Page {

@@ -67,18 +67,40 @@ impl Client {
     /// # Errors
     /// When no whole answer comes.
     pub fn try_send(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+        self.say(method, path, body.map(|body| ("application/json", body)))
+    }
+
+    /// Sends a body that says to be of another kind.
+    ///
+    /// # Panics
+    /// As [`Client::get`].
+    pub fn send_as(&self, kind: &str, method: &str, path: &str, body: &[u8]) -> Answer {
+        self.say(method, path, Some((kind, body))).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
+    }
+
+    /// What is said first: all of a request without a body.
+    pub fn head(&self, method: &str, path: &str) -> String {
+        self.opening(method, path) + "\r\n"
+    }
+
+    fn opening(&self, method: &str, path: &str) -> String {
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.addr);
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        if let Some(body) = body {
-            head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+        head
+    }
+
+    fn say(&self, method: &str, path: &str, body: Option<(&str, &[u8])>) -> io::Result<Answer> {
+        let mut head = self.opening(method, path);
+        if let Some((kind, body)) = body {
+            head.push_str(&format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len()));
         }
         head.push_str("\r\n");
         let mut socket = TcpStream::connect(self.addr)?;
         socket.set_read_timeout(Some(GUARD))?;
         socket.write_all(head.as_bytes())?;
-        socket.write_all(body.unwrap_or_default())?;
+        socket.write_all(body.map_or(&[], |(_, body)| body))?;
         let mut answer = Vec::new();
         socket.read_to_end(&mut answer)?;
         Answer::parse(&answer).ok_or_else(|| io::Error::other(format!("not an answer: {:?}", String::from_utf8_lossy(&answer))))

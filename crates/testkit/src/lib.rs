@@ -8,6 +8,7 @@
 //! - [`http`]: a scripted HTTP server that answers as told, or misbehaves as told
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
 //! - [`proxy`]: a TCP proxy that turns into a black hole, resets, or is cut
+//! - [`browser`]: Chromium without a window, for what only a browser can show
 //! - [`process`]: the product's executable as a child: its lines, signals and exit
 //!
 //! All waiting is for a signal, under one guard ([`GUARD`]) that panics with what was seen.
@@ -15,6 +16,7 @@
 use std::time::Duration;
 
 mod background;
+pub mod browser;
 pub mod client;
 pub mod http;
 pub mod postgres;
@@ -22,6 +24,7 @@ pub mod process;
 pub mod proxy;
 pub mod receiver;
 
+pub use browser::Browser;
 pub use client::{Answer, Client};
 pub use http::{HttpServer, Reply, Request};
 pub use postgres::{Cluster, Postgres, TestDatabase, database};

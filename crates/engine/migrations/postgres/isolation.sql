@@ -8,13 +8,7 @@ DECLARE
   member text;
   has_role boolean;
 BEGIN
-  -- Roles belong to the cluster: another database may be making this one right now, and this login may not be allowed to.
-  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'postcommit_tenant') THEN
-    BEGIN
-      CREATE ROLE postcommit_tenant NOLOGIN;
-    EXCEPTION WHEN duplicate_object OR unique_violation OR insufficient_privilege THEN NULL;
-    END;
-  END IF;
+  -- It was made before, unless this login may not make roles.
   has_role := EXISTS (SELECT FROM pg_roles WHERE rolname = 'postcommit_tenant');
 
   -- Who may take it: this login, unless it may take any, and the workers.

@@ -1,20 +1,14 @@
--- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant, is made by isolation.sql.)
--- Repeatable. postcommit_owner owns the schema; the producer can call two functions and read nothing.
+-- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant, is for isolation.sql.)
+-- Repeatable. They have been made before. postcommit_owner owns the schema; the producer can call two functions and read nothing.
 DO $$
 DECLARE
-  role text;
   thing record;
 BEGIN
-  FOREACH role IN ARRAY ARRAY['postcommit_owner', 'postcommit_producer', 'postcommit_worker', 'postcommit_reader'] LOOP
-    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = role) THEN
-      -- Roles belong to the cluster: another database may be making them right now.
-      BEGIN
-        EXECUTE format('CREATE ROLE %I NOLOGIN', role);
-      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-      END;
-    END IF;
-  END LOOP;
-  EXECUTE format('GRANT postcommit_owner TO %I', current_user);
+  BEGIN
+    EXECUTE format('GRANT postcommit_owner TO %I', current_user);
+  -- Another database of the cluster did at this moment: before PostgreSQL 16 the catalogue says so by an internal error.
+  EXCEPTION WHEN unique_violation OR internal_error THEN NULL;
+  END;
   EXECUTE format('GRANT CREATE ON DATABASE %I TO postcommit_owner', current_database());
   ALTER SCHEMA postcommit OWNER TO postcommit_owner;
   FOR thing IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') LOOP
@@ -55,6 +49,13 @@ BEGIN
     REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader;
     GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key TO postcommit_reader;
     REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker;
+  END IF;
+END $$;
+DO $$
+BEGIN
+  -- Roles are renewed after each step of a migration: those before have no such columns.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'postcommit.provider'::regclass AND attname = 'rate_per_s') THEN
+    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader;
   END IF;
 END $$;
 -- Partitions made later: the views and functions run as their owner, the worker goes through the parents.

@@ -1,7 +1,7 @@
 //! The second wall between tenants, on PostgreSQL: row-level security for whoever takes the role `postcommit_tenant`. The first is the tenant in every
 //! WHERE; SQLite has no other.
 
-use super::migrate::{LOCK, first};
+use super::migrate::{LOCK, first, make_role};
 use super::{Db, DbError, postgres};
 
 /// The role under which a tenant's statements run.
@@ -51,6 +51,8 @@ impl Db {
             return Ok(());
         }
         let mut client = db.client().await?;
+        // A login that may not make it is told so by the self-check.
+        client.batch_execute(&make_role(TENANT_ROLE, " OR insufficient_privilege")).await.map_err(postgres::refused)?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
         let prepare = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
         transaction.batch_execute(&prepare).await.map_err(postgres::refused)?;

@@ -59,10 +59,19 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0007_jobs.sql"),
         sqlite: include_str!("../../migrations/sqlite/0007_jobs.sql"),
     },
+    Migration {
+        version: 8,
+        name: "rates",
+        postgres: include_str!("../../migrations/postgres/0008_rates.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0008_rates.sql"),
+    },
 ];
 
-/// Grants and roles, for `migrate --roles`.
+/// Who may do what in the schema, for `migrate --roles`.
 const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
+
+/// Whom [`ROLES`] is about.
+const ROLE_NAMES: [&str; 4] = ["postcommit_owner", "postcommit_producer", "postcommit_worker", "postcommit_reader"];
 
 /// The schema this program was made for.
 pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
@@ -161,6 +170,7 @@ impl Db {
                 transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
                 // What a step adds belongs to whoever applies it; where roles were made, they must be able to use it.
                 if transaction.query_one(HAS_ROLES, &[]).await.map_err(postgres::refused)?.get(0) {
+                    transaction.batch_execute(&make_roles()).await.map_err(postgres::refused)?;
                     transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
                 }
                 let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
@@ -193,9 +203,11 @@ impl Db {
             return Err(DbError::Refused { code: "roles".into(), message: "SQLite has no roles; --roles is for PostgreSQL".into() });
         };
         let mut client = db.client().await?;
+        client.batch_execute(&make_roles()).await.map_err(postgres::refused)?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
         transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
         transaction.commit().await.map_err(postgres::refused)?;
+        drop(client);
         self.isolate_tenants(true).await
     }
 
@@ -217,6 +229,23 @@ const HAS_ROLES: &str = "SELECT EXISTS (SELECT 1 FROM pg_namespace n JOIN pg_rol
 
 const SQLITE_START: &str =
     "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
+
+fn make_roles() -> String {
+    ROLE_NAMES.map(|name| make_role(name, "")).join("; ")
+}
+
+/// Makes a role if it is missing. Roles belong to the cluster: another database may be making it at this moment. To be committed before the role is
+/// used: a transaction that has looked for it in vain may remember that for longer than it is true.
+pub(super) fn make_role(name: &str, or_when: &str) -> String {
+    format!(
+        "DO $$ BEGIN
+           IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN
+             CREATE ROLE {name} NOLOGIN;
+           END IF;
+         EXCEPTION WHEN duplicate_object OR unique_violation{or_when} THEN NULL;
+         END $$"
+    )
+}
 
 fn plan(found: i32) -> Result<MigrationPlan, DbError> {
     if found > LATEST {

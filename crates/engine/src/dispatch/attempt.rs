@@ -10,6 +10,7 @@ use postcommit::Timestamp;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::lanes::Lane;
+use super::permits::Permits;
 use super::settler::{place_of, unbegun};
 use super::{Claimed, Crew, Reckoning, Tools};
 use crate::channel::Message;
@@ -74,9 +75,19 @@ impl Waiting {
     }
 }
 
-/// Sets a claimed batch of one lane on its way.
-pub async fn attempt_batch(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, slots: Option<OwnedSemaphorePermit>) {
+/// Sets a claimed batch of one lane on its way. Permits of what is not begun go back.
+pub async fn attempt_batch(
+    crew: &Arc<Crew>,
+    lane: &Arc<Lane>,
+    batch: Vec<Claimed>,
+    clock: Reckoning,
+    slots: Option<OwnedSemaphorePermit>,
+    permits: Option<Permits>,
+) {
     let ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await;
+    if let Some(mut permits) = permits {
+        permits.spend(ready.len());
+    }
     let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: Arc::new(Waiting::new(vec![])), clock };
     spawn_attempts(&group, ready, slots);
 }

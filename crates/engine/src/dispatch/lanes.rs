@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
+use super::permits::{Meter, Permits};
 use crate::channel::{self, Driver};
 use crate::db::DbError;
 use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use crate::secret::Secrets;
-use crate::store::Want;
+use crate::store::{LimitedClaim, Metered, Want};
 
 /// The lane of what is not expanded or routed yet.
 pub const EXPANSION: i32 = 0;
@@ -34,24 +35,38 @@ pub struct Lane {
     pub slots: Arc<Semaphore>,
     /// Whether rows of its own wait for it: they go first.
     pub backlog: Arc<AtomicBool>,
+    /// What is known of its permits, where its rate is limited.
+    pub meter: Arc<Meter>,
 }
 
 impl Lane {
     /// Whether it could begin a send now.
     fn is_open(&self, now: Timestamp) -> bool {
-        !self.provider.is_paused() && self.driver.is_ok() && self.provider.not_before.is_none_or(|until| until <= now)
+        self.is_served() && self.provider.not_before.is_none_or(|until| until <= now)
     }
 
     /// The same lane, described anew.
     fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, String>) -> Self {
         let same_slots = (self.provider.concurrency == provider.concurrency).then(|| self.slots.clone());
-        Self { backlog: self.backlog.clone(), ..Self::new(provider, driver, same_slots) }
+        if self.provider.rate() != provider.rate() {
+            self.meter.expect_after(Duration::ZERO);
+        }
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), ..Self::new(provider, driver, same_slots) }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
-        Self { name: provider.name.as_str().into(), slots, backlog: Arc::default(), provider, driver }
+        Self { name: provider.name.as_str().into(), slots, backlog: Arc::default(), meter: Arc::default(), provider, driver }
+    }
+
+    /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
+    fn is_served(&self) -> bool {
+        !self.provider.is_paused() && self.driver.is_ok()
+    }
+
+    fn is_limited(&self) -> bool {
+        self.provider.rate_per_s.is_some()
     }
 
     pub fn set_backlog(&self, waits: bool) {
@@ -86,9 +101,10 @@ impl Table {
     }
 
     /// Whether a notification with one target may be sent on this lane from its own row, without a row of the target's own: not what must be announced
-    /// first, what needs a longer lease, or what would overtake those that wait.
+    /// first, what needs a longer lease, a permit, or what would overtake those that wait.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce
+            && !lane.is_limited()
             && lane.is_open(now)
             && lease_of(&lane.provider, self.lease) == self.lease
             && !lane.backlog.load(Ordering::Relaxed)
@@ -108,6 +124,8 @@ pub struct Lanes {
 pub struct Wants {
     /// By the length of lease it needs: one claim each, nearly always one in all.
     pub by_lease: BTreeMap<Duration, Vec<Want>>,
+    /// The same for lanes whose rate is limited, if they may have a permit.
+    pub limited: BTreeMap<Duration, Vec<Want>>,
     /// There is no room for what is not expanded: whatever is found, more may be due.
     pub full: bool,
 }
@@ -169,27 +187,72 @@ impl Lanes {
 
     /// What could be started now.
     pub fn wants(&self, batch: i32) -> Wants {
-        let mut by_lease: BTreeMap<Duration, Vec<Want>> = BTreeMap::new();
-        let mut want = |lane, free: usize, lease| {
+        let (mut by_lease, mut limited) = (BTreeMap::new(), BTreeMap::new());
+        let want = |wants: &mut BTreeMap<Duration, Vec<Want>>, lane, free: usize, lease| {
             let quota = i32::try_from(free).unwrap_or(batch).min(batch);
             if quota > 0 {
-                by_lease.entry(lease).or_default().push(Want { lane, quota });
+                wants.entry(lease).or_default().push(Want { lane, quota });
             }
         };
         // Claiming a few at a time, as slots come free one by one, would cost a round trip each.
         let free = self.expansion.available_permits();
         let full = free < usize::try_from(batch).unwrap_or(free).min(EXPANSION_SLOTS / 2);
         if !full {
-            want(EXPANSION, free, self.lease);
+            want(&mut by_lease, EXPANSION, free, self.lease);
         }
-        // A lane that this process cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
-        let open = |lane: &Lane| !lane.provider.is_paused() && lane.driver.is_ok();
         // While there is more than enough to do, lanes on which nothing is known to wait are not asked every time.
         let worth_asking = |lane: &Lane| !full || lane.backlog.load(Ordering::Relaxed);
-        for (id, lane) in self.table.lanes.iter().filter(|(_, lane)| open(lane) && worth_asking(lane)) {
-            want(*id, lane.slots.available_permits(), lease_of(&lane.provider, self.lease));
+        for (id, lane) in self.table.lanes.iter().filter(|(_, lane)| lane.is_served() && worth_asking(lane)) {
+            let (free, lease) = (lane.slots.available_permits(), lease_of(&lane.provider, self.lease));
+            match lane.is_limited() {
+                false => want(&mut by_lease, *id, free, lease),
+                true if lane.meter.may_have_one() => want(&mut limited, *id, free, lease),
+                true => {}
+            }
         }
-        Wants { by_lease, full }
+        Wants { by_lease, limited, full }
+    }
+
+    /// Limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
+    pub fn wants_of(&self, tenant: i32, batch: i32) -> Vec<Want> {
+        let may = |lane: &&Arc<Lane>| lane.provider.tenant == tenant && lane.is_served() && lane.is_limited() && lane.meter.may_have_one();
+        self.table.lanes.values().filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
+    }
+
+    /// Learns from a claim on limited lanes. One that was not looked at has nothing due, or another process is at it.
+    pub fn note_limited(&self, wants: &[Want], found: &LimitedClaim) {
+        for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
+            let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);
+            let given = found.claim.deliveries.iter().filter(|delivery| delivery.lane == lane.provider.id).count();
+            lane.meter.expect_after(metered.map_or(Duration::ZERO, |metered| metered.wait));
+            lane.set_backlog(metered.is_some_and(|metered| usize::try_from(metered.quota).is_ok_and(|quota| given >= quota)));
+        }
+    }
+
+    /// The permits that came with a claim, by lane.
+    pub fn permits(&self, found: &LimitedClaim) -> HashMap<i32, Permits> {
+        let permits = |metered: &Metered| {
+            let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
+            Some((metered.lane, Permits::new(self.table.lane(metered.lane)?.meter.clone(), metered.taken_at, count)))
+        };
+        found.lanes.iter().filter_map(permits).collect()
+    }
+
+    /// Permits that were not used, by lane, and when they were taken. Each is told once.
+    pub fn take_unused(&self) -> Vec<(i32, Timestamp, usize)> {
+        let of_lane = |lane: &Arc<Lane>| {
+            let id = lane.provider.id;
+            lane.meter.take_unused().into_iter().map(move |(taken_at, count)| (id, taken_at, count))
+        };
+        self.table.lanes.values().flat_map(of_lane).collect()
+    }
+
+    /// When the next permit is due on a lane where something waits for it and could begin.
+    pub fn next_permit_at(&self) -> Option<Instant> {
+        let waits = |lane: &&Arc<Lane>| {
+            lane.is_limited() && lane.is_served() && lane.backlog.load(Ordering::Relaxed) && lane.slots.available_permits() > 0
+        };
+        self.table.lanes.values().filter(waits).filter_map(|lane| lane.meter.next_at()).min()
     }
 
     /// A lane that gave all that was asked for may hold more; one that gave less is empty.

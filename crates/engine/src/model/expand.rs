@@ -94,10 +94,9 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Ok(recipient) => recipient,
             Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
         };
-        match &recipient {
+        if let Recipient::List(name) = &recipient {
             // Lists live in a table that does not exist yet: every name is unknown.
-            Recipient::List(name) => return park("unknown_list", format!("list {name:?} is not known")),
-            _ => {}
+            return park("unknown_list", format!("list {name:?} is not known"));
         }
         let channels = channels_for(&recipient, note, routes);
         if channels.is_empty() {

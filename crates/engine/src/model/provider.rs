@@ -4,7 +4,7 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{IN_APP, Policy};
+use super::{IN_APP, Policy, Rate};
 
 /// What may happen when an attempt's outcome is unclear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,6 +71,10 @@ pub struct Provider {
     pub policy: Policy,
     /// Sends under way at once, per server process.
     pub concurrency: i32,
+    /// Sends a second, by all processes together; none is no limit.
+    pub rate_per_s: Option<f64>,
+    /// Sends at once after a pause, where there is a rate; none is what fits one second.
+    pub burst: Option<i32>,
     /// Longest time one send may take.
     pub timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
@@ -100,6 +104,12 @@ impl Provider {
         Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
     }
 
+    /// How often it may be called, if that is limited.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        self.rate_per_s.map(|per_s| Rate::new(per_s, self.burst))
+    }
+
     /// How long the provider remembers our key; settings may say so as `key_window_s`. Default a day.
     #[must_use]
     pub fn key_window(&self) -> Duration {
@@ -126,6 +136,10 @@ pub struct ProviderDraft {
     pub policy: Policy,
     /// Sends under way at once, per server process: 1 to 1,000.
     pub concurrency: i32,
+    /// Sends a second, by all processes together: 0.001 to 10,000; none is no limit.
+    pub rate_per_s: Option<f64>,
+    /// Sends at once after a pause: 1 to 10,000, and only with a rate; none is what fits one second.
+    pub burst: Option<i32>,
     /// Longest time one send may take, in milliseconds: 100 to 300,000.
     pub timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
@@ -148,6 +162,8 @@ impl ProviderDraft {
             concurrency: 1000,
             timeout_ms: 30_000,
             is_default: true,
+            rate_per_s: None,
+            burst: None,
         }
     }
 
@@ -166,7 +182,7 @@ impl ProviderDraft {
         if !(100..=300_000).contains(&self.timeout_ms) {
             return Err(format!("timeout_ms: is {}; 100 to 300000 are allowed", self.timeout_ms));
         }
-        Ok(())
+        Rate::check(self.rate_per_s, self.burst)
     }
 }
 

@@ -52,34 +52,37 @@ pub struct Claim {
     pub notes: Vec<StoredNotification>,
 }
 
+/// A free and due row `q` of the lane `want` and the priority `p`. `now()`, not the volatile clock, so that the index can be used.
+pub(super) const IS_DUE: &str = "q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz)
+            AND q.due_at >= coalesce(($6::timestamptz[])[10 * want.place - p.priority], '-infinity') AND (q.lease_until IS NULL OR q.lease_until < now())";
 /// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
-/// loop before lower priorities are touched. `now()`, not the volatile clock, so that the index can be used.
-const PICK: &str = "
-    WITH want AS MATERIALIZED (
-      SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
-      WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
-    ), picked AS MATERIALIZED (
-      SELECT c.ctid FROM want CROSS JOIN LATERAL (
+/// loop before lower priorities are touched.
+pub(super) const PICKED: &str = "picked AS MATERIALIZED (
+      SELECT c.ctid, want.lane FROM want CROSS JOIN LATERAL (
         SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
-          SELECT q.ctid FROM postcommit.delivery_queue q
-          WHERE q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz)
-            AND q.due_at >= coalesce(($6::timestamptz[])[10 * want.place - p.priority], '-infinity') AND (q.lease_until IS NULL OR q.lease_until < now())
-          ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
+          SELECT q.ctid FROM postcommit.delivery_queue q WHERE {is_due} ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT want.quota
       ) c
     )";
+/// A lane whose rate is limited is claimed from by [`Store::claim_limited`] alone, whatever a dispatcher remembers of it.
+const WANT: &str = "
+    WITH want AS MATERIALIZED (
+      SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
+      WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
+    )";
 /// Those of one notification. Its rows first, by their key alone: next to a due time or a lane the planner might walk along the index by those.
-const PICK_OF_NOTIFICATION: &str = "
+pub(super) const OF_IT: &str = "
     WITH of_it AS MATERIALIZED (
       SELECT r.ctid, r.lane, r.due_at, r.lease_until FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 FOR UPDATE SKIP LOCKED
-    ), picked AS MATERIALIZED (
-      SELECT r.ctid FROM of_it r WHERE r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now())
-        AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND {held})
+    ), due AS MATERIALIZED (SELECT r.ctid, r.lane FROM of_it r WHERE r.due_at <= $5 AND (r.lease_until IS NULL OR r.lease_until < now()))";
+const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
+      SELECT r.ctid FROM due r WHERE NOT EXISTS (
+        SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND {held})
     )";
-/// A lane from which nothing is taken: paused, held, or its tenant is suspended. Who is, is asked once for a claim.
-const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+/// A lane from which nothing is taken: paused, held, limited, or its tenant is suspended. Who is, is asked once for a claim.
+const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.rate_per_s IS NOT NULL OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
-const LEASE: &str = "
+pub(super) const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
@@ -87,13 +90,9 @@ const LEASE: &str = "
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
-fn pick(commit: &str) -> String {
-    PICK.replace("{commit}", commit).replace("{held}", HELD_POSTGRES)
-}
-
 pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} {LEASE}", pick("")));
 pub(super) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| format!("{} {LEASE}", PICK_OF_NOTIFICATION.replace("{held}", HELD_POSTGRES)));
+    LazyLock::new(|| format!("{OF_IT}, {} {LEASE}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES)));
 /// A claim that reads what it claims along, as far as it is not expanded yet, and whose commit does not wait for the disk (docs/decisions/0015). On a quiet
 /// day that saves an exchange and a wait on the way of each notification. In a backlog there is nothing to save: meanwhile others are sent and settled.
 pub(super) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -101,6 +100,10 @@ pub(super) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let pick = pick(", set_config('synchronous_commit', 'off', true)");
     format!("{pick}, claimed AS ({LEASE}) SELECT claimed.*, note.* FROM claimed LEFT JOIN LATERAL ({read} OFFSET 0) note ON true")
 });
+
+fn pick(commit: &str) -> String {
+    format!("{}, {}", WANT.replace("{commit}", commit).replace("{held}", HELD_POSTGRES), PICKED.replace("{is_due}", IS_DUE))
+}
 
 /// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
 /// thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out. UPDATE … RETURNING copies each row on the way: 6.8 µs
@@ -115,19 +118,21 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
-const HELD_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2
+/// Whether a lane is left alone by a claim of limited lanes, or by one of those that are not.
+const HELD_SQLITE: &str =
+    "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2 OR (rate_per_s IS NOT NULL) <> ?3
     OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
 /// A row as [`SET_LEASE_SQLITE`] will leave it.
-const AS_CLAIMED_SQLITE: &str = "tenant, notification_id, n, lane, attempts, losses + (lease_token IS NOT NULL), seq,
+pub(super) const AS_CLAIMED_SQLITE: &str = "tenant, notification_id, n, lane, attempts, losses + (lease_token IS NOT NULL), seq,
     CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, intent IS NOT NULL, unclear,
     coalesce(first_try_at, CASE WHEN lease_token IS NOT NULL THEN leased_at END, ?1), channel, target, priority, due_at, ?1,
     (SELECT version FROM postcommit_provider_version)";
-const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at = ?1, lease_until = ?2, lease_token = ?3,
+pub(super) const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at = ?1, lease_until = ?2, lease_token = ?3,
     lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL),
     first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END";
 
 const OF_NOTIFICATION_SQLITE: &str = "tenant = ?4 AND notification_id = ?5 AND due_at <= ?6 AND (lease_until IS NULL OR lease_until < ?1)
-    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1
+    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1 OR p.rate_per_s IS NOT NULL
       OR p.tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL)))";
 static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
@@ -165,7 +170,8 @@ impl Store {
                 let (wants, wanted) = (wants.to_vec(), wants.to_vec());
                 // Looking first on a read connection leaves the write lock to the application while nothing is due. Where a claim has just found
                 // something the next one will, too.
-                if !self.found.load(Ordering::Relaxed) && !db.read(move |connection| is_due(connection, &wanted, due_before)).await? {
+                if !self.found.load(Ordering::Relaxed) && !db.read(move |connection| is_due(connection, &wanted, due_before, false)).await?
+                {
                     return Ok(Claim::default());
                 }
                 let written = db.write(move |connection| {
@@ -300,11 +306,11 @@ pub(super) const RENEW_POSTGRES: &str =
 const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 
 /// Whether a claim would find anything.
-fn is_due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>) -> Result<bool, DbError> {
+pub(super) fn is_due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>, limited: bool) -> Result<bool, DbError> {
     let now = sqlite::now(connection)?;
     let latest = due_before.map_or(now, |before| before.min(now)).as_micros();
     let mut look = Prepared::on(connection, IS_DUE_SQLITE)?;
-    for want in open_lanes(connection, wants, now)? {
+    for want in open_lanes(connection, wants, now, limited)? {
         for priority in (0..=9).rev() {
             if look.first((want.lane, priority, latest, now.as_micros()), |_| Ok(()))?.is_some() {
                 return Ok(true);
@@ -322,34 +328,47 @@ fn claim_sqlite(
     due_before: Option<Timestamp>,
 ) -> Result<Claim, DbError> {
     let now = sqlite::now(connection)?;
-    let latest = due_before.map_or(now, |before| before.min(now)).as_micros();
-    let (until, by) = (now.plus(lease).as_micros(), Id::from(token));
-    let (mut due, mut hold) = (Prepared::on(connection, &DUE_SQLITE)?, Prepared::on(connection, &LEASE_SQLITE)?);
+    let latest = due_before.map_or(now, |before| before.min(now));
     let mut rows = Vec::new();
-    for want in open_lanes(connection, wants, now)? {
-        let mut left = want.quota;
-        for priority in (0..=9).rev() {
-            let mut last = None;
-            let more = due.rows((now.as_micros(), want.lane, priority, latest, left), |row| {
-                last = Some([14, 0, 1, 2].map(|place| row.take(place).unwrap_or(Value::Null)));
-                leased(row, token)
-            })?;
-            if let Some([due_at, tenant, id, n]) = last {
-                hold.run(params![now.as_micros(), until, by, want.lane, priority, due_at, tenant, id, n])?;
-            }
-            left -= i32::try_from(more.len()).unwrap_or(left);
-            rows.extend(more);
-        }
+    for want in open_lanes(connection, wants, now, false)? {
+        rows.extend(claim_lane_sqlite(connection, want, &Term { token, now, until: now.plus(lease), latest })?);
     }
     Ok(found(rows))
 }
 
-/// Those that want something and are neither paused nor held.
-fn open_lanes(connection: &Connection, wants: &[Want], now: Timestamp) -> Result<Vec<Want>, DbError> {
+/// A lease to be, and what is due for it.
+pub(super) struct Term {
+    pub token: Uuid,
+    pub now: Timestamp,
+    pub until: Timestamp,
+    pub latest: Timestamp,
+}
+
+pub(super) fn claim_lane_sqlite(connection: &Connection, want: Want, term: &Term) -> Result<Vec<Leased>, DbError> {
+    let (now, until, by) = (term.now.as_micros(), term.until.as_micros(), Id::from(term.token));
+    let (mut due, mut hold) = (Prepared::on(connection, &DUE_SQLITE)?, Prepared::on(connection, &LEASE_SQLITE)?);
+    let (mut rows, mut left) = (Vec::new(), want.quota);
+    for priority in (0..=9).rev() {
+        let mut last = None;
+        let more = due.rows((now, want.lane, priority, term.latest.as_micros(), left), |row| {
+            last = Some([14, 0, 1, 2].map(|place| row.take(place).unwrap_or(Value::Null)));
+            leased(row, term.token)
+        })?;
+        if let Some([due_at, tenant, id, n]) = last {
+            hold.run(params![now, until, by, want.lane, priority, due_at, tenant, id, n])?;
+        }
+        left -= i32::try_from(more.len()).unwrap_or(left);
+        rows.extend(more);
+    }
+    Ok(rows)
+}
+
+/// Those that want something, are neither paused nor held, and are limited or not, as asked.
+pub(super) fn open_lanes(connection: &Connection, wants: &[Want], now: Timestamp, limited: bool) -> Result<Vec<Want>, DbError> {
     let mut held = Prepared::on(connection, HELD_SQLITE)?;
     let mut open = Vec::with_capacity(wants.len());
     for want in wants.iter().filter(|want| want.quota > 0) {
-        if held.first((want.lane, now.as_micros()), |_| Ok(()))?.is_none() {
+        if held.first((want.lane, now.as_micros(), limited), |_| Ok(()))?.is_none() {
             open.push(*want);
         }
     }
@@ -387,13 +406,13 @@ fn claim(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Claim {
 }
 
 /// A row, and the state of the providers that comes along with it.
-type Leased = Result<(Delivery, i64), DbError>;
+pub(super) type Leased = Result<(Delivery, i64), DbError>;
 
-fn leased(row: &mut impl Cells, token: Uuid) -> Leased {
+pub(super) fn leased(row: &mut impl Cells, token: Uuid) -> Leased {
     Ok((delivery(row, token)?, row.take(16)?))
 }
 
-fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
+pub(super) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
     let rows = readable(rows);
     let providers = rows.first().map_or(0, |(_, providers)| *providers);
     let mut deliveries: Vec<Delivery> = rows.into_iter().map(|(delivery, _)| delivery).collect();

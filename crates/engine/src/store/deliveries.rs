@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::Store;
 use super::delivery_walk::DeliveryWalk;
 use super::notifications::readable;
+use super::shown::Shown;
 use super::walk::{Page, Position};
 use crate::db::{DbError, Row, Value};
 use crate::model::{DeliveryId, DeliveryKey};
@@ -152,9 +153,11 @@ impl DeliveryFilter {
     }
 }
 
-const COLUMNS: &str = "id, tenant, notification_id, n, event_type, entity, channel, provider, target, state, reason, attempts, next_attempt_at, error_code, last_error, provider_ref,
-    created_at, sent_at, updated_at, unclear";
-const OF_ONE: &str = "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
+const SHOWN: Shown = Shown {
+    columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts, next_attempt_at, error_code, last_error, provider_ref,
+        created_at, sent_at, updated_at, unclear",
+    of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
+};
 
 impl Store {
     /// A page of deliveries, newest first.
@@ -163,16 +166,15 @@ impl Store {
     /// As the database says.
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
         let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
-        let page = self.walk(&walk, walk.start(), filter.limit).await?;
-        let rows = self.shown(&page.rows, COLUMNS, OF_ONE).await?;
-        Ok(Page { rows: readable(rows.iter().map(listed)), more: page.more })
+        let page = self.walk_rows(&walk, Some(SHOWN), walk.start(), filter.limit).await?;
+        Ok(Page { rows: readable(page.rows.iter().map(|(_, row)| listed(row))), more: page.more })
     }
 
     /// What is said to list a window of so many rows, for a test to look at the plans.
     #[doc(hidden)]
     pub async fn delivery_statements(&self, filter: &DeliveryFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
         let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
-        self.statements(&walk, walk.start(), step, filter.limit).await
+        self.statements(&walk, Some(SHOWN), walk.start(), step, filter.limit).await
     }
 
     /// One delivery, whoever owns it, or only this tenant's.
@@ -181,8 +183,7 @@ impl Store {
     /// As the database says.
     pub async fn delivery_row(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
-        let sql = format!("SELECT {COLUMNS} FROM {OF_ONE}");
-        self.db.query(&sql, vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
+        self.db.query(&SHOWN.statement(), vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
     }
 
     /// The store's key of a delivery, live or finished, whoever owns it, or only this tenant's.

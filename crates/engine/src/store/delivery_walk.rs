@@ -123,7 +123,7 @@ impl<'a> DeliveryWalk<'a> {
             let note = format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
             if about.is_empty() { row } else { format!("{row}{}", dialect.step("notification", "note", &note)) }
         };
-        format!("SELECT q.tenant, q.notification_id AS id, q.n {from}{steps}")
+        format!("SELECT q.tenant, q.notification_id AS id, q.n, q.lane {from}{steps}")
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use postcommit::Notification;
+use postcommit::{Notification, TraceParent, limits};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -90,6 +90,9 @@ const FIELDS: [&str; 19] = [
     "strict",
 ];
 
+/// What a `traceparent` takes in a source, with room for how PostgreSQL writes it.
+const TRACE_ROOM: usize = 128;
+
 /// A notification that will be accepted, as far as can be told without the database.
 #[derive(Debug, Clone)]
 pub struct Incoming {
@@ -155,6 +158,17 @@ impl Incoming {
         }
         key.clone_into(&mut self.note.idempotency_key);
         Ok(self)
+    }
+
+    /// The same as part of that trace, unless it names one itself or its source has no room left for it.
+    #[must_use]
+    pub fn traced(mut self, parent: TraceParent) -> Self {
+        let source = &self.note.source;
+        let has_room = || serde_json::to_string(source).is_ok_and(|text| text.len() + TRACE_ROOM <= limits::SOURCE_BYTES);
+        if source.traceparent.is_none() && has_room() {
+            self.note.source = std::mem::take(&mut self.note.source).traced_by(parent);
+        }
+        self
     }
 
     /// Everything but payload and data.

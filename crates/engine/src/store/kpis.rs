@@ -72,6 +72,7 @@ impl KpiSettings {
 
 /// How it stands, everywhere and by site.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Kpis {
     /// When it was looked, by the database's clock.
     pub at: Timestamp,
@@ -88,6 +89,7 @@ pub struct Kpis {
 
 /// How it stands for one site.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SiteKpi {
     /// The site; empty for what came from none.
     pub site: String,
@@ -98,10 +100,11 @@ pub struct SiteKpi {
 
 /// How it stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Kpi {
     /// Live deliveries by state.
     pub queue: Depth,
-    /// Pending or retrying for longer than the threshold.
+    /// Pending or retrying, and due for longer than the threshold.
     pub stuck: i64,
     /// Parked deliveries, by reason.
     pub parked: Parked,
@@ -109,12 +112,13 @@ pub struct Kpi {
     pub delivered: i64,
     /// Parked in the interval.
     pub failed: i64,
-    /// For how long the oldest delivery that is pending or retrying has been; 0 when there is none.
+    /// For how long the oldest delivery that is pending or retrying has been due; 0 when none is.
     pub oldest_pending_s: i64,
 }
 
 /// Live deliveries by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Depth {
     /// All of them.
     pub total: i64,
@@ -130,6 +134,7 @@ pub struct Depth {
 
 /// Parked deliveries by reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Parked {
     /// All of them.
     pub total: i64,
@@ -143,17 +148,9 @@ pub struct Parked {
     pub config: i64,
 }
 
-/// Waits for nobody but us: not under way, or held by a lease that ran out.
-const FREE: &str = "(q.lease_token IS NULL OR q.lease_until <= {now_at})";
-/// Since when a live row is pending or retrying: since its first try, or since it was due. What is scheduled for later is neither.
-const SINCE: &str = "(CASE WHEN q.attempts > 0 OR q.losses > 0 THEN coalesce(q.first_try_at, q.due_at) ELSE q.due_at END)";
-
-/// The condition under which a row `q` of the queue is stuck (E11); the parameters are now, and now less the threshold. A paused lane is no excuse: somebody must look.
-/// What is under way is not stuck until its lease has run out; what is scheduled for later is not.
-pub(crate) fn is_stuck(now: usize, threshold: usize) -> String {
-    let since = format!("CASE WHEN q.lease_token IS NOT NULL THEN q.lease_until ELSE {SINCE} END");
-    format!("{} AND {since} <= ${threshold}", FREE.replace("{now_at}", &format!("${now}")))
-}
+/// When a row `q` of the queue is stuck (E11); `$2` is now less the threshold. As lists have it: due for longer than that, and not under way. A paused lane is no excuse:
+/// somebody must look. What is scheduled for later, or waits for its next attempt, is not due.
+const IS_STUCK: &str = "q.lease_token IS NULL AND q.due_at < $2";
 
 impl Store {
     /// How it stands. `None` is every tenant. By site it takes a look at the notification of each live and parked row; without, none.
@@ -247,9 +244,8 @@ fn queue(of: Of) -> String {
     format!(
         "SELECT {site}, count(*), count(*) FILTER (WHERE {untried} AND q.due_at <= $1), count(*) FILTER (WHERE q.lease_token IS NOT NULL),
            count(*) FILTER (WHERE q.lease_token IS NULL AND (q.attempts > 0 OR q.losses > 0)), count(*) FILTER (WHERE {untried} AND q.due_at > $1),
-           count(*) FILTER (WHERE {}), min(CASE WHEN q.lease_token IS NULL AND {SINCE} <= $1 THEN {SINCE} END)
+           count(*) FILTER (WHERE {IS_STUCK}), min(q.due_at) FILTER (WHERE q.lease_token IS NULL AND q.due_at <= $1)
          FROM postcommit.delivery_queue q WHERE true {} GROUP BY 1",
-        is_stuck(1, 2),
         of_tenant("q", of.tenant, 3)
     )
 }

@@ -25,7 +25,14 @@ const SLOW: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub struct Marks {
     by_queue: HashMap<(i32, i16), Mark>,
-    next_look: Option<Instant>,
+    /// Of each lane: not all of them are asked by the same claims, and a full look at one says nothing about another.
+    by_lane: HashMap<i32, FullLook>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct FullLook {
+    next_at: Instant,
+    /// The last one took long.
     slow: bool,
 }
 
@@ -41,7 +48,8 @@ struct Mark {
 #[derive(Debug)]
 pub struct Look {
     pub from: Vec<Option<Timestamp>>,
-    full: bool,
+    /// Lanes that are looked at in full.
+    full: Vec<i32>,
     began: Instant,
 }
 
@@ -49,20 +57,24 @@ impl Marks {
     /// Where to begin now.
     pub fn look(&mut self, lanes: &[i32]) -> Look {
         let began = clock::monotonic();
-        let full = self.next_look.is_none_or(|at| at <= began);
-        let from = |queue| self.by_queue.get(&queue).filter(|mark| !full && (mark.more || self.slow)).map(|mark| mark.from);
+        let recent = |lane: i32| self.by_lane.get(&lane).filter(|look| look.next_at > began);
+        let from = |(lane, priority)| {
+            let look = recent(lane)?;
+            self.by_queue.get(&(lane, priority)).filter(|mark| mark.more || look.slow).map(|mark| mark.from)
+        };
+        let full = lanes.iter().copied().filter(|lane| recent(*lane).is_none()).collect();
         let from = lanes.iter().flat_map(|lane| (0_i16..=9).rev().map(move |priority| (*lane, priority))).map(from).collect();
         Look { from, full, began }
     }
 
-    /// Learns from what was found.
+    /// Learns from what was found on the lanes that were looked at.
     pub fn note(&mut self, look: &Look, wants: &[Want], found: &[Delivery]) {
-        if look.full {
-            let took = look.began.elapsed();
-            self.slow = took > SLOW;
-            self.next_look = Some(clock::monotonic() + (took * COST).clamp(LOOK, LONGEST));
-        }
+        let took = look.began.elapsed();
+        let full = FullLook { next_at: clock::monotonic() + (took * COST).clamp(LOOK, LONGEST), slow: took > SLOW };
         for want in wants {
+            if look.full.contains(&want.lane) {
+                self.by_lane.insert(want.lane, full);
+            }
             for priority in 0..=9 {
                 self.by_queue.entry((want.lane, priority)).and_modify(|mark| mark.more = false);
             }
@@ -168,10 +180,21 @@ mod tests {
     fn a_full_look_comes_whatever_the_marks_say() {
         let mut marks = Marks::default();
         claim(&mut marks, 1, &[found(1, 5, 7)]);
-        assert!(!marks.look(&[1]).full);
-        marks.next_look = Some(clock::monotonic());
+        assert!(marks.look(&[1]).full.is_empty());
+        marks.by_lane.entry(1).and_modify(|look| look.next_at = clock::monotonic());
         let look = marks.look(&[1]);
-        assert!(look.full && look.from.iter().all(Option::is_none));
+        assert!(look.full == [1] && look.from.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_full_look_at_one_lane_is_none_at_another() {
+        let mut marks = Marks::default();
+        claim(&mut marks, 1, &[found(1, 5, 7)]);
+        let look = marks.look(&[2, 1]);
+        assert_eq!((&look.full[..], look.from[14]), (&[2][..], Some(at(7))));
+        // Asked for and not looked at: the full look is still to come.
+        marks.note(&look, &[Want { lane: 1, quota: 1 }], &[]);
+        assert_eq!(marks.look(&[2, 1]).full, [2]);
     }
 
     #[test]
@@ -179,7 +202,7 @@ mod tests {
         let mut marks = Marks::default();
         claim(&mut marks, 3, &[found(1, 5, 7)]);
         assert_eq!(next(&mut marks)[4], None);
-        marks.slow = true;
+        marks.by_lane.entry(1).and_modify(|look| look.slow = true);
         assert_eq!(next(&mut marks)[4], Some(at(7)));
     }
 }

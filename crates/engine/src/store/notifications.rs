@@ -10,7 +10,9 @@ use uuid::Uuid;
 
 use super::Store;
 use super::notification_walk::NotificationWalk;
+use super::shown::Shown;
 use super::walk::{Page, Position};
+use crate::crash::held_to;
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::StoredNotification;
 
@@ -121,8 +123,10 @@ static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
     sqlite::dialect(&format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"))
 });
 /// What a list shows of one.
-const SHOWN: &str = "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title";
-const OF_ONE: &str = "postcommit.notification_status WHERE tenant_id = $1 AND id = $2";
+const SHOWN: Shown = Shown {
+    columns: "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title",
+    of_one: "postcommit.notification_status WHERE tenant_id = $1 AND id = $2",
+};
 const GATHERED_SQLITE: &str = "group_concat(c.n, ',')";
 
 impl Store {
@@ -163,7 +167,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
-        let Some(tenant) = self.owner(tenant, id).await? else { return Ok(None) };
+        let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
         let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
         rows.into_iter().next().map(|mut row| stored(&mut row, 0)).transpose()
@@ -176,7 +180,7 @@ impl Store {
     pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Page<NotificationRow>, DbError> {
         let walk = self.notification_walk(filter).await?;
         let page = self.walk(&walk, walk.start(), filter.limit).await?;
-        let rows = self.shown(&page.rows, SHOWN, OF_ONE).await?;
+        let rows = self.shown(&page.rows, SHOWN).await?;
         Ok(Page { rows: readable(rows.iter().map(listed)), more: page.more })
     }
 
@@ -195,7 +199,7 @@ impl Store {
     #[doc(hidden)]
     pub async fn notification_statements(&self, filter: &NotificationFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
         let walk = self.notification_walk(filter).await?;
-        self.statements(&walk, walk.start(), step, filter.limit).await
+        self.statements(&walk, None, walk.start(), step, filter.limit).await
     }
 
     /// The status of one notification.
@@ -208,8 +212,7 @@ impl Store {
     }
 
     pub(super) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
-        let sql = format!("SELECT {SHOWN} FROM {OF_ONE}");
-        self.db.query(&sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
+        self.db.query(&SHOWN.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
     /// What was refused because this notification holds the key.

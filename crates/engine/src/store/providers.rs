@@ -9,10 +9,11 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
-    guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)";
+    guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
-const INSERT: &str = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {now}, {now})";
+const INSERT: &str = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, rate_per_s, burst,
+      created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {now}, {now})";
 
 impl Store {
     /// All providers of all tenants.
@@ -70,7 +71,7 @@ impl Store {
     pub async fn update_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
             guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
-            is_default = $11, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
+            is_default = $11, rate_per_s = $12, burst = $13, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
         let mut statements = step_down(tenant, draft);
         statements.push((update.to_owned(), columns(tenant, draft)));
         let deciding = statements.len() - 1;
@@ -171,6 +172,8 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
         draft.concurrency.into(),
         draft.timeout_ms.into(),
         draft.is_default.into(),
+        draft.rate_per_s.map_or(Value::Null, Value::Real),
+        draft.burst.into(),
     ]
 }
 
@@ -197,5 +200,7 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         suspended: row.get(17)?,
         revision: row.get(15)?,
         guarantee_since: row.get(16)?,
+        rate_per_s: row.get(18)?,
+        burst: row.get(19)?,
     })
 }

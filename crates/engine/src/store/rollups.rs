@@ -1,4 +1,4 @@
-//! Roll-ups: what was counted when deliveries ended is folded into minutes and hours, and series are read from there (docs/decisions/0021).
+//! Roll-ups: what was counted when deliveries ended is folded into minutes and hours, and series are read from there (docs/decisions/0023).
 
 use std::collections::BTreeMap;
 
@@ -44,6 +44,7 @@ const ADD: &str = "INSERT INTO postcommit.rollup_{per} AS r (tenant, slot, state
 /// How long a slot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Per {
     /// A minute.
     Minute,
@@ -88,6 +89,7 @@ impl Per {
 /// By what a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum By {
     /// One line for each state that deliveries entered.
     State,
@@ -133,6 +135,14 @@ impl Span {
         Ok(Self { per, from, slots })
     }
 
+    /// The last 60 slots before `to`.
+    ///
+    /// # Errors
+    /// As [`Span::new`].
+    pub fn last(per: Per, to: Timestamp) -> Result<Self, String> {
+        Self::new(per, Timestamp::from_micros(to.as_micros().saturating_sub(60 * per.micros())), to)
+    }
+
     fn end(&self) -> Timestamp {
         Timestamp::from_micros(self.from.as_micros() + self.per.micros() * i64::try_from(self.slots).unwrap_or(0))
     }
@@ -140,6 +150,7 @@ impl Span {
 
 /// How many deliveries entered a state, slot by slot; a slot in which nothing happened is 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Series {
     /// How long a slot is.
     pub per: Per,
@@ -153,6 +164,7 @@ pub struct Series {
 
 /// One line of a series.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Line {
     /// The state, channel or site; empty is none.
     pub label: String,

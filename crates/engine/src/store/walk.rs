@@ -9,11 +9,11 @@ use std::str::FromStr;
 
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use uuid::Uuid;
 
 use super::Store;
-use crate::db::{Db, DbError, Row, Value, sqlite};
+use super::shown::Shown;
+use crate::db::{Db, DbError, Row, Value};
 use crate::model::DeliveryKey;
 
 /// Rows of its index that one page examines at most, in each tenant.
@@ -203,6 +203,18 @@ impl Store {
 
     /// The keys of a page.
     pub(super) async fn walk(&self, walk: &impl Walk, from: Position, limit: i64) -> Result<Page<DeliveryKey>, DbError> {
+        let page = self.walk_rows(walk, None, from, limit).await?;
+        Ok(Page { rows: page.rows.into_iter().map(|(key, _)| key).collect(), more: page.more })
+    }
+
+    /// The keys of a page, and what is shown of each.
+    pub(super) async fn walk_rows(
+        &self,
+        walk: &impl Walk,
+        shown: Option<Shown>,
+        from: Position,
+        limit: i64,
+    ) -> Result<Page<(DeliveryKey, Row)>, DbError> {
         let (mut rows, mut place, mut examined) = (Vec::new(), from, 0);
         let mut step = walk.first_window(limit).clamp(1, EXAMINED);
         let enough = usize::try_from(limit).unwrap_or(0);
@@ -210,10 +222,10 @@ impl Store {
             let Some(floor) = self.floor(walk, place, step).await? else { return Ok(Page { rows, more: None }) };
             // One more than fits tells whether there is more.
             let wanted = enough.saturating_add(1) - rows.len();
-            rows.extend(self.matches(walk, place, floor.unwrap_or(walk.oldest()), wanted).await?);
+            rows.extend(self.matches(walk, shown, place, floor.unwrap_or(walk.oldest()), wanted).await?);
             if rows.len() > enough {
                 rows.truncate(enough);
-                return Ok(Page { more: rows.last().map(position_of).or(Some(from)), rows });
+                return Ok(Page { more: rows.last().map(|(key, _)| position_of(key)).or(Some(from)), rows });
             }
             let Some(floor) = floor else { return Ok(Page { rows, more: None }) };
             place = Position::behind(floor);
@@ -250,19 +262,32 @@ impl Store {
         rows.first().map_or(Ok(None), |row| row.get(0)).map(Some)
     }
 
-    async fn matches(&self, walk: &impl Walk, place: Position, floor: Uuid, wanted: usize) -> Result<Vec<DeliveryKey>, DbError> {
-        let (sql, parameters) = self.match_statement(walk, place, floor, wanted);
-        let rows = self.db.query_once(&sql, parameters).await?;
-        let kept = rows.iter().filter(|row| walk.keep(row)).take(wanted);
-        kept.map(|row| Ok(DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? })).collect()
+    async fn matches(
+        &self,
+        walk: &impl Walk,
+        shown: Option<Shown>,
+        place: Position,
+        floor: Uuid,
+        wanted: usize,
+    ) -> Result<Vec<(DeliveryKey, Row)>, DbError> {
+        let (sql, parameters) = self.match_statement(walk, shown, place, floor, wanted);
+        let rows = match (&self.db, shown) {
+            (Db::Sqlite(db), Some(shown)) => shown.read(db, &sql, parameters).await?,
+            _ => self.db.query_once(&sql, parameters).await?,
+        };
+        rows.into_iter().filter(|row| walk.keep(row)).take(wanted).map(keyed).collect()
     }
 
-    fn match_statement(&self, walk: &impl Walk, place: Position, floor: Uuid, wanted: usize) -> (String, Vec<Value>) {
+    fn match_statement(&self, walk: &impl Walk, shown: Option<Shown>, place: Position, floor: Uuid, wanted: usize) -> (String, Vec<Value>) {
         let mut parameters = Parameters::default();
         let found = self.window(walk, place, floor, &mut parameters);
         // What is sifted afterwards is bounded by the window alone.
         let limit = parameters.add(if walk.sifts() { i64::MAX } else { i64::try_from(wanted).unwrap_or(i64::MAX) });
-        (format!("SELECT * FROM ({found}) found ORDER BY 2 DESC, 1 DESC, 3 LIMIT {limit}"), parameters.0)
+        let sql = format!("SELECT * FROM ({found}) found ORDER BY 2 DESC, 1 DESC, 3 LIMIT {limit}");
+        match shown {
+            Some(shown) if self.dialect() == Dialect::Postgres => (shown.joined_to(&sql), parameters.0),
+            _ => (sql, parameters.0),
+        }
     }
 
     /// What matches between a place and a floor.
@@ -274,50 +299,26 @@ impl Store {
         format!("SELECT * FROM ({found}) inside WHERE id < {upper} OR tenant < {tenant} OR (tenant = {tenant} AND n > {n})")
     }
 
-    /// What is shown of those keys, in their order. The statements read one by its tenant, notification and number.
-    pub(super) async fn shown(&self, keys: &[DeliveryKey], columns: &str, of_one: &str) -> Result<Vec<Row>, DbError> {
-        match &self.db {
-            Db::Postgres(_) => {
-                let places = keys
-                    .iter()
-                    .zip(0..)
-                    .map(|(key, place)| json!({"place": place, "tenant": key.tenant, "id": key.notification, "n": key.n}));
-                let of_one = of_one.replace("$1", "k.tenant").replace("$2", "k.id").replace("$3", "k.n");
-                let sql = format!(
-                    "SELECT s.* FROM jsonb_to_recordset($1::jsonb) AS k (place int, tenant int, id uuid, n int)
-                     CROSS JOIN LATERAL (SELECT {columns} FROM {of_one} OFFSET 0) s ORDER BY k.place"
-                );
-                self.db.query(&sql, vec![Value::Json(json!(places.collect::<Vec<_>>()).to_string())]).await
-            }
-            Db::Sqlite(db) => {
-                let (keys, sql) = (keys.to_vec(), sqlite::dialect(&format!("SELECT {columns} FROM {of_one}")));
-                let three = of_one.contains("$3");
-                db.read(move |connection| {
-                    let mut rows = Vec::with_capacity(keys.len());
-                    for key in keys {
-                        let mut parameters = vec![Value::from(key.tenant), key.notification.into()];
-                        parameters.extend(three.then(|| Value::from(key.n)));
-                        rows.extend(sqlite::query(connection, &sql, &parameters)?);
-                    }
-                    Ok(rows)
-                })
-                .await
-            }
-        }
-    }
-
     /// The statements behind a window of so many rows, for a test to look at their plans.
     pub(super) async fn statements(
         &self,
         walk: &impl Walk,
+        shown: Option<Shown>,
         from: Position,
         step: i64,
         limit: i64,
     ) -> Result<Vec<(String, Vec<Value>)>, DbError> {
         let floor = self.floor(walk, from, step).await?.flatten().unwrap_or(walk.oldest());
         let wanted = usize::try_from(limit).unwrap_or(0).saturating_add(1);
-        Ok(vec![floor_statement(walk, from, step), self.match_statement(walk, from, floor, wanted)])
+        Ok(vec![floor_statement(walk, from, step), self.match_statement(walk, shown, from, floor, wanted)])
     }
+}
+
+/// The first three columns say whose it is.
+fn keyed(mut row: Row) -> Result<(DeliveryKey, Row), DbError> {
+    let key = DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? };
+    row.0.drain(..3);
+    Ok((key, row))
 }
 
 fn position_of(key: &DeliveryKey) -> Position {

@@ -246,6 +246,25 @@ on_both! {
         }
     }
 
+    async fn c15_behind_the_wall_an_inbox_is_read_and_marked_as_before_and_another_tenant_s_is_empty(world) {
+        let id = world.deliver("alice", "ours").await;
+        let other = world.store.tenant_or_new("other").await.unwrap();
+        let (ours, theirs) = (world.store.of_tenant(world.tenant), world.store.of_tenant(other));
+        world.store.watch_inboxes(Uuid::new_v4(), 60.0).await.unwrap();
+        assert_eq!(ours.inbox(world.tenant, "alice", Folder::Current, None, 10).await.unwrap().messages.len(), 1);
+        assert!(ours.mark_message(world.tenant, "alice", id, Mark::Read).await.unwrap());
+        assert_eq!(ours.inbox_changes(world.tenant, "alice", 1).await.unwrap().changes.unwrap().len(), 1);
+        let minted = user_token::mint(&ours, world.tenant, "alice", user_token::DEFAULT_TTL).await.unwrap();
+        assert_eq!(user_token::verify(&world.store, &minted.token).await.unwrap().tenant, world.tenant);
+        if world.is_postgres() {
+            // Even with the first wall gone, that is, asked for the wrong tenant's number.
+            assert!(theirs.inbox(world.tenant, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
+            assert!(!theirs.mark_message(world.tenant, "alice", id, Mark::Unread).await.unwrap());
+            assert_eq!(theirs.inbox_token_key(world.tenant).await.unwrap(), None);
+        }
+        assert!(theirs.inbox(other, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
+    }
+
     async fn user_tokens_open_one_user_s_inbox_until_they_expire_or_are_revoked(world) {
         let hour = user_token::DEFAULT_TTL;
         let minted = user_token::mint(&world.store, world.tenant, "alice", hour).await.unwrap();

@@ -40,7 +40,7 @@ fn of_type(event_type: &str) -> DeliveryFilter {
 }
 
 fn draft(act: Act, filter: DeliveryFilter) -> JobDraft {
-    JobDraft { act, filter, asked_by: "key pc_1".into(), pace: Some(10_000) }
+    JobDraft { act, filter, pace: Some(10_000) }
 }
 
 async fn count(world: &World, state: &str) -> i64 {

@@ -1,5 +1,6 @@
 //! Lists over a long history: what they find, in which order, and that they look at a bounded part of it. Nothing here is timed.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -62,6 +63,22 @@ fn ids(rows: &[NotificationRow]) -> Vec<Uuid> {
 }
 
 on_both! {
+    async fn what_is_expanded_or_sent_at_this_moment_is_listed_once(world) {
+        world.capture(json!({})).await;
+        for _ in 0..100 {
+            world.enqueue("a", json!({})).await;
+        }
+        let running = world.run().await;
+        let filter = DeliveryFilter { limit: 200, ..DeliveryFilter::default() };
+        world.until("all are sent", async || {
+            let rows = world.store.delivery_rows(&filter).await.unwrap().rows;
+            let listed: BTreeSet<Uuid> = rows.iter().map(|row| row.notification_id).collect();
+            assert_eq!((rows.len(), listed.len()), (100, 100), "{:?}", rows.iter().map(|row| (row.n, &row.state)).collect::<Vec<_>>());
+            rows.iter().all(|row| row.state == "sent")
+        }).await;
+        running.finish().await;
+    }
+
     async fn every_filter_of_notifications_finds_what_it_says(world) {
         world.capture(json!({"fail_on": "permanent=b"})).await;
         let a = world.enqueue("a", json!({"entity": "e1", "title": "Your Order is ready", "idempotency_key": "ka", "source": {"site": "s1"}})).await;

@@ -197,6 +197,7 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
     }
     as_role("postcommit_worker", "SELECT * FROM postcommit.delivery_queue").await.unwrap();
     as_role("postcommit_reader", "SELECT * FROM postcommit.notification_status").await.unwrap();
+    as_role("postcommit_reader", "SELECT concurrency, rate_per_s, burst FROM postcommit.provider").await.unwrap();
     assert!(as_role("postcommit_reader", "SELECT secrets FROM postcommit.provider").await.is_err());
     assert!(as_role("postcommit_reader", "DELETE FROM postcommit.delivery_queue").await.is_err());
     let open: i64 = world.sql("SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')", vec![]).await[0].get(0).unwrap();
@@ -217,6 +218,10 @@ async fn a_worker_role_is_enough_to_deliver() {
     postcommit_engine::dispatch::Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
     postcommit_engine::dispatch::run_duties_once(&store, &KpiSettings::default()).await.unwrap();
     assert_eq!(world.delivery(id).await.state, "sent");
+    world.execute("UPDATE postcommit.provider SET rate_per_s = 1", vec![]).await;
+    let limited = world.enqueue("b", json!({})).await;
+    postcommit_engine::dispatch::Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
+    assert_eq!(world.delivery(limited).await.state, "sent");
     drop(store);
     world.execute(&format!("DROP ROLE {login}"), vec![]).await;
 }

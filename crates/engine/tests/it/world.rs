@@ -106,6 +106,8 @@ impl World {
             guarantee: Guarantee::Idempotent,
             policy: Policy::default(),
             concurrency: 8,
+            rate_per_s: None,
+            burst: None,
             timeout_ms: 5000,
             is_default: true,
         }

@@ -4,8 +4,10 @@
 mod adapter;
 mod cancel;
 mod enqueue;
+mod http;
 mod keys;
 mod light;
 mod pool;
 mod testing;
+mod vectors;
 mod world;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use postcommit::{Source, Timestamp, limits};
+use axum::{Extension, Json};
+use postcommit::{Source, Timestamp, TraceParent, limits};
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
+use postcommit_engine::trace::{Begun, Kind as SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -21,6 +22,7 @@ use super::read::{self, Id, Params, Text, check_lengths};
 use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
+use crate::watching::Traced;
 
 /// Another name for the body's field, for clients that repeat requests on their own.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -103,6 +105,9 @@ pub struct Provenance {
     /// When it was made there.
     #[schema(format = DateTime)]
     enqueued_at: Option<String>,
+    /// The W3C `traceparent` that it belongs to; the header of that name is taken when there is none in here.
+    #[schema(pattern = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")]
+    traceparent: Option<String>,
 }
 
 /// What became of it.
@@ -140,11 +145,14 @@ pub async fn enqueue_notification(
     State(api): State<Shared>,
     caller: Caller,
     headers: HeaderMap,
+    traced: Option<Extension<Traced>>,
     Text(json): Text,
 ) -> Result<Response, Problem> {
     caller.may(Scope::Enqueue)?;
-    let incoming = checked(&api, &caller, &json, key_header(&headers)?).await?;
+    let trace = Enqueueing::below(&api, traced);
+    let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
     let accepted = api.gate.accept(incoming).await?;
+    trace.end(&api, 1);
     let enqueued = enqueued(&accepted)?;
     let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     let place = HeaderValue::from_str(&format!("/v1/notifications/{}", enqueued.id)).ok();
@@ -153,6 +161,31 @@ pub async fn enqueue_notification(
         response.headers_mut().insert(header::LOCATION, place);
     }
     Ok(response)
+}
+
+/// The span of enqueueing, if it is recorded; otherwise what the caller said of its trace is passed on as it is.
+struct Enqueueing(Option<Begun>, Option<TraceParent>);
+
+impl Enqueueing {
+    fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
+        let parent = traced.map(|Extension(Traced(parent))| parent);
+        let begun = parent.and_then(|parent| api.tools.tracer.begin(Some(parent)));
+        let told = begun.as_ref().map(Begun::context).or(parent);
+        Self(begun, told)
+    }
+
+    fn mark(&self, incoming: Incoming) -> Incoming {
+        match self.1 {
+            Some(parent) => incoming.traced(parent),
+            None => incoming,
+        }
+    }
+
+    fn end(self, api: &Api, count: usize) {
+        if let Some(begun) = self.0 {
+            api.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
+        }
+    }
 }
 
 /// Holds it to its limits, and to what is configured.
@@ -236,9 +269,15 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
 /// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
     responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
-pub async fn enqueue_notifications(State(api): State<Shared>, caller: Caller, Text(json): Text) -> Result<Json<EnqueuedMany>, Problem> {
+pub async fn enqueue_notifications(
+    State(api): State<Shared>,
+    caller: Caller,
+    traced: Option<Extension<Traced>>,
+    Text(json): Text,
+) -> Result<Json<EnqueuedMany>, Problem> {
     caller.may(Scope::Enqueue)?;
     let batch: NewNotifications = read::parse(json.as_bytes())?;
+    let trace = Enqueueing::below(&api, traced);
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
@@ -248,7 +287,7 @@ pub async fn enqueue_notifications(State(api): State<Shared>, caller: Caller, Te
     for (place, item) in batch.notifications.iter().enumerate() {
         match checked(&api, &caller, item.get(), None).await {
             Ok(incoming) => {
-                sound.push(incoming);
+                sound.push(trace.mark(incoming));
                 places.push(place);
                 results.push(None);
             }
@@ -256,6 +295,7 @@ pub async fn enqueue_notifications(State(api): State<Shared>, caller: Caller, Te
         }
     }
     let accepted = api.store.accept(sound).await;
+    trace.end(&api, places.len());
     for (place, accepted) in places.into_iter().zip(accepted) {
         results[place] = Some(accepted.map_err(Problem::from).and_then(|accepted| enqueued(&accepted)).into());
     }

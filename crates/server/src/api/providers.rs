@@ -11,7 +11,7 @@ use postcommit_engine::dispatch::try_provider as trial;
 use postcommit_engine::model::{Guarantee, Provider, Scope};
 use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_engine::store::{AuditEntry, Store};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
@@ -51,6 +51,10 @@ pub struct ShownProvider {
     is_default: bool,
     /// A disabled provider takes nothing new.
     enabled: bool,
+    /// Sends a second, by all processes together.
+    rate_per_s: Option<f64>,
+    /// Sends at once after a pause.
+    burst: Option<i32>,
     /// Why its lane is paused, if it is.
     paused: Option<String>,
     /// Until when the provider's own wish holds the lane.
@@ -66,6 +70,7 @@ impl ShownProvider {
             secrets: provider.secrets.is_some(),
             guarantee: provider.guarantee.name().to_owned(),
             policy: json!(provider.policy),
+            burst: provider.rate().map(|rate| rate.burst),
             name: provider.name,
             channel: provider.channel,
             driver: provider.driver,
@@ -74,6 +79,7 @@ impl ShownProvider {
             timeout_ms: provider.timeout_ms,
             is_default: provider.is_default,
             enabled: provider.enabled,
+            rate_per_s: provider.rate_per_s,
             paused: provider.paused,
             held_until: provider.not_before,
             revision: provider.revision,
@@ -153,6 +159,14 @@ pub struct NewProvider {
     timeout_ms: Option<i32>,
     /// Whether it serves recipients that name no provider.
     is_default: Option<bool>,
+    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
+    rate_per_s: Option<Option<f64>>,
+    /// Sends at once after a pause; `null` is what fits one second.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
+    burst: Option<Option<i32>>,
     /// A disabled provider takes nothing new.
     enabled: Option<bool>,
 }
@@ -185,6 +199,14 @@ pub struct ProviderChange {
     timeout_ms: Option<i32>,
     /// Whether it serves recipients that name no provider.
     is_default: Option<bool>,
+    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
+    rate_per_s: Option<Option<f64>>,
+    /// Sends at once after a pause; `null` is what fits one second.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
+    burst: Option<Option<i32>>,
     /// A disabled provider takes nothing new.
     enabled: Option<bool>,
 }
@@ -211,6 +233,8 @@ impl From<NewProvider> for Change {
             concurrency: given.concurrency,
             timeout_ms: given.timeout_ms,
             is_default: given.is_default,
+            rate_per_s: given.rate_per_s,
+            burst: given.burst,
             enabled: given.enabled,
         }
     }
@@ -227,9 +251,16 @@ impl From<ProviderChange> for Change {
             concurrency: given.concurrency,
             timeout_ms: given.timeout_ms,
             is_default: given.is_default,
+            rate_per_s: given.rate_per_s,
+            burst: given.burst,
             enabled: given.enabled,
         }
     }
+}
+
+/// Tells what is left out from what is null.
+fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 fn hidden(secrets: BTreeMap<String, String>) -> Secrets {

@@ -1,11 +1,10 @@
 //! Signing in: a link that works once begins a session, which a cookie holds.
 
-use std::time::Instant;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
+use postcommit_engine::clock;
 use postcommit_engine::store::csrf_token;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -78,7 +77,7 @@ pub async fn login(
     headers: HeaderMap,
     Form(link): Form<Link>,
 ) -> Result<Response, Problem> {
-    let (from, now) = (client.map(|client| client.0.address), Instant::now());
+    let (from, now) = (client.map(|client| client.0.address), clock::monotonic());
     api.auth.admit(from, now)?;
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if !auth::same_origin(text(header::ORIGIN), text(header::HOST)) {

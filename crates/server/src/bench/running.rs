@@ -155,6 +155,8 @@ pub fn capture() -> ProviderDraft {
         guarantee: Guarantee::Idempotent,
         policy: Policy::default(),
         concurrency: 1000,
+        rate_per_s: None,
+        burst: None,
         timeout_ms: 30_000,
         is_default: true,
     }
@@ -171,6 +173,8 @@ pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure
         settings: json!({}),
         secrets: Some(ring.seal(&[("secret".to_owned(), secret)].into(), TENANT, "hooks")),
         concurrency: i32::try_from(concurrency).unwrap_or(1),
+        rate_per_s: None,
+        burst: None,
         ..capture()
     })
 }

@@ -77,7 +77,7 @@ pub struct List {
 
 impl Deliveries {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
-        let store = super::store(settings).await?;
+        let store = super::acting(settings).await?;
         match self {
             Self::List(list) => list.run(format, &store).await,
             Self::Show { id } => show(format, &store, *id).await,

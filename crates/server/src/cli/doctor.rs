@@ -100,7 +100,9 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
         late => finding(
             "queue",
             "problem",
-            format!("{waiting}; the oldest has been due for {late} s: is `postcommit serve` running, is its lane paused?"),
+            format!(
+                "{waiting}; the oldest has been due for {late} s: is `postcommit serve` running, does its provider's rate hold it back?"
+            ),
         ),
     }];
     if health.stale_settles > 0 {

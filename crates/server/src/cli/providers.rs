@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
-use postcommit_engine::channel::{self, FailOn, Parts};
+use postcommit_engine::channel;
 use postcommit_engine::egress::Egress;
-use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft};
-use postcommit_engine::secret::{Secret, SecretError, Secrets, random};
+use postcommit_engine::model::Provider;
+use postcommit_engine::secret::{KeySource, Secret, Secrets};
 use postcommit_engine::store::Store;
 use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
+use crate::providers::{Change, Refusal, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -58,7 +59,7 @@ pub struct Description {
     name: String,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// capture or webhook
+    /// capture, in_app or webhook
     #[arg(long)]
     driver: Option<String>,
     /// The medium it serves; * is every one [default: the driver's]
@@ -79,9 +80,21 @@ pub struct Description {
     /// Sends under way at once, 1 to 1000 [default: 16]
     #[arg(long)]
     concurrency: Option<i32>,
+    /// Sends a second, by all processes together, 0.001 to 10000 [default: no limit]
+    #[arg(long)]
+    rate_per_s: Option<f64>,
+    /// Sends at once after a pause, 1 to 10000 [default: what fits one second]
+    #[arg(long)]
+    burst: Option<i32>,
+    /// Take rate and burst off
+    #[arg(long, conflicts_with_all = ["rate_per_s", "burst"])]
+    no_rate: bool,
     /// Longest time one send may take, 100 to 300000 [default: 30000]
     #[arg(long)]
     timeout_ms: Option<i32>,
+    /// A disabled one takes nothing new [default: true]
+    #[arg(long, value_name = "BOOL")]
+    enabled: Option<bool>,
     /// Whether it serves recipients that name no provider [default: true when its channel has no default yet]
     #[arg(long = "default", value_name = "BOOL")]
     is_default: Option<bool>,
@@ -89,7 +102,7 @@ pub struct Description {
 
 impl Providers {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
-        let store = super::store(settings).await?;
+        let store = super::acting(settings).await?;
         match self {
             Self::Create(description) => description.create(format, settings, &store).await,
             Self::Update(description) => description.update(format, settings, &store).await,
@@ -112,14 +125,9 @@ impl Providers {
             }
             Self::Delete { name, tenant } => {
                 let (tenant, _) = find(&store, tenant, name).await?;
-                match store.delete_provider(tenant, name).await? {
-                    Some(0) => say(format, name, "deleted"),
-                    Some(n) => Err(Failure::new(
-                        Exit::Refused,
-                        format!("{n} deliveries wait for provider {name}; let them finish, cancel them, or pause it instead"),
-                    )),
-                    None => Err(unknown(name)),
-                }
+                let (keys, egress) = (app::keys(settings), egress(settings)?);
+                workshop(&store, &keys, &egress).delete(tenant, name).await?;
+                say(format, name, "deleted")
             }
         }
     }
@@ -127,33 +135,14 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
-        let driver = self.driver.clone().ok_or_else(|| usage("--driver is needed: capture or webhook"))?;
-        let kind = channel::kind(&driver).map_err(usage)?;
+        let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture, in_app or webhook"))?;
+        // A driver that is not known makes no tenant.
+        channel::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
-        if store.provider(tenant, &self.name).await?.is_some() {
-            return Err(Failure::new(Exit::Refused, format!("provider {:?} exists; `providers update` changes it", self.name)));
-        }
-        let channel = self.channel.clone().unwrap_or_else(|| kind.channel.to_owned());
-        let taken = store.providers().await?.iter().any(|p| p.tenant == tenant && p.channel == channel && p.is_default);
-        let mut secrets = self.secrets()?;
-        let made = (driver == "webhook" && secrets.is_empty()).then(signing_secret);
-        if let Some(secret) = &made {
-            secrets.insert("secret".to_owned(), Secret::new(secret.clone()));
-        }
-        let base = ProviderDraft {
-            name: self.name.clone(),
-            channel,
-            driver,
-            settings: json!({}),
-            secrets: None,
-            guarantee: kind.guarantee,
-            policy: Policy::default(),
-            concurrency: 16,
-            timeout_ms: 30_000,
-            is_default: !taken,
-        };
-        let draft = self.change(base, &secrets, settings, tenant)?;
-        store.create_provider(tenant, &draft).await?;
+        let (keys, egress) = (app::keys(settings), egress(settings)?);
+        let made = workshop(store, &keys, &egress).create(tenant, &self.name, driver, self.change()?).await?;
+        // Shown to its one reader.
+        let made = made.map(|secret| secret.reveal().to_owned());
         if let (Some(secret), Format::Text) = (&made, format) {
             say!("receivers verify with this secret; it is not shown again:\n  {secret}");
         }
@@ -170,56 +159,31 @@ impl Description {
         if self.driver.as_ref().is_some_and(|driver| *driver != old.driver) {
             return Err(usage("--driver: cannot be changed; create another provider"));
         }
-        let refused = |e: SecretError| Failure::new(Exit::Refused, e.to_string());
-        let given = self.secrets()?;
-        // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
-        let all_anew = channel::kind(&old.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name)));
-        let mut secrets = match &old.secrets {
-            Some(sealed) if !all_anew => {
-                app::keys(settings).existing().and_then(|ring| ring.open(sealed, tenant, &old.name)).map_err(refused)?
-            }
-            _ => Secrets::new(),
-        };
-        secrets.extend(given);
-        let base = ProviderDraft {
-            name: old.name,
-            channel: self.channel.clone().unwrap_or(old.channel),
-            driver: old.driver,
-            settings: old.settings,
-            secrets: None,
-            guarantee: old.guarantee,
-            policy: old.policy,
-            concurrency: old.concurrency,
-            timeout_ms: old.timeout_ms,
-            is_default: old.is_default,
-        };
-        let draft = self.change(base, &secrets, settings, tenant)?;
-        store.update_provider(tenant, &draft).await?;
+        let (keys, egress) = (app::keys(settings), egress(settings)?);
+        workshop(store, &keys, &egress).update(tenant, &self.name, self.change()?).await?;
         say(format, &self.name, "updated")
     }
 
-    /// Lays what was given over the draft, and checks the whole with the driver itself.
-    fn change(&self, mut draft: ProviderDraft, secrets: &Secrets, settings: &Settings, tenant: i32) -> Result<ProviderDraft, Failure> {
-        for (name, value) in self.given_settings()? {
-            draft.settings[name] = value;
-        }
-        if let Some(name) = &self.guarantee {
-            draft.guarantee = Guarantee::from_name(name).map_err(usage)?;
-        }
-        if let Some(text) = &self.policy {
-            let value = if text.trim_start().starts_with(['{', '@']) { parse("--policy", text)? } else { Value::from(text.as_str()) };
-            draft.policy = Policy::from_json(&value).map_err(|e| usage(e.to_string()))?;
-        }
-        draft.concurrency = self.concurrency.unwrap_or(draft.concurrency);
-        draft.timeout_ms = self.timeout_ms.unwrap_or(draft.timeout_ms);
-        draft.is_default = self.is_default.unwrap_or(draft.is_default);
-        draft.check().map_err(usage)?;
-        let egress = Egress::new(&settings.egress).map_err(|e| usage(e.to_string()))?;
-        let parts =
-            Parts { settings: &draft.settings, secrets, guarantee: draft.guarantee, egress: &egress, capture_fail_on: &FailOn::default() };
-        channel::build(&draft.driver, &parts).map_err(usage)?;
-        draft.secrets = seal(secrets, settings, tenant, &draft.name)?;
-        Ok(draft)
+    /// What was given.
+    fn change(&self) -> Result<Change, Failure> {
+        let policy = |text: &String| match text.trim_start().starts_with(['{', '@']) {
+            true => parse("--policy", text),
+            false => Ok(Value::from(text.as_str())),
+        };
+        let rate = |given: bool| given.then_some(()).or(self.no_rate.then_some(()));
+        Ok(Change {
+            channel: self.channel.clone(),
+            settings: self.given_settings()?,
+            secrets: self.secrets()?,
+            guarantee: self.guarantee.clone(),
+            policy: self.policy.as_ref().map(policy).transpose()?,
+            concurrency: self.concurrency,
+            timeout_ms: self.timeout_ms,
+            is_default: self.is_default,
+            rate_per_s: rate(self.rate_per_s.is_some()).map(|()| self.rate_per_s),
+            burst: rate(self.burst.is_some()).map(|()| self.burst),
+            enabled: self.enabled,
+        })
     }
 
     fn given_settings(&self) -> Result<Map<String, Value>, Failure> {
@@ -241,18 +205,23 @@ impl Description {
     }
 }
 
-fn seal(secrets: &Secrets, settings: &Settings, tenant: i32, name: &str) -> Result<Option<Vec<u8>>, Failure> {
-    if secrets.is_empty() {
-        return Ok(None);
-    }
-    let ring = app::keys(settings).or_new().map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
-    Ok(Some(ring.seal(secrets, tenant, name)))
+fn egress(settings: &Settings) -> Result<Egress, Failure> {
+    Egress::new(&settings.egress).map_err(|e| usage(e.to_string()))
 }
 
-/// A new secret in the form that Standard Webhooks libraries expect.
-fn signing_secret() -> String {
-    use base64::Engine as _;
-    format!("whsec_{}", base64::engine::general_purpose::STANDARD.encode(random::<32>()))
+fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress) -> Workshop<'a> {
+    Workshop { store, keys, egress }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Field(problem) => Self::new(Exit::Usage, problem),
+            Refusal::Unknown(_) => Self::new(Exit::NotFound, refusal.to_string()),
+            Refusal::Exists(_) | Refusal::Waited(..) | Refusal::Secrets(_) => Self::new(Exit::Refused, refusal.to_string()),
+            Refusal::Database(problem) => problem.into(),
+        }
+    }
 }
 
 async fn find(store: &Store, tenant: &str, name: &str) -> Result<(i32, Provider), Failure> {
@@ -279,6 +248,7 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Value {
     let mut value = json!(provider);
     value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
+    value["burst"] = json!(provider.rate().map(|rate| rate.burst));
     value
 }
 
@@ -288,7 +258,7 @@ async fn list(format: Format, store: &Store) -> Done {
     // A hold that is over holds nothing.
     providers.iter_mut().filter(|p| p.not_before.is_some_and(|at| at <= now)).for_each(|p| p.not_before = None);
     let rows: Vec<Value> = providers.iter().map(|p| shown(p, &tenants)).collect();
-    let columns: [output::Column<Value>; 8] = [
+    let columns: [output::Column<Value>; 9] = [
         ("tenant", |p| plain(&p["tenant"])),
         ("name", |p| plain(&p["name"])),
         ("channel", |p| plain(&p["channel"])),
@@ -299,6 +269,10 @@ async fn list(format: Format, store: &Store) -> Done {
             (Some(why), _) => format!("paused: {why}"),
             (None, false) => "disabled".to_owned(),
             (None, true) => "open".to_owned(),
+        }),
+        ("rate", |p| match (p["rate_per_s"].as_f64(), p["burst"].as_i64()) {
+            (Some(per_s), Some(burst)) => format!("{per_s}/s, burst {burst}"),
+            _ => "-".to_owned(),
         }),
         ("held until", |p| plain(&p["not_before"])),
     ];

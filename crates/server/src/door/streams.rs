@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::BoxError;
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
 use postcommit_engine::dispatch::Stop;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -50,12 +50,22 @@ impl Streams {
 
 impl LongAnswer {
     /// A body that ends when `frames` do, or when the server stops.
-    pub fn body<E: Into<BoxError>>(self, frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
+    pub fn body<E: Into<BoxError> + Send + 'static>(self, frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
+        self.body_ending_with(frames, "")
+    }
+
+    /// The same with a last word, so that who listens knows how to come back.
+    pub fn body_ending_with<E: Into<BoxError> + Send + 'static>(
+        self,
+        frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+        farewell: &'static str,
+    ) -> Body {
         let Self { place, mut stop } = self;
         let told = async move {
             let _held = place;
             let _ = stop.wait_for(|stop| *stop != Stop::No).await;
         };
-        Body::from_stream(frames.take_until(Box::pin(told)))
+        let last = (!farewell.is_empty()).then(|| Ok(Bytes::from_static(farewell.as_bytes())));
+        Body::from_stream(frames.take_until(Box::pin(told)).chain(stream::iter(last)))
     }
 }

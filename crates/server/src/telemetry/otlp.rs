@@ -1,5 +1,6 @@
-//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0022). In batches; a collector that is away costs spans, never time.
+//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0025). In batches; a collector that is away costs spans, never time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
@@ -8,7 +9,7 @@ use postcommit_engine::egress::{Call, Egress, EgressSettings};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::trace::{Span, Tracer};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use url::Url;
 
@@ -21,13 +22,17 @@ const GATHER: Duration = Duration::from_secs(1);
 /// How long the collector may take, and how long a stop waits for it.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends spans until every tracer is gone.
-pub struct Exporter(JoinHandle<()>);
+/// Sends spans until it is told to finish.
+pub struct Exporter {
+    task: JoinHandle<()>,
+    finish: Arc<Notify>,
+}
 
 impl Exporter {
     /// Waits until what was handed in is sent, but not for long.
     pub async fn finish(self) {
-        let _ = tokio::time::timeout(TIMEOUT, self.0).await;
+        self.finish.notify_one();
+        let _ = tokio::time::timeout(TIMEOUT, self.task).await;
     }
 }
 
@@ -42,7 +47,9 @@ pub fn start(settings: &TelemetrySettings, egress: &EgressSettings, metrics: &Me
     let egress = Egress::new(&EgressSettings { allow: everywhere, ..egress.clone() }).map_err(|e| e.to_string())?;
     let (tracer, spans) = Tracer::new(settings.sample_ratio, metrics.clone());
     let sending = Sending { egress, url, metrics: metrics.clone(), reached: true };
-    Ok((tracer, Some(Exporter(tokio::spawn(sending.run(spans))))))
+    let finish = Arc::new(Notify::new());
+    let task = tokio::spawn(sending.run(spans, finish.clone()));
+    Ok((tracer, Some(Exporter { task, finish })))
 }
 
 struct Sending {
@@ -53,11 +60,26 @@ struct Sending {
 }
 
 impl Sending {
-    async fn run(mut self, mut spans: mpsc::Receiver<Span>) {
+    async fn run(mut self, mut spans: mpsc::Receiver<Span>, finish: Arc<Notify>) {
         let mut batch = Vec::with_capacity(BATCH);
-        while spans.recv_many(&mut batch, BATCH).await > 0 {
+        loop {
+            tokio::select! {
+                biased;
+                taken = spans.recv_many(&mut batch, BATCH) => if taken == 0 { return },
+                () = finish.notified() => {
+                    // Nothing more is taken in; what is there is sent.
+                    spans.close();
+                    continue;
+                }
+            }
             let gathering = async { while batch.len() < BATCH && spans.recv_many(&mut batch, BATCH).await > 0 {} };
-            let _ = tokio::time::timeout(GATHER, gathering).await;
+            let told = tokio::select! {
+                _ = tokio::time::timeout(GATHER, gathering) => false,
+                () = finish.notified() => true,
+            };
+            if told {
+                spans.close();
+            }
             for some in batch.chunks(BATCH) {
                 self.send(some).await;
             }

@@ -6,23 +6,23 @@ use std::process::{Command, Output};
 use postcommit_engine::db::Value;
 use postcommit_engine::store::Store;
 
-/// The fenced block of that name.
-fn snippet(name: &str) -> String {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/enqueue.md")).unwrap();
-    let fence = page
+/// The fenced block of that name on a page.
+pub fn snippet(page: &str, name: &str) -> String {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+    let fence = text
         .lines()
         .position(|line| line.starts_with("```") && line.ends_with(name))
-        .unwrap_or_else(|| panic!("docs/enqueue.md has no block {name}"));
-    page.lines().skip(fence + 1).take_while(|line| !line.starts_with("```")).collect::<Vec<_>>().join("\n")
+        .unwrap_or_else(|| panic!("{page} has no block {name}"));
+    text.lines().skip(fence + 1).take_while(|line| !line.starts_with("```")).collect::<Vec<_>>().join("\n")
 }
 
-fn succeeds(name: &str, output: &Output) -> String {
+pub fn succeeds(name: &str, output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{name}\n{}\n{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-fn python() -> String {
+pub fn python() -> String {
     std::env::var("TEST_PYTHON").unwrap_or_else(|_| "python3".into())
 }
 
@@ -50,7 +50,7 @@ async fn a1_the_psql_snippet_does_what_the_page_says() {
     let store = migrated(&database.url).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("snippet.sql");
-    std::fs::write(&file, snippet("psql-run")).unwrap();
+    std::fs::write(&file, snippet("docs/enqueue.md", "psql-run")).unwrap();
     let ran = Command::new("psql").arg(&database.url).args(["-v", "ON_ERROR_STOP=1", "-f"]).arg(&file).output().unwrap();
     check(&store, &succeeds("psql", &ran)).await;
 }
@@ -59,7 +59,11 @@ async fn a1_the_psql_snippet_does_what_the_page_says() {
 async fn a1_the_python_snippet_for_postgresql_does_what_the_page_says() {
     let database = postcommit_testkit::database().await;
     let store = migrated(&database.url).await;
-    let ran = Command::new(python()).args(["-c", &snippet("python-postgres-run")]).env("DATABASE_URL", &database.url).output().unwrap();
+    let ran = Command::new(python())
+        .args(["-c", &snippet("docs/enqueue.md", "python-postgres-run")])
+        .env("DATABASE_URL", &database.url)
+        .output()
+        .unwrap();
     check(&store, &succeeds("python", &ran)).await;
 }
 
@@ -69,7 +73,7 @@ async fn a1_the_sqlite_shell_snippet_does_what_the_page_says() {
     let file = folder.path().join("app.db");
     let store = migrated(&format!("sqlite:{}", file.display())).await;
     let script = folder.path().join("snippet.sql");
-    std::fs::write(&script, snippet("sqlite-run")).unwrap();
+    std::fs::write(&script, snippet("docs/enqueue.md", "sqlite-run")).unwrap();
     let ran = Command::new("sqlite3").arg("-bail").arg(&file).stdin(std::fs::File::open(&script).unwrap()).output().unwrap();
     check(&store, &succeeds("sqlite3", &ran)).await;
 }
@@ -79,7 +83,8 @@ async fn a1_the_python_snippet_for_sqlite_does_what_the_page_says() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("app.db");
     let store = migrated(&format!("sqlite:{}", file.display())).await;
-    let ran = Command::new(python()).args(["-c", &snippet("python-sqlite-run")]).env("DATABASE_FILE", &file).output().unwrap();
+    let ran =
+        Command::new(python()).args(["-c", &snippet("docs/enqueue.md", "python-sqlite-run")]).env("DATABASE_FILE", &file).output().unwrap();
     check(&store, &succeeds("python", &ran)).await;
 }
 
@@ -87,7 +92,7 @@ async fn a1_the_python_snippet_for_sqlite_does_what_the_page_says() {
 #[test]
 fn commands_in_the_documentation_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let pages = ["README.md", "docs/enqueue.md", "docs/operations.md", "docs/providers.md", "docs/sql.md"];
+    let pages = ["README.md", "docs/clients.md", "docs/enqueue.md", "docs/operations.md", "docs/providers.md", "docs/sql.md"];
     let known =
         |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_postcommit")).args(words).arg("--help").output().unwrap().status.success();
     let mut seen = 0;

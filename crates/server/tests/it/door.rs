@@ -40,7 +40,7 @@ impl House {
     }
 
     pub fn connect(&self) -> Visitor {
-        Visitor(TcpStream::connect(self.address).unwrap()).patient()
+        Visitor::at(self.address)
     }
 
     /// From another of the addresses that loopback has.
@@ -85,6 +85,10 @@ pub fn after(first: &str, command: &Command) -> Command {
 pub struct Visitor(pub TcpStream);
 
 impl Visitor {
+    pub fn at(address: SocketAddr) -> Self {
+        Self(TcpStream::connect(address).unwrap()).patient()
+    }
+
     /// One that waits forever would hang the test instead of failing it.
     fn patient(self) -> Self {
         self.0.set_read_timeout(Some(GUARD)).unwrap();
@@ -104,6 +108,11 @@ impl Visitor {
     /// One answer, as long as its Content-Length says.
     pub fn hear(&mut self) -> String {
         hear(&mut self.0)
+    }
+
+    /// The head of an answer whose body may go on.
+    pub fn hear_head(&mut self) -> String {
+        hear_head(&mut self.0)
     }
 
     /// Everything until the connection is closed.
@@ -131,7 +140,7 @@ impl Visitor {
     }
 }
 
-pub fn hear(stream: &mut impl Read) -> String {
+fn hear_head(stream: &mut impl Read) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -139,7 +148,11 @@ pub fn hear(stream: &mut impl Read) -> String {
         assert_eq!(read, 1, "it ended after {:?}", String::from_utf8_lossy(&head));
         head.push(byte[0]);
     }
-    let head = String::from_utf8(head).unwrap();
+    String::from_utf8(head).unwrap()
+}
+
+pub fn hear(stream: &mut impl Read) -> String {
+    let head = hear_head(stream);
     let length = head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).unwrap();

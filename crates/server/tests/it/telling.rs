@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-use postcommit_testkit::{Child, HttpServer, Reply};
+use postcommit_testkit::{Child, Client, HttpServer, Reply};
 use serde_json::Value;
 
 use crate::cli::Shell;
@@ -106,6 +106,10 @@ fn elsewhere_than_on_loopback_metrics_take_a_token() {
     assert!(!shell.run(&["config", "show"]).ends(0).stdout.contains(token));
 }
 
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
 /// The spans that a collector was sent.
 fn spans(collector: &HttpServer) -> Vec<Value> {
     let bodies = collector.requests().into_iter().map(|request| serde_json::from_slice::<Value>(&request.body).unwrap());
@@ -134,6 +138,42 @@ fn traces_reach_the_collector() {
     let traces: Vec<bool> = request.iter().map(|span| span["traceId"] == send["traceId"]).collect();
     assert_eq!(traces, [true, false], "a header that is no traceparent begins a trace of its own");
     assert!(collector.requests().iter().all(|request| request.header("content-type") == Some("application/json")));
+}
+
+/// Done when: one trace from the HTTP request to the provider's call.
+#[test]
+fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
+    let collector = HttpServer::start(|_| Reply::json(200, serde_json::json!({})));
+    let receiver = HttpServer::start(|_| Reply::ok());
+    let shell =
+        Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &collector.url("")).with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.0/8");
+    shell.run(&["providers", "create", "hook", "--driver", "webhook"]).ends(0);
+    let key = shell.run(&["keys", "create", "test", "--scope", "enqueue", "--scope", "read", "-o", "json"]).ends(0).json();
+    let (server, address) = serve(&shell);
+    let client = Client::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
+    let note = serde_json::json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/hook")}], "correlation_id": "c-7"});
+    assert!(client.post("/v1/notifications", &note).expect(202).header("location").is_some());
+    let told = block_on(receiver.wait_for(1))[0].header("traceparent").unwrap().to_owned();
+    let kpis = client.get("/v1/kpis?by=site").expect(200).json();
+    assert!(kpis["total"]["queue"].is_object() && kpis["stuck_after_s"] == 600, "{kpis}");
+    let series = client.get("/v1/kpis/series?per=hour&by=channel").expect(200).json();
+    assert_eq!(series["slots"].as_array().unwrap().len(), 61);
+    assert_eq!(client.get("/v1/kpis/series?from=2020-01-01T00:00:00Z").expect(422).json()["field"], "from");
+    assert_eq!(client.get("/v1/kpis?interval_s=1").expect(422).json()["field"], "interval_s");
+    let bad = serde_json::json!({"event_type": "a", "source": {"traceparent": "nonsense"}});
+    assert_eq!(client.post("/v1/notifications", &bad).expect(422).json()["field"], "source.traceparent");
+    server.term();
+    server.wait();
+    let spans = spans(&collector);
+    let named = |name: &str| {
+        let of_name = |span: &&Value| span["name"] == name && span["traceId"] == "0af7651916cd43dd8448eb211c80319c";
+        spans.iter().find(of_name).unwrap_or_else(|| panic!("{name} is not in {spans:#?}")).clone()
+    };
+    let (request, enqueue, expand, send) = (named("request"), named("enqueue"), named("expand"), named("send"));
+    assert_eq!(request["parentSpanId"], "b7ad6b7169203331", "the caller's");
+    assert_eq!(enqueue["parentSpanId"], request["spanId"]);
+    assert_eq!((&expand["parentSpanId"], &send["parentSpanId"]), (&enqueue["spanId"], &enqueue["spanId"]));
+    assert!(told.contains(send["spanId"].as_str().unwrap()), "the receiver goes on from the attempt: {told}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The testkit's own tests. None needs PostgreSQL but those of `postgres`.
 
+mod browser;
 mod client;
 mod http;
 mod postgres;

@@ -65,7 +65,7 @@ on_both! {
         let mut page = inboxes.open(world.tenant, "alice");
         let mut second = inboxes.open(world.tenant, "alice");
         let _other = inboxes.open(world.tenant, "bob");
-        assert_eq!(inboxes.users(), 2);
+        assert_eq!((inboxes.users(), inboxes.pages(world.tenant, "alice"), inboxes.pages(world.tenant, "eve")), (2, 2, 0));
         let running = world.run().await;
         let id = world.enqueue("a", json!({"recipients": [{"user": "alice"}], "title": "one"})).await;
         page.beyond(0).await;

@@ -1,5 +1,7 @@
 //! Enqueue, look and act.
 
+use serde_json::json;
+
 use super::Shell;
 
 #[test]
@@ -138,10 +140,29 @@ fn a_provider_s_life() {
 }
 
 #[test]
+fn b12_a_provider_s_rate_is_set_shown_and_taken_off() {
+    let shell = Shell::ready();
+    let rate = || {
+        let json = shell.run(&["providers", "show", "calls", "-o", "json"]).ends(0).json();
+        (json["rate_per_s"].clone(), json["burst"].clone())
+    };
+    shell.run(&["providers", "create", "calls", "--driver", "capture", "--channel", "sms", "--rate-per-s", "2.5"]).ends(0);
+    assert_eq!(rate(), (json!(2.5), json!(2)), "what fits one second");
+    shell.run(&["providers", "update", "calls", "--burst", "7"]).ends(0);
+    assert_eq!(rate(), (json!(2.5), json!(7)));
+    shell.run(&["providers", "update", "calls", "--rate-per-s", "0.5", "--concurrency", "3"]).ends(0);
+    assert_eq!(rate(), (json!(0.5), json!(7)), "what is not given stays");
+    assert!(shell.run(&["providers", "list"]).ends(0).stdout.contains("0.5/s, burst 7"));
+    shell.run(&["providers", "update", "calls", "--no-rate"]).ends(0);
+    assert_eq!(rate(), (json!(null), json!(null)));
+    assert!(!shell.run(&["providers", "list"]).ends(0).stdout.contains("/s"));
+}
+
+#[test]
 fn a_provider_that_cannot_work_is_refused_by_field() {
     let shell = Shell::ready();
     for (arguments, expected) in [
-        (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; known are capture, webhook"),
+        (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; known are capture, in_app, webhook"),
         (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings: unknown field `ulr`"),
         (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be http or https"),
         (vec!["--driver", "webhook", "--secret", "secret=hush"], "secret: must be whsec_"),
@@ -149,6 +170,12 @@ fn a_provider_that_cannot_work_is_refused_by_field() {
         (vec!["--driver", "capture", "--policy", "never"], "policy"),
         (vec!["--driver", "capture", "--guarantee", "maybe"], "allowed are idempotent, at_most_once, at_least_once"),
         (vec!["--driver", "capture", "--concurrency", "0"], "concurrency: is 0; 1 to 1000 are allowed"),
+        (vec!["--driver", "capture", "--rate-per-s", "0"], "rate_per_s: is 0; 0.001 to 10000 are allowed"),
+        (vec!["--driver", "capture", "--rate-per-s", "NaN"], "rate_per_s: is NaN; 0.001 to 10000 are allowed"),
+        (vec!["--driver", "capture", "--rate-per-s", "often"], "--rate-per-s"),
+        (vec!["--driver", "capture", "--rate-per-s", "1", "--burst", "0"], "burst: is 0; 1 to 10000 are allowed"),
+        (vec!["--driver", "capture", "--burst", "5"], "burst: is 5, but there is no rate_per_s"),
+        (vec!["--driver", "capture", "--no-rate", "--burst", "5"], "--no-rate"),
         (vec!["--driver", "capture", "--timeout-ms", "1"], "timeout_ms: is 1; 100 to 300000 are allowed"),
     ] {
         let mut all = vec!["providers", "create", "p"];

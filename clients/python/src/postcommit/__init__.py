@@ -1,0 +1,29 @@
+"""Commit a notification in the same transaction as your data; Postcommit delivers it.
+
+Inside your transaction, where you share a database with the server: ``postcommit.psycopg``, ``postcommit.sqlalchemy``,
+``postcommit.sqlite``. Over HTTP: :class:`Postcommit`. Keys that come out the same every time: ``postcommit.key``.
+"""
+
+from . import key
+from .client import Postcommit
+from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable
+from .inbox import Inbox, InboxEvent, InboxPage, UserToken
+from .notification import Enqueued, Fields, Notification, Status
+
+__all__ = [
+    "Conflict",
+    "Enqueued",
+    "Fields",
+    "Inbox",
+    "InboxEvent",
+    "InboxPage",
+    "Invalid",
+    "Notification",
+    "Postcommit",
+    "PostcommitError",
+    "Refused",
+    "Status",
+    "Unavailable",
+    "UserToken",
+    "key",
+]

@@ -1,0 +1,137 @@
+"""The statements that all databases and drivers share, their arguments, and what their refusals mean.
+
+All arguments travel as text and are cast by the database, so that no driver needs adapters for JSON, UUIDs or times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from .errors import Conflict, Invalid, PostcommitError
+from .notification import to_json
+
+#: Every parameter and its type in PostgreSQL.
+_TYPES = {
+    "event_type": "text",
+    "payload": "jsonb",
+    "idempotency_key": "text",
+    "tenant": "text",
+    "entity": "text",
+    "recipients": "jsonb",
+    "channels": "text[]",
+    "title": "text",
+    "body": "text",
+    "action_url": "text",
+    "data": "jsonb",
+    "priority": "int",
+    "due_at": "timestamptz",
+    "expires_at": "timestamptz",
+    "source": "jsonb",
+    "correlation_id": "text",
+    "topic": "text",
+    "schema_version": "int",
+    "strict": "boolean",
+}
+_JSON = ("payload", "recipients", "data", "source")
+
+
+def postgres_enqueue(parameter: Callable[[str], str]) -> str:
+    """``parameter`` writes a named one as the driver reads it."""
+    arguments = (f"{name} => CAST(CAST({parameter(name)} AS text) AS {kind})" for name, kind in _TYPES.items())
+    return f"SELECT CAST(postcommit.enqueue({', '.join(arguments)}) AS text)"
+
+
+def postgres_enqueue_many(parameter: Callable[[str], str]) -> str:
+    return f"SELECT CAST(id AS text) FROM postcommit.enqueue_many(CAST(CAST({parameter('batch')} AS text) AS jsonb))"
+
+
+def postgres_cancel(parameter: Callable[[str], str]) -> str:
+    arguments = (f"CAST({parameter(name)} AS text)" for name in ("tenant", "entity", "event_type"))
+    return f"SELECT postcommit.cancel({', '.join(arguments)})"
+
+
+SQLITE_ENQUEUE = f"INSERT INTO postcommit_enqueue ({', '.join(_TYPES)}) VALUES ({', '.join(':' + name for name in _TYPES)})"
+SQLITE_ID_OF_KEY = "SELECT id FROM postcommit_key WHERE tenant = :tenant AND idempotency_key = :idempotency_key"
+SQLITE_CANCEL = "INSERT INTO postcommit_cancel (tenant, entity, event_type) VALUES (:tenant, :entity, :event_type)"
+#: How many deliveries the insert into ``postcommit_cancel`` is about to cancel.
+SQLITE_CANCELLABLE = """SELECT count(*) FROM postcommit_cancellable WHERE tenant = :tenant AND entity = :entity
+    AND (:event_type IS NULL OR event_type = :event_type)"""
+
+
+def arguments(note: Mapping[str, Any], strict: bool, channels: Callable[[Sequence[str]], str]) -> dict[str, str | None]:
+    """Of one enqueue; None for what was not given."""
+    given: dict[str, str | None] = dict.fromkeys(_TYPES)
+    for name, value in note.items():
+        given[name] = to_json(name, value) if name in _JSON else channels(value) if name == "channels" else str(value)
+    given["tenant"] = given["tenant"] or "default"
+    given["strict"] = "1" if strict else "0"
+    return given
+
+
+def batch(notes: Sequence[Mapping[str, Any]], strict: bool) -> str:
+    return to_json("notifications", [{**note, "strict": strict} for note in notes])
+
+
+def postgres_channels(channels: Sequence[str]) -> str:
+    """An array literal. Quoted, because a bare ``null`` in one is no name."""
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in channels)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"
+
+
+def sqlite_channels(channels: Sequence[str]) -> str:
+    return to_json("channels", list(channels))
+
+
+def postgres_refusal(
+    code: str | None, message: str, detail: str | None, constraint: str | None, notes: Sequence[Mapping[str, Any]]
+) -> PostcommitError | None:
+    """The refusal by its SQLSTATE, if it is one of ours."""
+    if code == "23514" and constraint:
+        return limit_of(constraint)
+    if code == "23505":
+        first = _id((detail or "").rpartition(" ")[2])
+        # The message quotes the key and the tenant, which tells which of the batch it was.
+        for note in notes:
+            key, tenant = _literal(note["idempotency_key"]), _literal(note.get("tenant") or "default")
+            if first and message.startswith(f"postcommit: idempotency_key {key} of tenant {tenant} was used"):
+                return Conflict(note["idempotency_key"], first)
+    return None
+
+
+def sqlite_refusal(message: str) -> PostcommitError | None:
+    """The refusal by its text, which is all that SQLite has; a strict conflict is not among them."""
+    if broken := re.search(r"CHECK constraint failed: (\w+)", message):
+        return limit_of(broken[1])
+    if raised := re.match(r"postcommit: (\w+) (.+)", message):
+        return Invalid(raised[1], raised[2], raised[2].partition("; ")[2] or None) if raised[1] in _TYPES else None
+    return None
+
+
+def is_sqlite_conflict(message: str) -> bool:
+    """Triggers can raise fixed texts only; this one stands for a strict conflict."""
+    return "was used with other content" in message
+
+
+def limit_of(constraint: str) -> Invalid | None:
+    """The constraint's name says field and limit: ``title_at_most_998_bytes``."""
+    for name in sorted(_TYPES, key=len, reverse=True):
+        if constraint.startswith(name + "_"):
+            limit = constraint[len(name) + 1 :].replace("_", " ")
+            return Invalid(name, f"is not as it must be: {limit}", limit)
+    return None
+
+
+def _literal(text: str) -> str:
+    """As PostgreSQL's ``quote_literal`` writes it."""
+    doubled = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{doubled}'" if "\\" in text else f"'{doubled}'"
+
+
+def _id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

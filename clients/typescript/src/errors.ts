@@ -1,0 +1,43 @@
+/** All of the following. None ever holds the API key, an address or a body. */
+export class PostcommitError extends Error {
+  override name = "PostcommitError";
+}
+
+/** A field is missing, malformed or beyond its limit. Nothing was enqueued. */
+export class Invalid extends PostcommitError {
+  override name = "Invalid";
+  /**
+   * @param field its name in the outward contract, e.g. `recipients[3].phone`
+   * @param problem what is wrong and what is allowed
+   * @param limit what is allowed, where it can be told apart
+   */
+  constructor(readonly field: string, readonly problem: string, readonly limit?: string) {
+    super(`${field}: ${problem}`);
+  }
+}
+
+/** The key stands already for other content. Nothing was enqueued. Over HTTP always an error, in SQL only with `strict`. */
+export class Conflict extends PostcommitError {
+  override name = "Conflict";
+  /** @param first the notification that holds the key */
+  constructor(readonly key: string, readonly first: string) {
+    super(`idempotency_key: ${JSON.stringify(key)} was used with other content by notification ${first}; nothing was enqueued`);
+  }
+}
+
+/** The server will not do this, and asking again will not change its mind. */
+export class Refused extends PostcommitError {
+  override name = "Refused";
+  /** @param kind e.g. `forbidden` or `not-found`; empty when it was not Postcommit that refused */
+  constructor(readonly status: number, readonly kind: string, readonly detail: string) {
+    super(kind ? `${status} ${kind}: ${detail}` : `${status}: ${detail}`);
+  }
+}
+
+/**
+ * The server could not be reached, was too busy, or answered nothing that can be read. Whether anything was enqueued is not known; to
+ * enqueue the same again under the same key is safe.
+ */
+export class Unavailable extends PostcommitError {
+  override name = "Unavailable";
+}

@@ -1,0 +1,97 @@
+/** Inside transactions of pg, on the database of POSTCOMMIT_DATABASE_URL. */
+import assert from "node:assert/strict";
+import { after, before, beforeEach, test } from "node:test";
+
+import pg from "pg";
+
+import { Conflict, Invalid, type Notification, pg as postcommit } from "../../src/index.js";
+
+const client = new pg.Client(process.env.POSTCOMMIT_DATABASE_URL ?? assert.fail("POSTCOMMIT_DATABASE_URL"));
+const onlooker = new pg.Client(process.env.POSTCOMMIT_DATABASE_URL);
+let key = "";
+
+before(async () => {
+  await client.connect();
+  await onlooker.connect();
+});
+after(async () => {
+  await client.end();
+  await onlooker.end();
+});
+beforeEach(() => {
+  key = `pg's:\\${crypto.randomUUID()}`;
+});
+
+async function count(): Promise<number> {
+  const { rows } = await onlooker.query<{ n: number }>("SELECT count(*)::int AS n FROM postcommit.notification WHERE idempotency_key = $1", [key]);
+  return rows[0]?.n ?? -1;
+}
+
+async function inTransaction(work: () => Promise<void>, end: "COMMIT" | "ROLLBACK" = "ROLLBACK"): Promise<void> {
+  await client.query("BEGIN");
+  try {
+    await work();
+  } finally {
+    await client.query(end);
+  }
+}
+
+/** What is refused inside; a savepoint keeps the rest. */
+async function refused(work: Promise<unknown>): Promise<unknown> {
+  const error = await work.then(() => assert.fail("it should have been refused"), (error: unknown) => error);
+  await client.query("ROLLBACK TO SAVEPOINT here");
+  return error;
+}
+
+test("commit publishes and rollback leaves nothing", async () => {
+  const note = { event_type: "e", idempotency_key: key };
+  await inTransaction(async () => void (await postcommit.enqueue(client, note)));
+  assert.equal(await count(), 0);
+  await inTransaction(async () => {
+    await postcommit.enqueue(client, note);
+    assert.equal(await count(), 0);
+  }, "COMMIT");
+  assert.equal(await count(), 1);
+});
+
+test("every field arrives", () =>
+  inTransaction(async () => {
+    const note: Notification = {
+      event_type: "booking.confirmed", payload: [1.5, { s: "é" }], idempotency_key: key, entity: key,
+      recipients: [{ email: "guest@example.com" }, { phone: "+4930123456" }], channels: ["email", "null"], title: "Zoë's \"room\" \\ {1,2}",
+      body: "line\nline", action_url: "https://example.com/", data: { email: { x: [1, null] } }, priority: 7, source: { site: "s" },
+      correlation_id: "c", topic: "t", schema_version: 3,
+    };
+    const due = new Date("2090-01-01T00:00:00Z");
+    const id = await postcommit.enqueue(client, { ...note, due_at: due, expires_at: "2090-02-01T00:00:00Z" });
+    const { rows } = await client.query<Record<string, unknown>>("SELECT * FROM postcommit.notification WHERE id = $1", [id]);
+    for (const [name, value] of Object.entries({ ...note, due_at: due })) assert.deepEqual(rows[0]?.[name], value, name);
+  }));
+
+test("keys, strict and limits", () =>
+  inTransaction(async () => {
+    const first = await postcommit.enqueue(client, { event_type: "e", idempotency_key: key });
+    assert.equal(await postcommit.enqueue(client, { event_type: "e", idempotency_key: key }, { strict: true }), first);
+    assert.equal(await postcommit.enqueue(client, { event_type: "other", idempotency_key: key }), first);
+    await client.query("SAVEPOINT here");
+    const conflict = await refused(postcommit.enqueue(client, { event_type: "other", idempotency_key: key }, { strict: true }));
+    assert.ok(conflict instanceof Conflict);
+    assert.deepEqual([conflict.key, conflict.first], [key, first]);
+    const batch = [{ event_type: "e" }, { event_type: "other", idempotency_key: key }];
+    assert.ok((await refused(postcommit.enqueueMany(client, batch, { strict: true }))) instanceof Conflict);
+    const limit = await refused(postcommit.enqueue(client, { event_type: "e", title: "x".repeat(999) }));
+    assert.ok(limit instanceof Invalid);
+    assert.deepEqual([limit.field, limit.limit], ["title", "at most 998 bytes"]);
+    const other = (await refused(postcommit.enqueue(client, { event_type: "e", due_at: "soon" }))) as { code: string };
+    assert.equal(other.code, "22007");
+  }));
+
+test("many and cancel", () =>
+  inTransaction(async () => {
+    const due_at = new Date("2090-01-01T00:00:00Z");
+    const notes = [0, 1, 2, 0, 1, 2].map((n) => ({ event_type: "e", entity: key, idempotency_key: `${key}${n}`, due_at }));
+    const ids = await postcommit.enqueueMany(client, notes);
+    assert.deepEqual([new Set(ids).size, ids.slice(0, 3)], [3, ids.slice(3)]);
+    assert.equal(await postcommit.cancel(client, key, { eventType: "other" }), 0);
+    assert.equal(await postcommit.cancel(client, key), 3);
+  }));

@@ -1,0 +1,350 @@
+//! Enqueue over HTTP, for applications that do not share a database with Postcommit. Behind the feature `http`.
+//!
+//! A call made beside a COMMIT can be lost between the two; where the database is shared, the [`adapters`](crate::adapters) are the
+//! better door.
+//!
+//! Every request may be repeated: a notification always carries a key, and the server answers the same key with the first id. So a
+//! [`Client`] repeats what met a broken connection, no answer in time, 429 or 503: at most [`REPEATS`] times unless told otherwise, waiting
+//! a little longer each time, or as long as the server asks. It never follows a redirect, which would carry the key elsewhere.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), postcommit::Error> {
+//! use postcommit::{Notification, Recipient, http, key};
+//!
+//! let client = http::Client::new("https://postcommit.example.com", "pc_…")?;
+//! let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": 12345}))
+//!     .key(key::of("booking", &["12345", "confirmed", "1"]))
+//!     .to(Recipient::email("guest@example.com"))
+//!     .build()?;
+//! let enqueued = client.enqueue(&note).await?;
+//! println!("{} is {}", enqueued.id, client.status(enqueued.id).await?.state);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It needs a tokio runtime with time and I/O enabled. HTTPS trusts the system's roots, and those of [`Builder::root_certificates`].
+
+mod answer;
+mod connection;
+mod repeat;
+
+use std::fmt;
+use std::time::Duration;
+
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Uri};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::{Error, Notification, Timestamp, limits};
+use connection::Line;
+use repeat::Repeats;
+
+pub use connection::ANSWER_BYTES;
+pub use repeat::{LONGEST_WAIT, REPEATS};
+
+/// How long one try may take in all, connecting included, unless [`Builder::timeout`] says otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A Postcommit server and the key to it. Cheap to keep, made once: it keeps connections open between calls. Its `Debug` does not show
+/// the key.
+pub struct Client {
+    line: Line,
+    prefix: String,
+    host: HeaderValue,
+    authorization: HeaderValue,
+    repeats: Repeats,
+}
+
+/// What became of a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct Enqueued {
+    /// The notification's id; the first one's, when the key was used before.
+    pub id: Uuid,
+    /// The key stood already, for the same content: nothing new was enqueued.
+    pub duplicate: bool,
+}
+
+/// Where a notification stands.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// Its id.
+    pub id: Uuid,
+    /// The least finished of its deliveries speaks for it: `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`, `discarded`, `cancelled`, `expired` or `skipped`.
+    pub state: String,
+    /// Attempts after the first, of the delivery that needed most.
+    pub retries: u64,
+    /// What the last attempt that failed met.
+    #[serde(default)]
+    pub last_error: Option<String>,
+    /// When it was accepted.
+    pub enqueued_at: Timestamp,
+    /// When all that could be sent had been taken by its provider, or arrived.
+    #[serde(default)]
+    pub delivered_at: Option<Timestamp>,
+}
+
+/// Builds a [`Client`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until build() is called"]
+pub struct Builder {
+    url: String,
+    key: String,
+    timeout: Duration,
+    repeats: u32,
+    roots: Vec<u8>,
+}
+
+impl Builder {
+    /// How long one try may take in all, connecting included. Default 10 seconds.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How often a request is repeated after its first try, at most 10; 0 for never. Default [`REPEATS`].
+    pub fn repeats(mut self, repeats: u32) -> Self {
+        self.repeats = repeats;
+        self
+    }
+
+    /// Certificates in PEM to trust beside the system's: of a private authority, or the server's own.
+    pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.roots = pem.into();
+        self
+    }
+
+    /// Checks what was given. Connects nowhere.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming `url`, `key`, `repeats` or `root_certificates`.
+    pub fn build(self) -> Result<Client, Error> {
+        let (uri, prefix) = server(&self.url)?;
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        let host = HeaderValue::from_str(authority).map_err(|_| Error::invalid("url", "has a host that cannot be sent"))?;
+        Ok(Client {
+            line: Line::new(&uri, self.timeout, &self.roots)?,
+            prefix,
+            host,
+            authorization: bearer(&self.key)?,
+            repeats: Repeats::at_most(self.repeats)?,
+        })
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("url", &self.url)
+            .field("timeout", &self.timeout)
+            .field("repeats", &self.repeats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client of the server at `url` (`https://host[:port][/path]`; plain `http` shows the key to everybody on the way), with a key of
+    /// scope `enqueue` or more.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn new(url: impl Into<String>, key: impl Into<String>) -> Result<Self, Error> {
+        Self::builder(url, key).build()
+    }
+
+    /// The same, with more to say.
+    pub fn builder(url: impl Into<String>, key: impl Into<String>) -> Builder {
+        Builder { url: url.into(), key: key.into(), timeout: TIMEOUT, repeats: REPEATS, roots: Vec::new() }
+    }
+
+    /// Enqueues. When it returns, the notification is durable. `strict` makes no difference here: over HTTP a conflict is always an
+    /// error. A tenant other than `default` is sent along, and refused unless the key may name it.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the key stands for other content; [`Error::Invalid`], [`Error::Refused`] or [`Error::Unavailable`]
+    /// otherwise. After the last it is not known whether it was enqueued: repeat it with the same key.
+    pub async fn enqueue(&self, note: &Notification) -> Result<Enqueued, Error> {
+        let answer = self.post("/v1/notifications", &outward(note)?).await?;
+        answer.json::<Enqueued>().map_err(|error| error.with_key(&note.idempotency_key))
+    }
+
+    /// Enqueues 1 to 1,000; a result each, in the order given. Those that are refused do not hold up the others.
+    ///
+    /// # Errors
+    /// As [`Client::enqueue`], when the whole was refused.
+    pub async fn enqueue_many(&self, notes: &[Notification]) -> Result<Vec<Result<Enqueued, Error>>, Error> {
+        if notes.is_empty() || notes.len() > limits::BATCH {
+            return Err(Error::invalid("notifications", format!("has {} entries; 1 to {} are allowed", notes.len(), limits::BATCH)));
+        }
+        let outward = notes.iter().map(outward).collect::<Result<Vec<_>, _>>()?;
+        let answer = self.post("/v1/notifications/batch", &json!({"notifications": outward})).await?;
+        let results = answer.json::<answer::Batch>()?.results;
+        if results.len() != notes.len() {
+            return Err(Error::unavailable(format!("{} were sent, but {} answered", notes.len(), results.len())));
+        }
+        let one = |(result, note): (answer::OfBatch, &Notification)| result.read().map_err(|error| error.with_key(&note.idempotency_key));
+        Ok(results.into_iter().zip(notes).map(one).collect())
+    }
+
+    /// Where a notification stands. Needs a key that may read.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with status 404 when there is none of that id; otherwise as [`Client::enqueue`].
+    pub async fn status(&self, id: Uuid) -> Result<Status, Error> {
+        self.send(Method::GET, &format!("/v1/notifications/{id}/status"), Bytes::new()).await?.json()
+    }
+
+    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; after a repeat, how many the last
+    /// try took back. Needs a key that may operate.
+    ///
+    /// # Errors
+    /// As [`Client::enqueue`].
+    pub async fn cancel(&self, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+        let body = event_type.map_or_else(|| json!({}), |name| json!({"event_type": name}));
+        let answer = self.post(&format!("/v1/entities/{}/cancel", segment("entity", entity)?), &body).await?;
+        Ok(answer.json::<answer::Cancelled>()?.cancelled)
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Result<answer::Answer, Error> {
+        self.send(Method::POST, path, Bytes::from(body.to_string())).await
+    }
+
+    /// Until there is an answer that settles it, or the repeats are used up.
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<answer::Answer, Error> {
+        let mut repeats = self.repeats;
+        loop {
+            let request = self.request(&method, path, body.clone())?;
+            let unsettled = match self.line.exchange(request).await {
+                Ok(answer) if !answer.may_be_repeated() => return Ok(answer),
+                Ok(answer) => answer.unsettled(),
+                Err(unsettled) => unsettled,
+            };
+            tokio::time::sleep(repeats.next(unsettled)?).await;
+        }
+    }
+
+    fn request(&self, method: &Method, path: &str, body: Bytes) -> Result<Request<Bytes>, Error> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.prefix))
+            .header(HOST, &self.host)
+            .header(AUTHORIZATION, &self.authorization)
+            .header(USER_AGENT, concat!("postcommit-rust/", env!("CARGO_PKG_VERSION")));
+        let request = if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
+        request.body(body).map_err(|_| Error::invalid("url", "does not make a request"))
+    }
+}
+
+/// As the API reads it: `strict` is how it always is there, and the tenant is the key's unless another is named.
+fn outward(note: &Notification) -> Result<Value, Error> {
+    let mut value = serde_json::to_value(note).map_err(|e| Error::invalid("notification", e.to_string()))?;
+    if let Value::Object(fields) = &mut value {
+        fields.remove("strict");
+        if note.tenant == "default" {
+            fields.remove("tenant");
+        }
+    }
+    Ok(value)
+}
+
+/// The server, and the path before `/v1`.
+fn server(url: &str) -> Result<(Uri, String), Error> {
+    let wrong = || Error::invalid("url", "must be http(s)://host[:port][/path], without user name, query and fragment");
+    // A URL that `Uri` takes may still carry a user name or a query; a fragment it drops without a word.
+    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    let known = matches!(uri.scheme_str(), Some("http" | "https"));
+    let plain = uri.host().is_some_and(|host| !host.is_empty()) && uri.query().is_none() && !url.contains(['@', '#']);
+    let prefix = uri.path().trim_end_matches('/').to_owned();
+    if known && plain { Ok((uri, prefix)) } else { Err(wrong()) }
+}
+
+fn bearer(key: &str) -> Result<HeaderValue, Error> {
+    // Never the key itself in the text.
+    let wrong = |_| Error::invalid("key", "holds characters that a header cannot carry");
+    let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(wrong)?;
+    if key.is_empty() {
+        return Err(Error::invalid("key", "is empty"));
+    }
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Percent-encoded, so that it stays one segment of a path.
+fn segment(field: &str, text: &str) -> Result<String, Error> {
+    // Proxies take dots for the way up, however they are written.
+    if matches!(text, "" | "." | "..") {
+        return Err(Error::invalid(field, "must not be empty, \".\" or \"..\" here"));
+    }
+    let mut path = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => path.push(char::from(byte)),
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(url: &str, key: &str) -> Option<String> {
+        match Client::new(url, key) {
+            Ok(_) => None,
+            Err(Error::Invalid { field, problem }) => {
+                assert!(key.is_empty() || !problem.contains(key), "{problem}");
+                Some(field)
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_server_or_a_key_is_refused_at_once() {
+        for url in ["https://postcommit.example.com", "http://127.0.0.1:7410", "http://[::1]:7410/", "https://example.com/notices/"] {
+            assert_eq!(field(url, "pc_1_x"), None, "{url}");
+        }
+        for url in [
+            "",
+            "postcommit.example.com",
+            "ftp://example.com",
+            "https://",
+            "https://u:p@example.com",
+            "https://a.example/?b",
+            "https://a.example/#b",
+        ] {
+            assert_eq!(field(url, "pc_1_x").as_deref(), Some("url"), "{url}");
+        }
+        for key in ["", "pc_1\r\nX-Other: 1"] {
+            assert_eq!(field("https://a.example", key).as_deref(), Some("key"), "{key:?}");
+        }
+        assert!(Client::builder("https://a.example", "k").repeats(11).build().is_err());
+        assert!(Client::builder("https://a.example", "k").root_certificates("no certificate").build().is_err());
+    }
+
+    #[test]
+    fn an_entity_stays_one_segment() {
+        assert_eq!(segment("entity", "a/b?c#d%é").unwrap(), "a%2Fb%3Fc%23d%25%C3%A9");
+        for dots in ["", ".", ".."] {
+            assert!(segment("entity", dots).is_err());
+        }
+    }
+
+    #[test]
+    fn the_key_is_not_shown() {
+        let builder = Client::builder("https://a.example", "pc_1_secret");
+        assert!(!format!("{builder:?}").contains("secret"));
+        assert!(!format!("{:?}", builder.build().unwrap()).contains("secret"));
+    }
+}

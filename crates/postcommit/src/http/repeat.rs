@@ -1,0 +1,91 @@
+//! When a request is tried again, and when no longer.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::Error;
+
+/// How often a request is repeated after its first try, unless [`Builder::repeats`](super::Builder::repeats) says otherwise.
+pub const REPEATS: u32 = 4;
+/// The longest wait between two tries. A server that asks for a longer one is not asked again.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+const MOST_REPEATS: u32 = 10;
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// A try that settled nothing.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    /// What it met.
+    pub(super) problem: String,
+    /// How long the server asks to wait.
+    pub(super) after: Option<Duration>,
+}
+
+impl Unsettled {
+    pub(super) fn new(problem: impl Into<String>) -> Self {
+        Self { problem: problem.into(), after: None }
+    }
+}
+
+/// The tries that are left.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Repeats {
+    made: u32,
+    most: u32,
+}
+
+impl Repeats {
+    pub(super) fn at_most(most: u32) -> Result<Self, Error> {
+        if most > MOST_REPEATS {
+            return Err(Error::invalid("repeats", format!("is {most}; 0 to {MOST_REPEATS} are allowed")));
+        }
+        Ok(Self { made: 0, most })
+    }
+
+    /// How long to wait for the next try; an error when there is none.
+    pub(super) fn next(&mut self, last: Unsettled) -> Result<Duration, Error> {
+        let asked = last.after.unwrap_or_default();
+        if self.made >= self.most || asked > LONGEST_WAIT {
+            let tries = self.made + 1;
+            let and_then = if asked > LONGEST_WAIT { format!("; it asks to wait {} s", asked.as_secs()) } else { String::new() };
+            return Err(Error::unavailable(format!("{}{and_then} (tries: {tries})", last.problem)));
+        }
+        let wait = FIRST_WAIT * 2_u32.saturating_pow(self.made);
+        self.made += 1;
+        // Of many clients that met the same, each comes at another time.
+        let chance = u32::from(Uuid::new_v4().as_bytes()[0]);
+        let wait = wait.min(LONGEST_WAIT) * (128 + chance / 2) / 256;
+        Ok(last.after.map_or(wait, |asked| asked.max(if asked.is_zero() { asked } else { wait })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn met(after: Option<u64>) -> Unsettled {
+        Unsettled { problem: "503".into(), after: after.map(Duration::from_secs) }
+    }
+
+    #[test]
+    fn waits_grow_and_end() {
+        let mut repeats = Repeats::at_most(10).unwrap();
+        for n in 0..10 {
+            let most = FIRST_WAIT * 2_u32.pow(n);
+            let wait = repeats.next(met(None)).unwrap();
+            assert!(wait >= most.min(LONGEST_WAIT) / 2 && wait <= most.min(LONGEST_WAIT), "{n}: {wait:?}");
+        }
+        let ended = repeats.next(met(None)).unwrap_err();
+        assert!(ended.to_string().contains("503 (tries: 11)"), "{ended}");
+    }
+
+    #[test]
+    fn the_server_is_not_asked_before_the_time_it_names() {
+        let mut repeats = Repeats::at_most(10).unwrap();
+        assert!(repeats.next(met(Some(7))).unwrap() >= Duration::from_secs(7));
+        assert_eq!(repeats.next(met(Some(0))).unwrap(), Duration::ZERO);
+        assert!(repeats.next(met(Some(31))).unwrap_err().to_string().contains("asks to wait 31 s"));
+    }
+}

@@ -1,0 +1,312 @@
+//! Inboxes: what users were told in-app, for the tenant's keys and for the users' own browsers.
+//!
+//! A key reads and marks in any inbox of its tenant; a user token in its user's alone. Browsers call from the tenant's own pages: `cors.rs` answers those
+//! that `inbox.origins` names.
+
+pub mod cors;
+mod stream;
+mod visitor;
+
+pub use stream::__path_follow_inbox;
+pub use stream::follow_inbox;
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use postcommit::Timestamp;
+use postcommit_engine::model::{DeliveryId, Scope};
+use postcommit_engine::store::{Folder, InboxRow, Mark};
+use postcommit_engine::user_token::{self, TokenError};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::page::{self, Limit, Page};
+use super::problem::{Kind, Problem};
+use super::read::{Body, Params};
+use super::{OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+use visitor::Visitor;
+
+/// `[inbox]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InboxSettings {
+    /// Whose pages may call the inbox routes from a browser: origins, or `*` for all.
+    pub origins: Vec<String>,
+}
+
+impl InboxSettings {
+    /// Holds each origin to its form.
+    ///
+    /// # Errors
+    /// With the setting's name and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        match self.origins.iter().find(|origin| *origin != "*" && !is_origin(origin)) {
+            Some(origin) => Err(format!(
+                "inbox.origins: {origin:?} is not an origin; allowed are such as https://app.example.com, without a path, or *"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Scheme, host and port, as browsers write them.
+fn is_origin(text: &str) -> bool {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-' | ':' | '[' | ']');
+    rest.is_some_and(|host| !host.is_empty() && host.chars().all(plain))
+}
+
+/// A message in an inbox.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InboxMessage {
+    /// The delivery it came by: `{notification}.{n}`.
+    id: String,
+    /// When it came, among the changes of this inbox: later ones have higher numbers.
+    position: i64,
+    /// What happened.
+    event_type: String,
+    /// About what.
+    entity: Option<String>,
+    /// Heading.
+    title: Option<String>,
+    /// Text; never markup.
+    body: Option<String>,
+    /// Where the reader should go: http(s), mailto or tel.
+    action_url: Option<String>,
+    /// What the notification's `data` holds for `in_app`.
+    #[schema(value_type = Option<Object>)]
+    data: Option<Box<RawValue>>,
+    /// When it came.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// Since when it is read.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    read_at: Option<Timestamp>,
+    /// Since when it is archived.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    archived_at: Option<Timestamp>,
+}
+
+impl From<InboxRow> for InboxMessage {
+    fn from(row: InboxRow) -> Self {
+        let InboxRow { id, position, event_type, entity, title, body, action_url, data, created_at, read_at, archived_at } = row;
+        Self { id, position, event_type, entity, title, body, action_url, data, created_at, read_at, archived_at }
+    }
+}
+
+/// Which messages.
+#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WhichFolder {
+    /// All but the archived.
+    #[default]
+    Current,
+    /// Those of them that are not read.
+    Unread,
+    /// The archived.
+    Archived,
+}
+
+impl From<WhichFolder> for Folder {
+    fn from(which: WhichFolder) -> Self {
+        match which {
+            WhichFolder::Current => Self::Current,
+            WhichFolder::Unread => Self::Unread,
+            WhichFolder::Archived => Self::Archived,
+        }
+    }
+}
+
+/// Which messages to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Wanted {
+    /// Which of them.
+    #[serde(default)]
+    #[param(inline, default = "current")]
+    folder: WhichFolder,
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of an inbox.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InboxListing {
+    /// Newest first; what has expired is left out.
+    items: Vec<InboxMessage>,
+    /// Pass it as `cursor` for the page after this one; absent on the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+    /// How many messages are unread in all.
+    unread: i64,
+    /// The last change that the page shows: what the stream goes on from, and the bound for marking all as read.
+    position: i64,
+}
+
+/// A user's messages, newest first.
+#[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), Wanted, OfTenant), responses((status = 200, description = "A page", body = InboxListing), Refusals))]
+pub async fn list_inbox(visitor: Visitor, Params(wanted): Params<Wanted>) -> Result<Json<InboxListing>, Problem> {
+    let before = wanted.cursor.as_deref().map(page::decode).transpose()?;
+    let limit = wanted.limit.0;
+    let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder.into(), before, limit + 1).await?;
+    let Page { items, next } = Page::of(found.messages, limit, |message| message.position);
+    Ok(Json(InboxListing { items: items.into_iter().map(Into::into).collect(), next, unread: found.unread, position: found.position }))
+}
+
+/// How many messages are unread.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct UnreadCount {
+    /// Neither read, archived nor expired.
+    unread: i64,
+}
+
+/// How many of a user's messages are unread.
+#[utoipa::path(get, path = "/v1/inbox/{user}/unread-count", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), OfTenant), responses((status = 200, description = "The number", body = UnreadCount), Refusals))]
+pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem> {
+    Ok(Json(UnreadCount { unread: visitor.unread().await? }))
+}
+
+/// How far to go.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReadAll {
+    /// `position` of the list that the user saw: what came after it stays unread.
+    #[schema(minimum = 0)]
+    up_to: i64,
+}
+
+/// What marking all has done.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReadAllDone {
+    /// How many were marked.
+    read: u64,
+    /// How many are unread now.
+    unread: i64,
+}
+
+/// Marks all as read that came up to a position.
+#[utoipa::path(post, path = "/v1/inbox/{user}/read-all", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), OfTenant), request_body = ReadAll,
+    responses((status = 200, description = "Done", body = ReadAllDone), Refusals))]
+pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Json<ReadAllDone>, Problem> {
+    let read = visitor.store.mark_all_read(visitor.tenant, &visitor.user, asked.up_to).await?;
+    Ok(Json(ReadAllDone { read, unread: visitor.unread().await? }))
+}
+
+/// A message and how things stand now.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Marked {
+    /// The message.
+    id: String,
+    /// How many are unread now.
+    unread: i64,
+}
+
+async fn mark(visitor: &Visitor, id: &str, mark: Mark) -> Result<Json<Marked>, Problem> {
+    let id: DeliveryId = id.parse().map_err(|_| Problem::not_found("message"))?;
+    if !visitor.store.mark_message(visitor.tenant, &visitor.user, id, mark).await? {
+        return Err(Problem::not_found("message"));
+    }
+    Ok(Json(Marked { id: id.to_string(), unread: visitor.unread().await? }))
+}
+
+/// Marks a message as read; once more changes nothing.
+#[utoipa::path(post, path = "/v1/inbox/{user}/{id}/read", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+pub async fn read_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
+    mark(&visitor, &id, Mark::Read).await
+}
+
+/// Marks a message as unread again.
+#[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unread", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+pub async fn unread_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
+    mark(&visitor, &id, Mark::Unread).await
+}
+
+/// Puts a message out of the way; it no longer counts as unread.
+#[utoipa::path(post, path = "/v1/inbox/{user}/{id}/archive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
+    mark(&visitor, &id, Mark::Archive).await
+}
+
+/// Brings a message back, read or not as it was.
+#[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
+    mark(&visitor, &id, Mark::Unarchive).await
+}
+
+/// How long a token is to hold.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TokenWanted {
+    /// Seconds.
+    #[param(minimum = 1, maximum = 86_400, default = 3600)]
+    ttl_s: Option<u32>,
+}
+
+/// A user token.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct UserToken {
+    /// For the user's browser: opens this inbox and nothing else.
+    #[schema(example = "pcu_…")]
+    token: String,
+    /// Until when.
+    #[schema(value_type = String, format = DateTime)]
+    expires_at: Timestamp,
+}
+
+/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
+/// more than they have.
+#[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
+    params(("user" = String, Path, description = "The user's id"), TokenWanted, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
+pub async fn mint_user_token(
+    State(api): State<Shared>,
+    caller: Caller,
+    Path(user): Path<String>,
+    Params(wanted): Params<TokenWanted>,
+) -> Result<Json<UserToken>, Problem> {
+    caller.may(Scope::Operate)?;
+    let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
+    let minted = user_token::mint(&caller.store(&api), caller.tenant(), &user, ttl).await.map_err(refused)?;
+    Ok(Json(UserToken { token: minted.token, expires_at: minted.expires_at }))
+}
+
+fn refused(error: TokenError) -> Problem {
+    match error {
+        TokenError::Refused(problem) => Problem::of_field(&problem),
+        TokenError::Db(problem) => problem.into(),
+        bad @ (TokenError::Expired | TokenError::Bad) => Problem::new(Kind::Unauthenticated, bad.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e14_origins_are_held_to_their_form() {
+        let checked = |origin: &str| InboxSettings { origins: vec![origin.into()] }.validate();
+        for good in ["*", "https://app.example.com", "http://localhost:3000", "http://[::1]:8080"] {
+            assert_eq!(checked(good), Ok(()), "{good}");
+        }
+        for bad in
+            ["", "app.example.com", "https://", "https://app.example.com/", "https://APP.example.com", "https://*.example.com", "null"]
+        {
+            assert!(checked(bad).unwrap_err().starts_with("inbox.origins: "), "{bad}");
+        }
+    }
+}

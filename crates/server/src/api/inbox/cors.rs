@@ -1,0 +1,45 @@
+//! Pages of the tenant's own call the inbox from a browser, which asks us whether they may.
+
+use axum::extract::{Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS,
+    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, HeaderMap, HeaderValue, ORIGIN, VARY,
+};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::InboxSettings;
+use crate::api::Shared;
+
+/// Answers browsers about the inbox routes, and leaves all others alone: those are for servers. Cookies are never asked for; the token says who it is.
+pub async fn answer_browsers(State(api): State<Shared>, request: Request, next: Next) -> Response {
+    if !request.uri().path().starts_with("/v1/inbox/") {
+        return next.run(request).await;
+    }
+    let origin = allowed(&api.inbox, request.headers());
+    let asks_first = request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match (&origin, asks_first) {
+        (Some(_), true) => StatusCode::NO_CONTENT.into_response(),
+        _ => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    headers.append(VARY, HeaderValue::from_static("Origin"));
+    if let Some(origin) = origin {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Retry-After, X-Request-Id"));
+        if asks_first {
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type, Last-Event-ID"));
+            headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+        }
+    }
+    response
+}
+
+/// The origin that asks, if it may.
+fn allowed(settings: &InboxSettings, headers: &HeaderMap) -> Option<HeaderValue> {
+    let origin = headers.get(ORIGIN)?;
+    let is_named = |named: &String| named == "*" || named.as_bytes() == origin.as_bytes();
+    settings.origins.iter().any(is_named).then(|| origin.clone())
+}

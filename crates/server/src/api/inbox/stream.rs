@@ -1,0 +1,210 @@
+//! The live stream of an inbox: server-sent events, resumed by `Last-Event-ID`.
+//!
+//! `message`: a message came. `mark`: one was read or archived, or that was undone. `unread-count`: how many are unread now; it ends every group, and alone
+//! carries an `id`, so that who is cut off within a group is told all of it again. `reload`: too much has changed, read the list again.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use postcommit::Timestamp;
+use postcommit_engine::clock;
+use postcommit_engine::inbox::OpenInbox;
+use postcommit_engine::store::{InboxChange, InboxChanges};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use utoipa::IntoParams;
+
+use super::visitor::Visitor;
+use super::{InboxMessage, UnreadCount};
+use crate::api::problem::{Kind, Problem};
+use crate::api::read::Params;
+use crate::api::{OfTenant, Refusals, Shared};
+use crate::door::Streams;
+
+/// A comment so often, so that everybody on the way knows that somebody is there.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// How long one goes on at most: whoever comes back shows once more that they may.
+const LONGEST: Duration = Duration::from_secs(600);
+/// Pages that one user may have open at one server.
+const PAGES_OF_ONE: usize = 20;
+/// What every stream ends with: come back, but not all at once.
+const FAREWELL: &str = "retry: 2000\n\n";
+/// Frames that wait for a slow reader.
+const WAITING: usize = 16;
+
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Where to begin. Not printable: it may hold a token.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Following {
+    /// `position` of the list that is shown: what happened after it is told first. `Last-Event-ID` overrules it. Without either: from now on.
+    #[param(minimum = 0)]
+    after: Option<i64>,
+    /// A user token, for `EventSource`, which cannot send headers. On no other route.
+    #[allow(dead_code, reason = "whoever follows is known by then; this describes it")]
+    token: Option<String>,
+}
+
+/// A visitor who may show the token in the query.
+pub struct Follower(Visitor);
+
+impl FromRequestParts<Shared> for Follower {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+        let query = parts.uri.query().unwrap_or("");
+        let token = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "token").map(|(_, value)| value.into_owned());
+        Visitor::of(parts, api, token).await.map(Self)
+    }
+}
+
+/// What happens in an inbox, as it happens: server-sent events `message`, `mark`, `unread-count`, `reload`.
+#[utoipa::path(get, path = "/v1/inbox/{user}/stream", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
+    params(("user" = String, Path, description = "The user's id"), Following, OfTenant,
+        ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
+    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), Refusals))]
+pub async fn follow_inbox(
+    State(api): State<Shared>,
+    Follower(visitor): Follower,
+    Extension(streams): Extension<Streams>,
+    headers: HeaderMap,
+    Params(following): Params<Following>,
+) -> Result<Response, Problem> {
+    let after = last_event_id(&headers)?.or(following.after);
+    if api.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
+        return Err(
+            Problem::new(Kind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit")).retry_after(30)
+        );
+    }
+    let Some(answer) = streams.begin() else {
+        return Err(Problem::new(Kind::Unavailable, "as many streams are open as server.streams allows").retry_after(5));
+    };
+    let page = api.inboxes.open(visitor.tenant, &visitor.user);
+    let (told, mut frames) = mpsc::channel(WAITING);
+    // In a task of its own: who hangs up must not cancel a look into the database.
+    tokio::spawn(follow(visitor, page, after, told));
+    let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
+    let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    // Proxies of the nginx family would gather it otherwise.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
+    Ok((kind, unbuffered, answer.body_ending_with(frames, FAREWELL)).into_response())
+}
+
+fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
+    let Some(given) = headers.get(LAST_EVENT_ID).filter(|given| !given.is_empty()) else { return Ok(None) };
+    let position = given.to_str().ok().and_then(|text| text.parse().ok()).filter(|position| *position >= 0);
+    position.map(Some).ok_or_else(|| Problem::invalid("Last-Event-ID", "is not one of ours; send the last `id` unchanged, or none"))
+}
+
+/// Tells what has happened, and waits for more, until the reader is gone or the token has expired.
+async fn follow(visitor: Visitor, mut page: OpenInbox, after: Option<i64>, told: mpsc::Sender<Bytes>) {
+    let mut position = after;
+    let expired = expiry(visitor.until);
+    tokio::pin!(expired);
+    loop {
+        // From now on is from beyond everything: nothing is told but where the inbox stands.
+        let found = visitor.store.inbox_changes(visitor.tenant, &visitor.user, position.unwrap_or(i64::MAX)).await;
+        let changes = match found {
+            Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
+            Ok(changes) => changes,
+            Err(problem) => return tracing::warn!(%problem, "a stream of an inbox ends; its reader will come back"),
+        };
+        if position != Some(changes.position) && told.send(frames_of(&changes)).await.is_err() {
+            return;
+        }
+        position = Some(changes.position);
+        let quiet = async {
+            loop {
+                tokio::time::sleep(HEARTBEAT).await;
+                if told.send(Bytes::from_static(b": still here\n\n")).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = page.beyond(changes.position) => {}
+            () = quiet => return,
+            () = told.closed() => return,
+            () = &mut expired => return,
+        }
+    }
+}
+
+/// When the token expires, or the stream was long enough.
+async fn expiry(until: Option<Timestamp>) {
+    let left = until.map(|until| Duration::from_micros(u64::try_from(until.as_micros() - clock::now().as_micros()).unwrap_or(0)));
+    tokio::time::sleep(left.unwrap_or(LONGEST).min(LONGEST)).await;
+}
+
+/// A group of events.
+fn frames_of(changes: &InboxChanges) -> Bytes {
+    let mut text = String::new();
+    match &changes.changes {
+        None => event(&mut text, "reload", None, &serde_json::json!({})),
+        Some(each) => {
+            for change in each {
+                let (name, row) = match change {
+                    InboxChange::Came(row) => ("message", row),
+                    InboxChange::Marked(row) => ("mark", row),
+                };
+                event(&mut text, name, None, &InboxMessage::from(row.clone()));
+            }
+        }
+    }
+    event(&mut text, "unread-count", Some(changes.position), &UnreadCount { unread: changes.unread });
+    text.into()
+}
+
+fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) {
+    // A line break in JSON is white space between its parts; in a stream it would end the line.
+    let data = serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " ");
+    let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
+    text.push_str(&format!("event: {name}\n{id}data: {data}\n\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postcommit_engine::store::InboxRow;
+    use serde_json::value::RawValue;
+
+    fn row(title: &str) -> InboxRow {
+        InboxRow {
+            id: "0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1".into(),
+            position: 7,
+            event_type: "a".into(),
+            entity: None,
+            title: Some(title.into()),
+            body: Some("two\nlines".into()),
+            action_url: None,
+            data: Some(RawValue::from_string("{\"a\":\r\n 1.0}".into()).unwrap()),
+            created_at: Timestamp::from_micros(0),
+            read_at: None,
+            archived_at: None,
+        }
+    }
+
+    #[test]
+    fn a_group_ends_with_the_count_which_alone_has_an_id_and_no_text_breaks_a_line() {
+        let changes = vec![InboxChange::Came(row("one")), InboxChange::Marked(row("data: x\n\nevent: y"))];
+        let text = String::from_utf8(frames_of(&InboxChanges { position: 9, unread: 2, changes: Some(changes) }).to_vec()).unwrap();
+        let events: Vec<&str> = text.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 3, "{text}");
+        assert!(events[0].starts_with("event: message\ndata: {\"id\":") && events[0].lines().count() == 2, "{text}");
+        assert!(events[1].starts_with("event: mark\ndata: ") && events[1].lines().count() == 2, "{text}");
+        assert_eq!(events[2], "event: unread-count\nid: 9\ndata: {\"unread\":2}");
+    }
+
+    #[test]
+    fn too_much_is_told_as_one() {
+        let text = frames_of(&InboxChanges { position: 9, unread: 2, changes: None });
+        assert_eq!(text, "event: reload\ndata: {}\n\nevent: unread-count\nid: 9\ndata: {\"unread\":2}\n\n");
+    }
+}

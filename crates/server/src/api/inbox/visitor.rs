@@ -1,0 +1,93 @@
+//! Who opens an inbox: the user, by a token; or one of the tenant's keys.
+
+use std::collections::HashMap;
+
+use axum::extract::{FromRequestParts, Path};
+use axum::http::Method;
+use axum::http::request::Parts;
+use postcommit::{Recipient, Timestamp};
+use postcommit_engine::clock;
+use postcommit_engine::db::DbError;
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::Store;
+use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
+
+use super::refused;
+use crate::api::Shared;
+use crate::api::problem::{Kind, Problem};
+use crate::auth::{self, Caller};
+use crate::door::Client;
+
+/// Somebody who may open the inbox that the path names.
+pub struct Visitor {
+    /// As they may see it.
+    pub store: Store,
+    pub tenant: i32,
+    pub user: String,
+    /// Until when, for a token.
+    pub until: Option<Timestamp>,
+}
+
+impl Visitor {
+    pub async fn unread(&self) -> Result<i64, DbError> {
+        self.store.inbox_unread(self.tenant, &self.user).await
+    }
+
+    /// Whoever the request comes from, by its header, or by a token found elsewhere.
+    pub(super) async fn of(parts: &mut Parts, api: &Shared, token: Option<String>) -> Result<Self, Problem> {
+        let user = inbox_named(parts, api).await?;
+        let in_header = auth::bearer(&parts.headers)?.filter(|token| token.starts_with(PREFIX)).map(str::to_owned);
+        match in_header.or(token) {
+            Some(token) => Self::by_token(parts, api, &token, user).await,
+            None => Self::by_key(Caller::from_request_parts(parts, api).await?, parts, api, user),
+        }
+    }
+
+    fn by_key(caller: Caller, parts: &Parts, api: &Shared, user: String) -> Result<Self, Problem> {
+        let looks_only = matches!(parts.method, Method::GET | Method::HEAD);
+        caller.may(if looks_only { Scope::Read } else { Scope::Operate })?;
+        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, until: None })
+    }
+
+    async fn by_token(parts: &Parts, api: &Shared, token: &str, user: String) -> Result<Self, Problem> {
+        let bearer = bearer_of(parts, api, token).await?;
+        if bearer.user != user {
+            return Err(Problem::new(Kind::Forbidden, "the token is another user's"));
+        }
+        api.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
+        let tenant =
+            api.store.tenant_row(bearer.tenant).await?.ok_or_else(|| Problem::new(Kind::Unauthenticated, TokenError::Bad.to_string()))?;
+        if tenant.suspended_at.is_some() {
+            return Err(auth::suspended());
+        }
+        Ok(Self { store: api.store.of_tenant(bearer.tenant), tenant: bearer.tenant, user, until: Some(bearer.expires_at) })
+    }
+}
+
+/// Whose token it is. Guessing is slowed down, as with keys; one that has expired was nobody's guess.
+async fn bearer_of(parts: &Parts, api: &Shared, token: &str) -> Result<Bearer, Problem> {
+    let from = parts.extensions.get::<Client>().map(|client| client.address);
+    api.auth.admit(from, clock::monotonic())?;
+    user_token::verify(&api.store, token).await.map_err(|error| {
+        if matches!(error, TokenError::Bad) {
+            api.auth.note_failure(from, clock::monotonic());
+        }
+        refused(error)
+    })
+}
+
+/// The user whose inbox the path names.
+async fn inbox_named(parts: &mut Parts, api: &Shared) -> Result<String, Problem> {
+    let named = Path::<HashMap<String, String>>::from_request_parts(parts, api).await.map_err(|_| Problem::not_found("inbox"))?;
+    let user = named.0.get("user").cloned().unwrap_or_default();
+    Recipient::user(&user).check().map_err(|problem| Problem::invalid("user", problem))?;
+    Ok(user)
+}
+
+impl FromRequestParts<Shared> for Visitor {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+        Self::of(parts, api, None).await
+    }
+}

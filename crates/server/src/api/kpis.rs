@@ -1,0 +1,102 @@
+//! KPIs and series: how it stands, and how it went.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use postcommit::Timestamp;
+use postcommit_engine::model::Scope;
+use postcommit_engine::store::{By, Kpis, Per, Series, Span};
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::problem::Problem;
+use super::read::Params;
+use super::{OfTenant, Refusals, Shared};
+use crate::auth::Caller;
+
+/// Which KPIs.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WantedKpis {
+    /// `site`: also for each source site.
+    #[param(inline)]
+    by: Option<KpisBy>,
+    /// Over how many seconds delivered and failed are counted. Default: the setting `kpi.interval_s`.
+    #[param(minimum = 60, maximum = 172_800)]
+    interval_s: Option<u64>,
+    /// After how many seconds a delivery counts as stuck. Default: the setting `kpi.stuck_after_s`.
+    #[param(minimum = 1, maximum = 2_592_000)]
+    stuck_after_s: Option<u64>,
+}
+
+/// What KPIs are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KpisBy {
+    Site,
+}
+
+fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Duration) -> Result<Duration, Problem> {
+    match given {
+        None => Ok(default),
+        Some(given) if (low..=high).contains(&given) => Ok(Duration::from_secs(given)),
+        Some(given) => Err(Problem::invalid(field, format!("is {given}; {low} to {high} are allowed"))),
+    }
+}
+
+/// How it stands: queue, stuck, parked, the age of the oldest, and what came of the last interval.
+#[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(WantedKpis, OfTenant),
+    responses((status = 200, description = "How it stands now", body = Kpis), Refusals))]
+pub async fn get_kpis(State(api): State<Shared>, caller: Caller, Params(wanted): Params<WantedKpis>) -> Result<Json<Kpis>, Problem> {
+    caller.may(Scope::Read)?;
+    let kpi = &api.tools.kpi;
+    let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
+    let stuck_after = seconds("stuck_after_s", wanted.stuck_after_s, 1, 2_592_000, kpi.stuck_after())?;
+    let by_site = wanted.by == Some(KpisBy::Site);
+    Ok(Json(caller.store(&api).kpis(caller.whose(), by_site, stuck_after, interval).await?))
+}
+
+/// Which series.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WantedSeries {
+    /// How long a slot is. Default `minute`.
+    #[param(inline)]
+    per: Option<Per>,
+    /// What the lines are. Default `state`; by channel and site what was sent, delivered or parked is counted.
+    #[param(inline)]
+    by: Option<By>,
+    /// From the slot that holds this. Default: 60 slots before `to`.
+    from: Option<Timestamp>,
+    /// Until this. Default: now.
+    to: Option<Timestamp>,
+}
+
+/// How many deliveries entered which state, slot by slot, for charts: at most 2,880 slots and 20 lines; empty slots are 0.
+#[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(WantedSeries, OfTenant),
+    responses((status = 200, description = "The lines", body = Series), Refusals))]
+pub async fn get_kpi_series(
+    State(api): State<Shared>,
+    caller: Caller,
+    Params(wanted): Params<WantedSeries>,
+) -> Result<Json<Series>, Problem> {
+    caller.may(Scope::Read)?;
+    let per = wanted.per.unwrap_or(Per::Minute);
+    let to = match wanted.to {
+        Some(to) => to,
+        // The present slot is taken in.
+        None => api.store.now().await?.plus(Duration::from_millis(1)),
+    };
+    let span = match wanted.from {
+        Some(from) => Span::new(per, from, to),
+        None => Span::last(per, to),
+    };
+    let span = span.map_err(|problem| {
+        let (field, detail) = problem.split_once(": ").unwrap_or(("from", problem.as_str()));
+        Problem::invalid(field, detail)
+    })?;
+    Ok(Json(caller.store(&api).series(caller.whose(), span, wanted.by.unwrap_or(By::State)).await?))
+}

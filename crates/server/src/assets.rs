@@ -1,0 +1,27 @@
+//! What browsers are given: the inbox component, and a page that shows it.
+
+use axum::Router;
+use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
+use axum::response::IntoResponse;
+use axum::routing::get;
+
+/// Name, kind and content of each.
+const ASSETS: [(&str, &str, &str); 4] = [
+    ("/inbox.js", "text/javascript; charset=utf-8", include_str!("assets/inbox.js")),
+    ("/inbox/demo", "text/html; charset=utf-8", include_str!("assets/inbox_demo.html")),
+    ("/inbox/demo.js", "text/javascript; charset=utf-8", include_str!("assets/inbox_demo.js")),
+    ("/inbox/demo.css", "text/css; charset=utf-8", include_str!("assets/inbox_demo.css")),
+];
+
+/// The same for everybody, wherever their page is: there is nothing in them but code.
+pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    ASSETS.into_iter().fold(Router::new(), |router, (path, kind, text)| {
+        let headers = [
+            (CONTENT_TYPE, kind),
+            (CACHE_CONTROL, "public, max-age=300"),
+            (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+            (HeaderName::from_static("cross-origin-resource-policy"), "cross-origin"),
+        ];
+        router.route(path, get(move || async move { (headers, text).into_response() }))
+    })
+}

@@ -1,0 +1,32 @@
+//! The HTTP API of the real binary, on both databases.
+//!
+//! - `app`: what every test here stands on;
+//! - `walk`: every operation of `/openapi.json`, by those who may and those who may not, and across the wall between two tenants;
+//! - `repeated`: one key many times, with the server killed in between; `hostile`: bodies that nobody sends by mistake;
+//! - `stories`, `parked`, `lists`, `providers`: what is asked for and what comes back; `tenants`, `sessions`, `limits`, `roles`: who may, and when.
+
+/// Each test once on either database; it is given which.
+macro_rules! on_both {
+    ($($(#[$meta:meta])* fn $name:ident($kind:ident) $body:block)*) => {$(
+        $(#[$meta])*
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn check($kind: crate::installation::Kind) $body
+
+            #[test]
+            fn on_postgres() {
+                check(crate::installation::Kind::Postgres);
+            }
+
+            #[test]
+            fn on_sqlite() {
+                check(crate::installation::Kind::Sqlite);
+            }
+        }
+    )*};
+}
+
+mod app;
+mod walk;

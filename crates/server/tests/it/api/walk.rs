@@ -1,0 +1,222 @@
+//! C15: the server's own description is walked, every operation of it, by everybody who might call. A route that is added is walked without a word here; one
+//! whose path the walk cannot fill fails it.
+
+mod operation;
+mod planted;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use postcommit::Timestamp;
+use postcommit_engine::model::{Scope, Scopes};
+use postcommit_testkit::{Answer, Client};
+use serde_json::{Value, json};
+
+use super::app::{App, refused};
+use crate::door::Visitor;
+use crate::installation::{Kind, wait_until};
+use operation::Operation;
+use planted::Planted;
+
+/// Whoever fails too often from one address waits: each failure here comes from another one, as a proxy tells.
+const BEHIND_A_PROXY: (&str, &str) = ("SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
+
+/// A server at rest, and two tenants on it.
+struct Walk {
+    app: App,
+    operations: Vec<Operation>,
+    a: Planted,
+    b: Planted,
+    strangers: AtomicU32,
+}
+
+impl Walk {
+    fn begin(kind: Kind, settings: &[(&str, &str)]) -> Self {
+        let app = App::with(kind, "api", &[&[BEHIND_A_PROXY], settings].concat());
+        let operations = Operation::all(&app.nobody().get("/openapi.json").expect(200).json());
+        assert!(operations.len() > 35, "{} operations are not all", operations.len());
+        let (a, b) = (Planted::in_tenant(&app, "canary-alpha"), Planted::in_tenant(&app, "canary-beta"));
+        Self { app, operations, a, b, strangers: AtomicU32::new(0) }
+    }
+
+    /// Calls an operation about `whose` things.
+    fn call(&self, client: &Client, operation: &Operation, whose: &Planted, query: &str) -> Answer {
+        let path = operation.filled(|parameter| whose.parameter(&operation.path, parameter));
+        let body = whose.body(&operation.name).or_else(|| operation.smallest_body()).map(|body| body.to_string());
+        let target = format!("{path}{query}");
+        if operation.streams {
+            return self.first_of_a_stream(client, &target);
+        }
+        client.send(&operation.method, &target, body.as_ref().map(String::as_bytes))
+    }
+
+    /// An answer without end: how it begins.
+    fn first_of_a_stream(&self, client: &Client, target: &str) -> Answer {
+        let mut visitor = Visitor::at(self.app.address());
+        visitor.say(client.head("GET", target));
+        let heard = visitor.hear_head();
+        Answer { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
+    }
+
+    /// From an address that nobody has failed from before.
+    fn stranger(&self, token: Option<&str>) -> Client {
+        let [.., a, b, c] = self.strangers.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let client = self.app.nobody().with("X-Forwarded-For", &format!("10.{a}.{b}.{c}"));
+        token.map_or(client.clone(), |token| client.key(token))
+    }
+
+    fn expired_token(&self) -> String {
+        let soon = Timestamp::from(SystemTime::now()).plus(Duration::from_secs(1)).to_string();
+        let key = self.app.create_key_as(&self.a.name, &json!({"name": "short", "scopes": ["admin"], "expires_at": soon}));
+        wait_until("a key to expire", || self.stranger(Some(&key.token)).get("/v1/session").status == 401);
+        key.token
+    }
+
+    fn revoked_token(&self) -> String {
+        let key = self.app.create_key(&self.a.name, &["admin"]);
+        let _ = self.app.nobody().key(&key.token).get("/v1/session").expect(200);
+        let _ = self.app.ops().send("DELETE", &format!("/v1/keys/{}", key.id), None).expect(204);
+        key.token
+    }
+
+    /// What the other tenant's administrator is told that is not theirs, or could do that they must not.
+    fn leaks(&self) -> Vec<String> {
+        self.operations.iter().filter_map(|operation| self.leak(operation)).collect()
+    }
+
+    fn leak(&self, operation: &Operation) -> Option<String> {
+        let answer = self.call(&self.b.admin, operation, &self.a, "");
+        let asked = operation.filled(|parameter| self.a.parameter(&operation.path, parameter))
+            + &self.a.body(&operation.name).map(|body| body.to_string()).unwrap_or_default();
+        let (said, name) = (answer.text(), &operation.name);
+        // What was said in asking may be repeated.
+        let told = self.a.canaries.iter().find(|canary| said.contains(*canary) && !asked.contains(*canary));
+        if let Some(canary) = told {
+            return Some(format!("{name} tells {canary}: {said}"));
+        }
+        let is_right = match operation.scope {
+            Some(Scope::Ops) => answer.status == 403,
+            // Two tenants may have users and entities of the same name: the other's are as good as empty.
+            _ if operation.has_parameter() && !is_shared_name(operation) => answer.status == 404,
+            _ => answer.status < 300,
+        };
+        (!is_right).then(|| format!("{name} answers {}: {said}", answer.status))
+    }
+}
+
+fn is_shared_name(operation: &Operation) -> bool {
+    operation.path.ends_with("/{user}")
+        || operation.path.starts_with("/v1/entities/")
+        || operation.path.contains("{user}/") && !operation.path.contains("{id}")
+}
+
+/// The scopes that do not include this one, but for `site`, which stands alone.
+fn all_but(scope: Scope) -> Vec<&'static str> {
+    Scope::ALL.into_iter().filter(|other| *other != Scope::Site && !other.includes(scope)).map(Scope::name).collect()
+}
+
+on_both! {
+    fn c15_nobody_comes_in_without_a_valid_key(kind) {
+        let walk = Walk::begin(kind, &[]);
+        let (revoked, expired) = (walk.revoked_token(), walk.expired_token());
+        let nonsense = format!("pc_{}_{}", "a".repeat(16), "b".repeat(43));
+        for operation in &walk.operations {
+            for token in [None, Some("nonsense"), Some(&nonsense), Some(&revoked), Some(&expired)] {
+                let answer = walk.call(&walk.stranger(token), operation, &walk.a, "");
+                assert_eq!(answer.status, 401, "{} with {token:?}: {}", operation.name, answer.text());
+            }
+        }
+    }
+
+    fn c15_every_operation_holds_to_the_scope_it_names(kind) {
+        let walk = Walk::begin(kind, &[]);
+        let site = walk.app.client(&walk.a.name, &["site"]);
+        for scope in Scope::ALL {
+            let lacking = all_but(scope);
+            let client = (!lacking.is_empty()).then(|| walk.app.client(&walk.a.name, &lacking));
+            for operation in walk.operations.iter().filter(|operation| operation.scope == Some(scope)) {
+                for client in client.iter().chain((scope != Scope::Site).then_some(&site)) {
+                    let answer = walk.call(client, operation, &walk.a, "");
+                    assert_eq!(answer.status, 403, "{} with {lacking:?}: {}", operation.name, answer.text());
+                }
+            }
+        }
+    }
+
+    fn c15_a_key_reaches_nothing_of_another_tenant(kind) {
+        let walk = Walk::begin(kind, &[]);
+        let before = walk.a.seen_by_owner();
+        assert!(walk.a.canaries.iter().all(|canary| before.contains(canary) || is_unlisted(canary)), "planted, but not to be seen: {before}");
+        assert_eq!(walk.leaks(), Vec::<String>::new());
+        assert_eq!(walk.a.seen_by_owner(), before, "something of the other's was changed");
+    }
+
+    fn c15_only_operations_choose_a_tenant(kind) {
+        let walk = Walk::begin(kind, &[]);
+        let (of_a, of_b) = (format!("?tenant={}", walk.a.name), format!("?tenant={}", walk.b.name));
+        for operation in &walk.operations {
+            let answer = walk.call(&walk.b.admin, operation, &walk.b, &of_a);
+            assert_eq!(answer.status, 403, "{}: {}", operation.name, answer.text());
+            // Who chose one is behind its wall like anybody else.
+            let is_found_by_id = operation.has_parameter() && !is_shared_name(operation) && operation.scope != Some(Scope::Ops);
+            if is_found_by_id {
+                assert_eq!(walk.call(&walk.app.ops(), operation, &walk.a, &of_b).status, 404, "{}", operation.name);
+            }
+        }
+        refused(walk.b.admin.get(&format!("/v1/notifications{of_a}")), 403, Some("tenant"));
+        refused(walk.app.ops().get("/v1/notifications?tenant=nobody"), 404, None);
+    }
+
+    fn c15_who_may_is_served_as_the_description_says(kind) {
+        let walk = Walk::begin(kind, &[]);
+        let clients: Vec<(Scope, Client)> =
+            Scope::ALL.into_iter().map(|scope| (scope, walk.app.client(&walk.a.name, &[scope.name()]))).collect();
+        // What takes things away comes last.
+        let (last, first): (Vec<_>, Vec<_>) = walk.operations.iter().partition(|operation| operation.method == "DELETE");
+        for operation in first.into_iter().chain(last) {
+            let scope = operation.scope.unwrap_or(Scope::Read);
+            let client = &clients.iter().find(|(of, _)| *of == scope).unwrap().1;
+            let answer = walk.call(client, operation, &walk.a, "");
+            assert!(operation.statuses.contains(&answer.status.to_string()), "{} answers {}: {}", operation.name, answer.status, answer.text());
+            // The walk itself changes states: what was retried cannot be discarded. Bodies that it was not taught may be refused.
+            let was_taught = walk.a.body(&operation.name).is_some() || operation.smallest_body().is_none();
+            let is_served = answer.status < 300 || answer.status == 409 || (answer.status == 422 && !was_taught);
+            assert!(is_served, "{} answers {}: {}", operation.name, answer.status, answer.text());
+        }
+    }
+
+    fn c15_a_forgotten_tenant_in_one_query_is_noticed(kind) {
+        let walk = Walk::begin(kind, &[("LEAK", "notification")]);
+        let leaks = walk.leaks();
+        walk.app.server.wait_for_line("leak notification: the tenant is forgotten");
+        match kind {
+            // The second wall hides the row, whatever the first one says.
+            Kind::Postgres => assert_eq!(leaks, Vec::<String>::new()),
+            Kind::Sqlite => {
+                let caught = |name: &str| leaks.iter().any(|leak| leak.starts_with(&format!("{name} tells canary-alpha-")));
+                assert!(caught("get_notification") && caught("get_notification_status"), "{leaks:?}");
+            }
+        }
+    }
+}
+
+/// What no list shows: texts inside a notification, and the other tenant.
+fn is_unlisted(canary: &str) -> bool {
+    ["-text", "-payload", "-site", "-spare", "-user", "-address"].iter().any(|end| canary.ends_with(end))
+}
+
+#[test]
+fn the_scopes_of_the_walk_lack_what_they_must() {
+    for scope in Scope::ALL {
+        let lacking = all_but(scope);
+        assert!(lacking.is_empty() || !Scopes::from_names(&lacking).unwrap().allows(scope), "{lacking:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the walk does not know")]
+fn a_path_that_the_walk_cannot_fill_fails_it() {
+    let said = json!({"operationId": "new", "security": [{"key": ["read"]}], "responses": {"200": {}}});
+    let document: Value = json!({"paths": {"/v1/things/{thing}": {"get": said}}});
+    Operation::all(&document)[0].filled(|_| None);
+}

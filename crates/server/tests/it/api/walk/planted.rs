@@ -1,0 +1,113 @@
+//! A tenant with one of everything, each text of which is a canary.
+
+use postcommit_testkit::Client;
+use serde_json::{Value, json};
+
+use super::super::app::{App, items, text};
+
+/// What a tenant has, and how to ask for it.
+pub struct Planted {
+    pub name: String,
+    pub admin: Client,
+    /// Texts that nobody else may ever be told.
+    pub canaries: Vec<String>,
+    notification: String,
+    parked: String,
+    message: String,
+    job: String,
+    key: String,
+    /// Another one, which may be suspended.
+    spare: String,
+}
+
+impl Planted {
+    /// Everything is made over the API; on a server at rest, so that it stays as it is.
+    pub fn in_tenant(app: &App, name: &str) -> Self {
+        app.create_tenant(name);
+        let spare = format!("{name}-spare");
+        app.create_tenant(&spare);
+        let admin = app.client(name, &["admin"]);
+        app.create_capture(name, &format!("{name}-provider"), &format!("{name}-bad"));
+        let of = |event: &str, recipient: Value, due: Option<&str>| app.enqueue(&admin, &notification(name, event, &recipient, due));
+        let mail = json!({"email": format!("{name}-address@example.com")});
+        let message = of("good", json!({"user": format!("{name}-user")}), None);
+        of("good", mail.clone(), None);
+        let parked = of("bad", mail.clone(), None);
+        app.pass();
+        let notification = of("late", mail, Some("2099-01-01T00:00:00Z"));
+        let job = admin.post("/v1/deliveries/retry", &json!({"filter": {"event_type": format!("{name}-bad")}})).expect(202).json();
+        let key = app.create_key_as(name, &json!({"name": format!("{name}-key"), "scopes": ["read"]})).id;
+        let only = |id: &str| text(&items(admin.get(&format!("/v1/deliveries?notification={id}")))[0], "id");
+        let (message, parked) = (only(&message), only(&parked));
+        let mut this =
+            Self { name: name.to_owned(), canaries: vec![], notification, parked, message, job: text(&job, "id"), key, spare, admin };
+        this.canaries = this.all_canaries();
+        this
+    }
+
+    fn all_canaries(&self) -> Vec<String> {
+        let texts = ["good", "bad", "late", "entity", "title", "text", "payload", "provider", "user", "key", "site", "address", "spare"];
+        let ids = [&self.notification, &self.parked, &self.message, &self.job, &self.key];
+        texts.iter().map(|text| format!("{}-{text}", self.name)).chain(ids.into_iter().cloned()).collect()
+    }
+
+    /// What a parameter of a path is, of this tenant's.
+    pub fn parameter(&self, path: &str, parameter: &str) -> Option<String> {
+        let noun = path.split('/').nth(2)?;
+        let value = match (noun, parameter) {
+            ("notifications", "id") => self.notification.clone(),
+            ("deliveries", "id") => self.parked.clone(),
+            ("jobs", "id") => self.job.clone(),
+            ("keys", "id") => self.key.clone(),
+            ("inbox", "id") => self.message.clone(),
+            ("inbox", "user") => format!("{}-user", self.name),
+            ("providers", "name") => format!("{}-provider", self.name),
+            ("tenants", "name") => self.spare.clone(),
+            ("entities", "entity") => format!("{}-entity", self.name),
+            _ => return None,
+        };
+        Some(value)
+    }
+
+    /// A body that the operation takes, about this tenant's things.
+    pub fn body(&self, operation: &str) -> Option<Value> {
+        let name = &self.name;
+        let mail = json!({"email": "somebody@example.com"});
+        let body = match operation {
+            "enqueue_notification" => notification("made-by-the-walk", "new", &mail, Some("2099-01-01T00:00:00Z")),
+            "enqueue_notifications" => {
+                json!({"notifications": [notification("made-by-the-walk", "new", &mail, Some("2099-01-01T00:00:00Z"))]})
+            }
+            "retry_deliveries" | "discard_deliveries" => json!({"ids": [self.parked]}),
+            "create_key" => json!({"name": "made by the walk", "scopes": ["read"]}),
+            "create_provider" => json!({"name": "made-by-the-walk", "driver": "capture", "is_default": false}),
+            "update_provider" => json!({"concurrency": 3}),
+            "test_provider" => json!({"address": "somebody@example.com"}),
+            "pause_provider" | "suspend_tenant" => json!({"reason": "the walk"}),
+            "create_tenant" => json!({"name": format!("made-by-the-walk-of-{name}")}),
+            "cancel_entity" | "dispatch" | "read_all" => json!({}),
+            _ => return None,
+        };
+        Some(body)
+    }
+
+    /// Everything as its owner sees it, but for when keys were used.
+    pub fn seen_by_owner(&self) -> String {
+        let lists = ["notifications", "deliveries", "jobs", "keys", "providers", "audit"];
+        let mut seen = String::new();
+        for list in lists {
+            for mut row in items(self.admin.get(&format!("/v1/{list}"))) {
+                row.as_object_mut().unwrap().remove("last_used_at");
+                seen.push_str(&format!("{list}: {row}\n"));
+            }
+        }
+        seen
+    }
+}
+
+fn notification(name: &str, event: &str, recipient: &Value, due: Option<&str>) -> Value {
+    json!({
+        "event_type": format!("{name}-{event}"), "entity": format!("{name}-entity"), "title": format!("{name}-title"), "body": format!("{name}-text"),
+        "payload": {"secret": format!("{name}-payload")}, "source": {"site": format!("{name}-site")}, "recipients": [recipient], "due_at": due,
+    })
+}

@@ -1,0 +1,175 @@
+//! The clients against the real binary, on both databases: the SDK's `http`, the package for Python and the one for TypeScript, and what docs/clients.md
+//! shows of them. Each package has its tests in its own language; here they get a server, a key and a database.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use postcommit::{Error, Notification, Recipient, http, key};
+use postcommit_testkit::TestDatabase;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::docs::{python, snippet, succeeds};
+use crate::door::House;
+
+/// A server on a database that others may open, too.
+struct Place {
+    house: House,
+    /// What a client needs to know, as its tests expect it.
+    environment: Vec<(&'static str, String)>,
+    _folder: TempDir,
+    _database: Option<TestDatabase>,
+}
+
+impl Place {
+    async fn postgres() -> Self {
+        let database = postcommit_testkit::database().await;
+        Self::on(database.url.clone(), tempfile::tempdir().unwrap(), Some(database))
+    }
+
+    fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("app.db").display());
+        Self::on(url, folder, None)
+    }
+
+    fn on(url: String, folder: TempDir, database: Option<TestDatabase>) -> Self {
+        let house = House::with(&[("DATABASE_URL", &url)]);
+        let made = house.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
+        let token = made["token"].as_str().unwrap().to_owned();
+        let server = format!("http://{}", house.address);
+        let file = url.trim_start_matches("sqlite:").to_owned();
+        let for_tests = [("POSTCOMMIT_URL", server), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
+        let for_snippets = [("DATABASE_URL", url), ("DATABASE_FILE", file)];
+        let environment = for_tests.into_iter().chain(for_snippets).collect();
+        Self { house, environment, _folder: folder, _database: database }
+    }
+
+    fn told(&self, name: &str) -> &str {
+        self.environment.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str()).unwrap()
+    }
+
+    fn run(&self, mut command: Command) -> String {
+        command.envs(self.environment.iter().map(|(name, value)| (name, value.as_str())));
+        let what = format!("{command:?}");
+        let output = command.output().unwrap_or_else(|error| panic!("{what}: {error}"));
+        succeeds(&what, &output)
+    }
+}
+
+fn package(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients").join(name).canonicalize().unwrap()
+}
+
+fn python_command() -> Command {
+    let mut command = Command::new(python());
+    // Warnings are errors: a connection that is left open is one.
+    command.args(["-W", "error"]).env("PYTHONPATH", package("python").join("src")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+/// The tests of one folder; each says what it needs by failing without it.
+fn python_tests(folder: &str) -> Command {
+    let mut command = python_command();
+    command.args(["-m", "unittest", "discover", "-t", ".", "-s"]).arg(Path::new("tests").join(folder)).current_dir(package("python"));
+    command
+}
+
+#[tokio::test]
+async fn the_python_client_on_both_databases() {
+    let (postgres, sqlite) = (Place::postgres().await, Place::sqlite());
+    for (place, folders) in [(&postgres, ["alone", "server", "postgres"]), (&sqlite, ["alone", "server", "sqlite"])] {
+        for folder in folders {
+            place.run(python_tests(folder));
+        }
+    }
+    for (place, name) in [(&postgres, "python-http-run"), (&postgres, "python-psycopg-run"), (&postgres, "python-sqlalchemy-run")] {
+        prints_an_id(place, name);
+    }
+    for name in ["python-http-run", "python-sqlite-run"] {
+        prints_an_id(&sqlite, name);
+    }
+}
+
+/// A snippet of Python enqueues what it prints.
+fn prints_an_id(place: &Place, name: &str) {
+    let mut command = python_command();
+    command.args(["-c", &snippet("docs/clients.md", name)]);
+    knows(place, name, &place.run(command));
+}
+
+/// The first word printed is the id of a notification that the server knows.
+fn knows(place: &Place, name: &str, printed: &str) {
+    let id = printed.split_whitespace().next().unwrap_or_else(|| panic!("{name} printed nothing"));
+    place.house.shell.run(&["notifications", "show", id]).ends(0);
+}
+
+/// The package is built once, for its tests and for those who import it; the tests run on what was built.
+fn node(arguments: &[&str]) -> Command {
+    let mut command = Command::new("node");
+    command.args(arguments).current_dir(package("typescript"));
+    command
+}
+
+fn built() {
+    let compiler = "node_modules/typescript/bin/tsc";
+    assert!(package("typescript").join(compiler).exists(), "run npm ci in clients/typescript first, as scripts/test does");
+    for project in ["tsconfig.json", "tsconfig.test.json"] {
+        let output: Output = node(&[compiler, "-p", project]).output().unwrap();
+        succeeds(project, &output);
+    }
+}
+
+#[tokio::test]
+async fn the_typescript_client_on_both_databases() {
+    built();
+    let (postgres, sqlite) = (Place::postgres().await, Place::sqlite());
+    postgres.run(node(&["--test", "build/test/alone/", "build/test/server/", "build/test/postgres/"]));
+    sqlite.run(node(&["--test", "build/test/server/"]));
+    for (place, name) in [(&sqlite, "node-http-run"), (&postgres, "node-http-run"), (&postgres, "node-pg-run")] {
+        // Inside the package, where its own name is known to Node as it is to those who installed it.
+        let file = package("typescript").join("build").join(format!("{name}.mjs"));
+        std::fs::write(&file, snippet("docs/clients.md", name)).unwrap();
+        knows(place, name, &place.run(node(&[file.to_str().unwrap()])));
+    }
+}
+
+async fn the_sdk_speaks_with(place: &Place) {
+    let client = http::Client::new(place.told("POSTCOMMIT_URL"), place.told("POSTCOMMIT_KEY")).unwrap();
+    let booking = |title: &str| {
+        Notification::event("booking.confirmed", json!({"bookingId": 12345}))
+            .key(key::of("booking", &["12345", "confirmed", "1"]))
+            .entity("room 7?é")
+            .to(Recipient::email("guest@example.com"))
+            .title(title)
+            .due_at("2090-01-01T00:00:00Z".parse::<postcommit::Timestamp>().unwrap())
+            .build()
+            .unwrap()
+    };
+    let first = client.enqueue(&booking("See you soon")).await.unwrap();
+    let again = client.enqueue(&booking("See you soon")).await.unwrap();
+    assert_eq!((first.duplicate, again.duplicate, again.id), (false, true, first.id));
+    let conflict = client.enqueue(&booking("See you later")).await.unwrap_err();
+    assert!(matches!(&conflict, Error::Conflict { first: holder, .. } if *holder == first.id), "{conflict}");
+
+    let other = Notification::message("Hello", "world").build().unwrap();
+    let results = client.enqueue_many(&[booking("See you later"), other]).await.unwrap();
+    assert!(matches!(&results[0], Err(Error::Conflict { key, .. }) if key == "booking:12345:confirmed:1"), "{results:?}");
+    assert!(!results[1].as_ref().unwrap().duplicate);
+
+    assert_eq!(client.status(first.id).await.unwrap().state, "pending");
+    assert_eq!(client.cancel("room 7?é", Some("booking.reminder")).await.unwrap(), 0);
+    assert_eq!(client.cancel("room 7?é", None).await.unwrap(), 1);
+    assert_eq!(client.status(first.id).await.unwrap().state, "cancelled");
+    let unknown = client.status(uuid::Uuid::max()).await.unwrap_err();
+    assert!(matches!(&unknown, Error::Refused { status: 404, kind, .. } if kind == "not-found"), "{unknown}");
+    let stranger = http::Client::new(place.told("POSTCOMMIT_URL"), "pc_none_at-all").unwrap();
+    let refused = stranger.enqueue(&booking("See you soon")).await.unwrap_err();
+    assert!(matches!(&refused, Error::Refused { status: 401, kind, .. } if kind == "unauthenticated"), "{refused}");
+}
+
+#[tokio::test]
+async fn the_sdk_speaks_http_on_both_databases() {
+    the_sdk_speaks_with(&Place::postgres().await).await;
+    the_sdk_speaks_with(&Place::sqlite()).await;
+}

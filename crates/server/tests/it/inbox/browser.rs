@@ -1,0 +1,112 @@
+//! The component in a real browser. What is enqueued in SQL appears without a reload, and marks survive one.
+
+use postcommit_testkit::Browser;
+use serde_json::json;
+
+use super::{Place, Server};
+
+/// The component's own tree.
+const INBOX: &str = "document.querySelector('postcommit-inbox').shadowRoot";
+const TAB: &str = "\u{E004}";
+const ENTER: &str = "\u{E007}";
+const ESCAPE: &str = "\u{E00C}";
+
+/// The page that explains itself, filled in.
+fn show(browser: &Browser, user: &str, token: &str) {
+    browser.until("document.getElementById('form')");
+    browser.run(&format!(
+        "document.querySelector('[name=user]').value = '{user}'; document.querySelector('[name=token]').value = '{token}'; document.querySelector('form button').click()"
+    ));
+    browser.until(&format!("{INBOX}.querySelector('.bell')"));
+}
+
+fn unread_is(browser: &Browser, count: u32) {
+    let shown = if count == 0 {
+        format!("{INBOX}.querySelector('.badge').hidden")
+    } else {
+        format!("{INBOX}.querySelector('.badge').textContent === '{count}'")
+    };
+    browser.until(&shown);
+}
+
+fn titles(browser: &Browser) -> serde_json::Value {
+    browser.run(&format!("return [...{INBOX}.querySelectorAll('li .title')].map((title) => title.textContent)"))
+}
+
+/// The page is on one server; another one may deliver.
+async fn the_inbox_lives(place: Place, page_on: &Server) {
+    let token = page_on.token(&place.key("default", &["operate"]).await, "alice");
+    let browser = Browser::start(960, 720);
+    browser.open(&format!("http://{}/inbox/demo", page_on.address));
+    show(&browser, "alice", &token);
+    browser.run("window.same = true");
+
+    place.enqueue("alice", "See you soon", "https://example.com/bookings/7").await;
+    unread_is(&browser, 1);
+    let nasty = "<img src=x onerror=\"window.hurt = true\"><b>bold</b>";
+    place.enqueue("alice", nasty, "mailto:desk@example.com").await;
+    unread_is(&browser, 2);
+    assert_eq!(browser.run("return window.same"), true, "without a reload");
+
+    // By keyboard alone: to the bell, open, and the newest is on top, all of it text.
+    browser.run(&format!("{INBOX}.querySelector('.bell').focus()"));
+    browser.press(ENTER);
+    browser.until(&format!("!{INBOX}.querySelector('.panel').hidden"));
+    browser.until(&format!("{INBOX}.querySelectorAll('li.unread').length === 2"));
+    assert_eq!(titles(&browser), json!([nasty, "See you soon"]));
+    assert_eq!(
+        browser.run(&format!("return [{INBOX}.querySelectorAll('img, b').length, window.hurt ?? null]")),
+        json!([0, null]),
+        "a message is never markup"
+    );
+    let links = format!("return [...{INBOX}.querySelectorAll('a')].map((link) => link.href)");
+    assert_eq!(browser.run(&links), json!(["mailto:desk@example.com", "https://example.com/bookings/7"]));
+    browser.until(&format!("{INBOX}.querySelector('.panel').getAnimations().length === 0"));
+    if let Some(folder) = std::env::var_os("TEST_PICTURES") {
+        browser.picture(&std::path::Path::new(&folder).join(format!("inbox-{}.png", place.store.db().kind())));
+    }
+    for _ in 0..4 {
+        browser.press(TAB);
+    }
+    assert_eq!(
+        browser.run(&format!("return {INBOX}.activeElement.className")),
+        "tool read",
+        "all as read, close, the first link, its first button"
+    );
+    browser.press(ENTER);
+    unread_is(&browser, 1);
+    browser.press(ESCAPE);
+    browser.until(&format!("{INBOX}.querySelector('.panel').hidden && {INBOX}.activeElement.className === 'bell'"));
+    assert_eq!(browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")), "Notifications, 1 unread");
+
+    // The marks are the server's, not the page's.
+    browser.reload();
+    show(&browser, "alice", &token);
+    unread_is(&browser, 1);
+    assert_eq!(browser.run(&format!("return {INBOX}.querySelector('li.unread .title').textContent")), "See you soon");
+    browser.run(&format!("{INBOX}.querySelector('.read-all').click()"));
+    unread_is(&browser, 0);
+    browser.run(&format!("{INBOX}.querySelector('li .archive').click()"));
+    browser.until(&format!("{INBOX}.querySelectorAll('li').length === 1"));
+    browser.reload();
+    show(&browser, "alice", &token);
+    browser.until(&format!("{INBOX}.querySelectorAll('li').length === 1"));
+    assert_eq!(titles(&browser), json!(["See you soon"]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b1_the_component_lives_on_sqlite() {
+    let place = Place::sqlite().await;
+    let server = place.serve("all", &[]);
+    the_inbox_lives(place, &server).await;
+}
+
+/// One process delivers, the page is on another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b1_the_component_lives_on_postgres_beside_another_process_that_delivers() {
+    let place = Place::postgres().await;
+    let page_on = place.serve("api", &[]);
+    let worker = place.serve("worker", &[]);
+    the_inbox_lives(place, &page_on).await;
+    drop(worker);
+}

@@ -1,0 +1,97 @@
+//! The stream as bytes: what is told, from where, and how it ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::{Place, Server, on_both};
+
+/// A reader of one stream.
+struct Listener {
+    lines: BufReader<TcpStream>,
+    status: u16,
+}
+
+impl Listener {
+    fn on(server: &Server, path: &str, headers: &str) -> Self {
+        let mut socket = TcpStream::connect(server.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket.write_all(format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", server.address).as_bytes()).unwrap();
+        let mut lines = BufReader::new(socket);
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+        while !line.trim().is_empty() {
+            line.clear();
+            lines.read_line(&mut line).unwrap();
+        }
+        Self { lines, status }
+    }
+
+    /// The next line that begins so, without that; none when the stream ends first.
+    fn find(&mut self, beginning: &str) -> Option<String> {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if let Some(rest) = line.strip_prefix(beginning) {
+                return Some(rest.trim().to_owned());
+            }
+            line.clear();
+        }
+        None
+    }
+
+    /// What is told up to the count that ends a group: each event's name, and the group's id.
+    fn group(&mut self) -> (Vec<String>, String) {
+        let mut events = Vec::new();
+        loop {
+            let event = self.find("event: ").expect("the stream goes on");
+            if event == "unread-count" {
+                return (events, self.find("id: ").unwrap());
+            }
+            let data: serde_json::Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
+            events.push(format!("{event} {}", data["title"].as_str().unwrap_or_default()));
+        }
+    }
+}
+
+on_both!(a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye);
+
+mod check {
+    use super::*;
+
+    pub async fn a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye(place: Place) {
+        let server = place.serve("all", &["log.level=debug"]);
+        let token = server.token(&place.key("default", &["operate"]).await, "alice");
+        let authorized = format!("Authorization: Bearer {token}\r\n");
+        let path = "/v1/inbox/alice/stream";
+
+        let mut page = Listener::on(&server, path, &authorized);
+        let (nothing, begun) = page.group();
+        assert_eq!((nothing.len(), begun.as_str()), (0, "0"), "from now on: only where it stands");
+        place.enqueue("alice", "one", "https://example.com").await;
+        let (told, id) = page.group();
+        assert_eq!((told, id.as_str()), (vec!["message one".to_owned()], "1"));
+        drop(page);
+
+        // Cut off; what happens meanwhile is told on coming back.
+        place.enqueue("alice", "two", "https://example.com").await;
+        let listed = server.holds(&token, "alice", 2).await;
+        let first = listed["items"][1]["id"].as_str().unwrap();
+        let marked = server.with(&token).send("POST", &format!("/v1/inbox/alice/{first}/read"), None).expect(200);
+        assert_eq!(marked.json()["unread"], 1);
+        let mut back = Listener::on(&server, path, &format!("{authorized}Last-Event-ID: {id}\r\n"));
+        assert_eq!(back.group(), (vec!["message two".into(), "mark one".into()], "3".into()));
+        // The same for EventSource, which can send no header; and from a position that never was.
+        let mut source = Listener::on(&server, &format!("{path}?after=2&token={token}"), "");
+        assert_eq!(source.group(), (vec!["mark one".into()], "3".into()));
+        assert_eq!(Listener::on(&server, &format!("{path}?after=99"), &authorized).group().0, ["reload "]);
+        assert_eq!(Listener::on(&server, &format!("{path}?token=pcu_x"), "").status, 401);
+        assert_eq!(Listener::on(&server, path, &format!("{authorized}Last-Event-ID: x\r\n")).status, 422);
+
+        server.child.signal("TERM");
+        assert_eq!(back.find("retry: ").as_deref(), Some("2000"), "told when to come back");
+        assert_eq!(back.find("event: "), None, "and that was all");
+        let logged = server.child.output().join("\n");
+        assert!(logged.contains("/v1/inbox/{user}/stream") && !logged.contains("pcu_"), "{logged}");
+    }
+}

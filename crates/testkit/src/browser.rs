@@ -1,0 +1,151 @@
+//! A real browser: Chromium without a window, told what to do through chromedriver's plain HTTP.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::{Child, GUARD};
+
+/// How long a script may wait for something to come true: less than [`crate::GUARD`], so that the browser can say what it saw.
+const PATIENCE_MS: u64 = 40_000;
+
+/// Nothing that would connect anywhere by itself, and nothing that needs a display or a sandbox of its own.
+const FLAGS: [&str; 9] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--force-color-profile=srgb",
+];
+
+/// A browser with an empty profile. Closed when dropped.
+pub struct Browser {
+    driver: SocketAddr,
+    session: String,
+    _profile: tempfile::TempDir,
+    // Last: it must be there when the session is closed.
+    _process: Child,
+}
+
+impl Browser {
+    /// Starts one with a window of that size.
+    ///
+    /// # Panics
+    /// When chromedriver or Chromium is missing or refuses. So for all of these.
+    pub fn start(width: u32, height: u32) -> Self {
+        let mut command = Command::new("chromedriver");
+        command.arg("--port=0");
+        let process = Child::spawn(command);
+        let line = process.wait_for_line("started successfully on port");
+        let port: u16 =
+            line.rsplit(' ').next().and_then(|port| port.trim_end_matches('.').parse().ok()).expect("chromedriver tells its port");
+        let driver = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let profile = tempfile::tempdir().expect("a folder for the profile");
+        let mut arguments: Vec<String> = FLAGS.map(str::to_owned).into();
+        arguments.push(format!("--window-size={width},{height}"));
+        arguments.push(format!("--user-data-dir={}", profile.path().display()));
+        let wanted = json!({"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": {"args": arguments}, "timeouts": {"script": PATIENCE_MS}}}});
+        let (_, begun) = ask(driver, "POST", "/session", Some(&wanted)).expect("chromedriver answers");
+        let session = begun["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_owned();
+        Self { driver, session, _profile: profile, _process: process }
+    }
+
+    /// Opens a page and waits until it is loaded.
+    pub fn open(&self, url: &str) {
+        self.tell("url", &json!({"url": url}));
+    }
+
+    /// Loads the page anew.
+    pub fn reload(&self) {
+        self.tell("refresh", &json!({}));
+    }
+
+    /// Runs a script in the page; what it returns.
+    pub fn run(&self, script: &str) -> Value {
+        self.tell("execute/sync", &json!({"script": script, "args": []}))
+    }
+
+    /// Waits until an expression is true in the page.
+    pub fn until(&self, expression: &str) {
+        let script = format!(
+            "const done = arguments[arguments.length - 1]; const look = () => {{ let held = false; try {{ held = Boolean({expression}); }} catch {{ }} \
+             if (held) done(true); else setTimeout(look, 10); }}; look();"
+        );
+        let (status, said) = self.ask("POST", "execute/async", Some(&json!({"script": script, "args": []})));
+        assert_eq!(
+            status,
+            200,
+            "never true: {expression}: {said}; the page says {}",
+            self.run("return document.documentElement.outerHTML")
+        );
+    }
+
+    /// Presses and releases a key: a character, or one of WebDriver's such as `\u{E007}` (Enter).
+    pub fn press(&self, key: &str) {
+        let actions = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
+        self.tell("actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}));
+    }
+
+    /// Saves a picture of what the window shows.
+    pub fn picture(&self, path: &Path) {
+        let (_, answer) = self.ask("GET", "screenshot", None);
+        let bytes = STANDARD.decode(answer["value"].as_str().unwrap_or_default()).expect("base64");
+        std::fs::write(path, bytes).expect("the picture is written");
+    }
+
+    fn tell(&self, command: &str, body: &Value) -> Value {
+        let (status, said) = self.ask("POST", command, Some(body));
+        assert_eq!(status, 200, "{command}: {said}");
+        said["value"].clone()
+    }
+
+    fn ask(&self, method: &str, command: &str, body: Option<&Value>) -> (u16, Value) {
+        let path = format!("/session/{}/{command}", self.session);
+        ask(self.driver, method, &path, body).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // Otherwise Chromium would outlive its driver.
+        let _ = ask(self.driver, "DELETE", &format!("/session/{}", self.session), None);
+    }
+}
+
+/// One request to chromedriver. It keeps its connections open whatever it is told, so the answer ends where its length says.
+fn ask(driver: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> io::Result<(u16, Value)> {
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let mut socket = TcpStream::connect(driver)?;
+    socket.set_read_timeout(Some(GUARD))?;
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nHost: {driver}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    socket.write_all(format!("{head}{body}").as_bytes())?;
+    let mut answer = BufReader::new(socket);
+    let mut line = String::new();
+    answer.read_line(&mut line)?;
+    let status = line
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("not an answer: {line:?}")))?;
+    let mut length = 0;
+    while !line.trim().is_empty() {
+        line.clear();
+        answer.read_line(&mut line)?;
+        if let Some((_, value)) = line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("content-length")) {
+            length = value.trim().parse().map_err(io::Error::other)?;
+        }
+    }
+    let mut bytes = vec![0; length];
+    answer.read_exact(&mut bytes)?;
+    Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
+}
