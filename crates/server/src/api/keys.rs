@@ -82,7 +82,7 @@ pub async fn create_key(
         return Err(Problem::invalid("scopes", format!("has {given} entries; at most {most} are allowed")));
     }
     let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
-    if !caller.scopes().cover(&scopes) && !(scopes.names() == ["site"]) {
+    if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
         return Err(Problem::new(Kind::Forbidden, "a key cannot give away more than it has").about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };

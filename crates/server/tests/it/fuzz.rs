@@ -55,10 +55,13 @@ fn refusal(client: &Client, method: &str, path: &str, body: Option<&Value>) -> (
     (answer.status, problem["field"].as_str().map(str::to_owned))
 }
 
+/// Method, path and body; the status, and the field that is named.
+type Nonsense<'a> = (&'a str, &'a str, Option<Value>, u16, Option<&'a str>);
+
 fn nonsense_is_refused_by_its_field(kind: Kind) {
     let served = served(kind);
     let (long, too_many) = ("x".repeat(256), ["read"; 8]);
-    let cases: &[(&str, &str, Option<Value>, u16, Option<&str>)] = &[
+    let cases: &[Nonsense<'_>] = &[
         // PostgreSQL cannot even be asked for NUL.
         ("GET", "/v1/notifications?entity=a%00", None, 422, Some("entity")),
         ("GET", "/v1/providers?tenant=a%00", None, 404, None),
@@ -100,13 +103,13 @@ fn nonsense_is_refused_by_its_field_on_sqlite() {
 #[test]
 fn failed_sign_ins_do_not_hold_up_a_key_that_is_known() {
     let served = served(Kind::Sqlite);
-    served.client.get("/v1/session").expect(200);
+    let _ = served.client.get("/v1/session").expect(200);
     let stranger = served.nobody.clone().key("pc_0000000000000000_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
     let statuses: Vec<u16> = (0..25).map(|_| stranger.get("/v1/session").status).collect();
     assert_eq!((statuses[0], statuses[24]), (401, 429), "{statuses:?}");
     // Afterwards nothing is believed any more: every key is looked up again.
-    served.client.post("/v1/tenants", &json!({"name": "other"})).expect(201);
-    served.client.post("/v1/tenants/other/suspend", &json!({"reason": "a test"})).expect(200);
-    served.client.get("/v1/session").expect(200);
+    let _ = served.client.post("/v1/tenants", &json!({"name": "other"})).expect(201);
+    let _ = served.client.post("/v1/tenants/other/suspend", &json!({"reason": "a test"})).expect(200);
+    let _ = served.client.get("/v1/session").expect(200);
     assert_eq!(stranger.get("/v1/session").status, 429);
 }
