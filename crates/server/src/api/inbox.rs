@@ -24,7 +24,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::page::{self, Limit, Page};
 use super::problem::{Kind, Problem};
-use super::read::{Body, Params};
+use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 use visitor::Visitor;
@@ -185,6 +185,10 @@ pub struct ReadAll {
     up_to: i64,
 }
 
+fn check_position(field: &str, position: i64) -> Result<(), Problem> {
+    if position < 0 { Err(Problem::invalid(field, format!("is {position}; positions begin at 0"))) } else { Ok(()) }
+}
+
 /// What marking all has done.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReadAllDone {
@@ -199,6 +203,7 @@ pub struct ReadAllDone {
     params(("user" = String, Path, description = "The user's id"), OfTenant), request_body = ReadAll,
     responses((status = 200, description = "Done", body = ReadAllDone), Refusals))]
 pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Json<ReadAllDone>, Problem> {
+    check_position("up_to", asked.up_to)?;
     let read = visitor.store.mark_all_read(visitor.tenant, &visitor.user, asked.up_to).await?;
     Ok(Json(ReadAllDone { read, unread: visitor.unread().await? }))
 }
@@ -276,7 +281,7 @@ pub struct UserToken {
 pub async fn mint_user_token(
     State(api): State<Shared>,
     caller: Caller,
-    Path(user): Path<String>,
+    Id(user): Id<String>,
     Params(wanted): Params<TokenWanted>,
 ) -> Result<Json<UserToken>, Problem> {
     caller.may(Scope::Operate)?;

@@ -283,8 +283,8 @@ pub async fn enqueue_notifications(
     Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     caller.may(Scope::Enqueue)?;
-    let trace = Enqueueing::below(&api, traced);
     let batch: NewNotifications = read::parse(json.as_bytes())?;
+    let trace = Enqueueing::below(&api, traced);
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));

@@ -123,8 +123,7 @@ impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::not_found("thing"))?;
-        let id = if text.contains('\0') { None } else { text.parse().ok() };
-        id.map(Self).ok_or_else(|| Problem::not_found("thing"))
+        text.parse().map(Self).map_err(|_| Problem::not_found("thing"))
     }
 }
 

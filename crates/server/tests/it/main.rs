@@ -8,7 +8,7 @@
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
 //! - `installation`: what they stand on; `records`: what they compare.
 //!
-//! And beside it `api`, the HTTP API as its callers and its enemies meet it, `inbox`, its pages in a real browser, `cli`, the commands as a person meets them,
+//! And beside it `api`, the HTTP API as its callers and its enemies meet it, `fuzz`, the API held to its own description, `inbox`, its pages in a real browser, `cli`, the commands as a person meets them,
 //! `door`, the server as its enemies do, `clients`, the packages for other programs, `telling`, what it tells of itself, `bench`, the benchmark's manners, and
 //! `docs`, the snippets people copy.
 #![allow(clippy::unwrap_used)]
@@ -22,6 +22,7 @@ mod database_faults;
 mod docs;
 mod door;
 mod frozen;
+mod fuzz;
 mod inbox;
 mod installation;
 mod kill_loop;

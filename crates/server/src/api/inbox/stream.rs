@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use utoipa::IntoParams;
 
 use super::visitor::Visitor;
-use super::{InboxMessage, UnreadCount};
+use super::{InboxMessage, UnreadCount, check_position};
 use crate::api::problem::{Kind, Problem};
 use crate::api::read::Params;
 use crate::api::{OfTenant, Refusals, Shared};
@@ -77,6 +77,7 @@ pub async fn follow_inbox(
     headers: HeaderMap,
     Params(following): Params<Following>,
 ) -> Result<Response, Problem> {
+    check_position("after", following.after.unwrap_or(0))?;
     let after = last_event_id(&headers)?.or(following.after);
     if api.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
         return Err(
