@@ -55,7 +55,7 @@ impl Auth {
 
     /// Believes nothing any longer without asking again: somebody changed it.
     pub fn forget(&self) {
-        let now = Instant::now();
+        let now = clock::monotonic();
         self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
