@@ -177,11 +177,6 @@ impl World {
         Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(None).await.unwrap();
     }
 
-    /// A pass over one notification alone, whether due or not: no job is taken further by it.
-    pub async fn pass_over(&self, id: Uuid) {
-        Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(Some((self.tenant, id))).await.unwrap();
-    }
-
     /// A dispatcher that runs until the returned handle is dropped or told to stop.
     pub async fn run(&self) -> Running {
         let store = self.another_store().await;
