@@ -84,7 +84,7 @@ impl Workshop<'_> {
         };
         let enabled = change.enabled;
         let draft = self.laid_over(base, change, tenant)?;
-        self.store.create_provider(tenant, &draft).await?;
+        self.store.create_provider(tenant, &draft).await.map_err(|problem| taken_meanwhile(problem, name))?;
         if let Some(enabled) = enabled {
             self.store.enable_provider(tenant, name, enabled).await?;
         }
@@ -167,6 +167,15 @@ impl Workshop<'_> {
             draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, &draft.name));
         }
         Ok(draft)
+    }
+}
+
+/// Somebody was faster: the name, or the place of the channel's default, is theirs.
+fn taken_meanwhile(problem: DbError, name: &str) -> Refusal {
+    match problem {
+        // The codes of both databases for what must be unique.
+        DbError::Refused { code, .. } if ["23505", "2067"].contains(&code.as_str()) => Refusal::Exists(name.to_owned()),
+        other => other.into(),
     }
 }
 

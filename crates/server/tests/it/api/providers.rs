@@ -29,6 +29,18 @@ on_both! {
         refused(app.client("north", &["enqueue"]).post("/v1/notifications", &by("desk", "x")), 422, Some("recipients[1].provider"));
     }
 
+    fn d1_of_many_who_make_the_same_provider_at_once_one_does(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let make = || client.post("/v1/providers", &json!({"name": "desk", "driver": "capture"})).status;
+        let mut answers: Vec<u16> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        answers.sort_unstable();
+        assert_eq!(answers, [[201].as_slice(), &[409; 7]].concat());
+    }
+
     fn d1_providers_are_described_changed_and_removed_and_keep_their_secrets(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit", "operate"]);
