@@ -149,7 +149,7 @@ mod check {
 
     pub async fn b15_a_browser_lists_and_marks_with_its_user_s_token(place: Place) {
         let server = place.serve("all", &[]);
-        let key = place.key("default", &["enqueue"]).await;
+        let key = place.key("default", &["operate"]).await;
         let token = server.token(&key, "alice");
         for title in ["one", "two", "three"] {
             place.enqueue("alice", title, "https://example.com/x").await;
