@@ -1,5 +1,6 @@
 //! `postcommit serve`: the door with the API behind it, the dispatcher, or both.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,19 +55,20 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     let (tracer, exporter) = traces.map_err(|e| Failure::new(Exit::Usage, e))?;
     tools.tracer = tracer;
     let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
-    let first_key = if how.role == Role::Worker { None } else { first_key(&store).await? };
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
     let routes = routes(settings, &store, &tools, how.role);
     let door = door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
         door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
         door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
     })?;
-    greet(settings, &door.url(), &store, how.role, first_key).await?;
-    if how.role == Role::Api {
-        let mut told = stop;
-        let _ = told.wait_for(|stop| *stop != Stop::No).await;
-    } else {
-        Dispatcher::new(tools).await?.run(stop).await;
+    let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
+    Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
+    match dispatcher {
+        Some(dispatcher) => dispatcher.run(stop).await,
+        None => {
+            let mut told = stop;
+            let _ = told.wait_for(|stop| *stop != Stop::No).await;
+        }
     }
     door.closed().await;
     if let Some(exporter) = exporter {
@@ -195,40 +197,59 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
     Ok(store.create_provider(tenant, &draft).await?)
 }
 
-async fn greet(settings: &Settings, url: &str, store: &Store, role: Role, first_key: Option<String>) -> Result<(), Failure> {
-    let me = std::env::args().next().unwrap_or_else(|| "postcommit".into());
-    let providers = store.providers().await?;
-    let tenants = store.tenants().await?;
-    say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
-    say!("  database   {}", without_password(&settings.database.url));
-    say!("  health     {url}/healthz");
-    if role != Role::Worker {
-        say!("  API        {url}/v1, described at {url}/openapi.json");
-        let everything: Scopes = [Scope::Ops].into_iter().collect();
-        let base = settings.api.base_url(url);
+/// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.
+struct Greeting {
+    url: String,
+    /// A link to sign in, and the first key; for those who serve the API.
+    sign_in: Option<String>,
+    first_key: Option<String>,
+    providers: Vec<Provider>,
+    tenants: BTreeMap<i32, String>,
+}
+
+impl Greeting {
+    async fn prepare(settings: &Settings, url: &str, store: &Store, role: Role) -> Result<Self, Failure> {
+        let (providers, tenants) = (store.providers().await?, store.tenants().await?);
+        let (mut sign_in, mut key) = (None, None);
+        if role != Role::Worker {
+            let everything: Scopes = [Scope::Ops].into_iter().collect();
+            let tenant = store.tenant("default").await?.unwrap_or(1);
+            sign_in = Some(login_link(store, tenant, everything, &settings.api.base_url(url)).await?);
+            key = first_key(store).await?;
+        }
+        Ok(Self { url: url.to_owned(), sign_in, first_key: key, providers, tenants })
+    }
+
+    fn say(&self, settings: &Settings) {
+        let (me, url) = (std::env::args().next().unwrap_or_else(|| "postcommit".into()), &self.url);
+        say!("postcommit {} is ready", env!("CARGO_PKG_VERSION"));
+        say!("  database   {}", without_password(&settings.database.url));
+        say!("  health     {url}/healthz");
+        if let Some(link) = &self.sign_in {
+            say!("  API        {url}/v1, described at {url}/openapi.json");
+            say!("  sign in    {link} (once, within 15 minutes)");
+        }
+        if let Some(key) = &self.first_key {
+            say!("  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others");
+        }
+        self.providers.iter().for_each(|provider| self.say_provider(provider));
+        if self.providers.is_empty() {
+            say!("  provider   none yet: `{me} providers create --help`");
+        }
         say!(
-            "  sign in    {} (once, within 15 minutes)",
-            login_link(store, store.tenant("default").await?.unwrap_or(1), everything, &base).await?
+            "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
+            which_database(settings),
+            somebody(&self.providers)
         );
     }
-    if let Some(key) = first_key {
-        say!("  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others");
-    }
-    for provider in &providers {
+
+    fn say_provider(&self, provider: &Provider) {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };
-        let tenant = tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
+        let tenant =
+            self.tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
         say!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
     }
-    if providers.is_empty() {
-        say!("  provider   none yet: `{me} providers create --help`");
-    }
-    say!(
-        "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
-        which_database(settings),
-        somebody(&providers)
-    );
-    Ok(())
 }
 
 /// The flag that another terminal needs; a URL with a password is not printed.

@@ -208,7 +208,8 @@ pub struct Many {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
-    /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of them.
+    /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of the tenant's. A key of
+    /// scope `ops` says whose with `?tenant=`, else it is its own.
     filter: Option<ManyFilter>,
     /// With a filter: so many a second at most. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]

@@ -75,13 +75,8 @@ impl Keys {
             Self::Revoke { id } => revoke(format, &store, id).await,
             Self::LoginLink { tenant: named, scopes } => {
                 let scopes = Scopes::from_names(scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
-                let link = login_link(
-                    &store,
-                    known_tenant(&store, named).await?,
-                    scopes,
-                    &settings.api.base_url(&format!("http://{}", settings.server.listen)),
-                )
-                .await?;
+                let link =
+                    login_link(&store, known_tenant(&store, named).await?, scopes, &settings.api.base_url(&settings.server.url())).await?;
                 output::one(format, &json!({"link": link, "lasts_s": LINK_LASTS.as_secs()}), |_| link.clone());
                 Ok(Exit::Ok)
             }

@@ -29,6 +29,11 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
+    /// Where a browser on this machine finds it.
+    pub fn url(&self) -> String {
+        format!("http{}://{}", if self.tls_certificate.is_empty() { "" } else { "s" }, self.listen)
+    }
+
     /// Whether nobody but this machine can ask: no proxy stands before it, as far as we know.
     pub fn is_loopback(&self) -> bool {
         self.listen.parse().is_ok_and(|listen: SocketAddr| listen.ip().is_loopback()) && self.trusted_proxies.is_empty()
