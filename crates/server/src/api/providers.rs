@@ -412,6 +412,10 @@ pub async fn test_provider(
     caller.may(Scope::Operate)?;
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    if provider.driver == "in_app" {
+        let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
+        return Err(Problem::new(Kind::StateConflict, instead));
+    }
     postcommit::Recipient::at(&name, &on.address).check().map_err(|problem| Problem::invalid("address", problem))?;
     let text = on.text.as_deref().unwrap_or("This is a test of the provider.");
     if text.len() > 1000 || text.contains('\0') {
