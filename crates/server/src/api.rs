@@ -21,6 +21,7 @@ pub mod recipients;
 pub mod session;
 pub mod tenants;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -270,8 +271,13 @@ impl From<Refusal> for Problem {
 impl Api {
     /// A provider that is named must be there and take new work (D1).
     async fn check_providers(&self, tenant: i32, incoming: &Incoming) -> Result<(), Problem> {
+        // Each is looked up once, however often it is named.
+        let mut known = HashSet::new();
         for (place, recipient) in incoming.note().recipients.iter().enumerate() {
             let Recipient::Provider { provider, .. } = recipient else { continue };
+            if !known.insert(provider) {
+                continue;
+            }
             let field = || format!("recipients[{place}].provider");
             match self.store.provider(tenant, provider).await? {
                 Some(found) if found.enabled => {}

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::{IN_APP, Policy, Rate};
 
+/// Bytes of a provider's settings, as JSON text: every process keeps them.
+pub const SETTINGS_BYTES: usize = 64 * 1024;
+
 /// What may happen when an attempt's outcome is unclear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -175,6 +178,10 @@ impl ProviderDraft {
         short_name("name", &self.name)?;
         if self.channel != "*" {
             short_name("channel", &self.channel)?;
+        }
+        let bytes = self.settings.to_string().len();
+        if bytes > SETTINGS_BYTES {
+            return Err(format!("settings: has {bytes} bytes; at most {SETTINGS_BYTES} are allowed"));
         }
         if !(1..=1000).contains(&self.concurrency) {
             return Err(format!("concurrency: is {}; 1 to 1000 are allowed", self.concurrency));

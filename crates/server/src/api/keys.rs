@@ -101,6 +101,9 @@ pub async fn revoke_key(State(api): State<Shared>, caller: Caller, Id(id): Id<St
     caller.may(Scope::Admin)?;
     let store = caller.store(&api);
     let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
+    if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
+        return Err(Problem::new(Kind::Forbidden, "a key cannot take back one that may do more than itself"));
+    }
     store.revoke_key(key.tenant, &id).await?;
     api.auth.forget();
     Ok(StatusCode::NO_CONTENT)

@@ -71,7 +71,9 @@ pub fn encode<C: Serialize>(cursor: &C) -> String {
 
 /// Reads back what [`encode`] made.
 pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
-    let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok();
+    // Ours never hold a NUL, and PostgreSQL cannot be asked for one.
+    let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
+    let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();
     let cursor = if text.len() <= CURSOR_BYTES { read() } else { None };
     cursor.ok_or_else(|| Problem::invalid("cursor", "is not one of ours; pass `next` of the page before, unchanged"))
 }

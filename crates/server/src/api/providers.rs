@@ -287,11 +287,20 @@ pub async fn create_provider(
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
     caller.may(Scope::Edit)?;
     let store = caller.store_of_one(&api);
+    only_over_the_network(&new.settings)?;
     let (name, driver) = (new.name.clone(), new.driver.clone());
     let made = workshop(&api, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
     Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&api, &store, &caller, &name).await?, signing_secret })))
+}
+
+/// A setting that names a file of the server's is not for those who only have a key: it could be any file.
+fn only_over_the_network(settings: &Map<String, Value>) -> Result<(), Problem> {
+    if settings.contains_key("journal") {
+        return Err(Problem::invalid("settings.journal", "names a file of the server; only `postcommit providers` on the server sets it"));
+    }
+    Ok(())
 }
 
 async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
@@ -317,6 +326,7 @@ pub async fn update_provider(
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
     caller.may(Scope::Edit)?;
+    only_over_the_network(&given.settings)?;
     let store = caller.store_of_one(&api);
     workshop(&api, &store).update(caller.tenant(), &name, given.into()).await?;
     Ok(Json(shown(&api, &store, &caller, &name).await?))

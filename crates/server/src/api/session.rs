@@ -46,7 +46,8 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
 #[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), Refusals))]
 pub async fn end_session(State(api): State<Shared>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
-        caller.store(&api).end_session(token).await?;
+        // Whatever tenant was chosen: the session is where its cookie is.
+        caller.store_of_all(&api).end_session(token).await?;
     }
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, format!("{COOKIE}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0"))])
         .into_response())

@@ -55,11 +55,14 @@ on_both! {
             (json!({"timeout_ms": 1}), "timeout_ms"),
             (json!({"settings": {"url": "http://169.254.169.254/"}}), "settings.url"),
             (json!({"guarantee": "maybe"}), "guarantee"),
+            (json!({"driver": "capture", "settings": {"journal": "/tmp/any"}}), "settings.journal"),
+            (json!({"settings": {"headers": {"x": "y".repeat(70_000)}}}), "settings"),
         ] {
             let mut other = json!({"name": "other", "driver": "webhook"});
             other.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
             refused(client.post("/v1/providers", &other), 422, Some(field));
         }
+        refused(client.send("PATCH", "/v1/providers/partner", Some(br#"{"settings": {"journal": "/tmp/any"}}"#)), 422, Some("settings.journal"));
         // A webhook that brings no secret is given one, which is shown once.
         let made = client.post("/v1/providers", &json!({"name": "own", "driver": "webhook"})).expect(201).json();
         assert!(text(&made, "signing_secret").starts_with("whsec_"), "{made}");
