@@ -14,7 +14,7 @@ mod scope;
 
 pub use actor::Actor;
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
-pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, route};
+pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, reached_on, route};
 pub use inbox::InboxMessage;
 pub use judge::{Case, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::{SITE_CHARS, StoredNotification};

@@ -82,6 +82,7 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(deliveries::mark_delivery_delivered))
         .routes(routes!(entities::list_entity_deliveries))
         .routes(routes!(entities::cancel_entity))
+        .routes(routes!(entities::resend_entity))
         .routes(routes!(jobs::list_jobs))
         .routes(routes!(jobs::get_job))
         .routes(routes!(jobs::cancel_job))

@@ -120,6 +120,13 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     }
 }
 
+/// Whom it names that are reached on that channel, as it was enqueued. Nobody, when its recipients cannot be read.
+#[must_use]
+pub fn reached_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Vec<Recipient> {
+    let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
+    read.filter(|recipient| channels_for(recipient, note, routes).iter().any(|reached| reached == channel)).collect()
+}
+
 /// Whether there is one address, and one channel at most for it to be reached on: a phone has several, and a user's other addresses are looked up.
 fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
     let [only] = entries else { return false };

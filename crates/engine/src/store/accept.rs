@@ -14,7 +14,7 @@ use super::incoming::{Incoming, Refusal};
 use crate::crash_point;
 use crate::db::postgres::Postgres;
 use crate::db::sqlite::{Prepared, Sqlite};
-use crate::db::{Cells, Db, DbError, Value, postgres};
+use crate::db::{Cells, Db, DbError, Transaction, Value, postgres};
 
 /// Notifications of one commit at most.
 pub const BATCH: usize = postcommit::limits::BATCH;
@@ -71,19 +71,34 @@ async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
     answers
 }
 
+const ACCEPT_POSTGRES: &str = "SELECT id, duplicate, conflict FROM postcommit.accept($1) ORDER BY place";
+
 async fn enter_postgres(db: &Postgres, batch: &[Incoming]) -> Result<Vec<Accepted>, DbError> {
-    let said: Vec<Said<'_>> = batch.iter().map(Said::of).collect();
-    let said = Value::Json(serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))?);
+    let said = said(batch)?;
     let client = db.client().await?;
-    let statement = client
-        .prepare_cached("SELECT id, duplicate, conflict FROM postcommit.accept($1) ORDER BY place")
-        .await
-        .map_err(postgres::refused)?;
+    let statement = client.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = client.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     if rows.len() != batch.len() {
         return Err(DbError::Unreadable(format!("{} answers for {} notifications", rows.len(), batch.len())));
     }
-    Ok(rows.iter().map(|row| Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }).collect())
+    Ok(rows.iter().map(accepted).collect())
+}
+
+/// One, as part of a transaction that does more.
+pub(super) async fn enter_one_postgres(transaction: &Transaction<'_>, one: &Incoming) -> Result<Accepted, DbError> {
+    let said = said(std::slice::from_ref(one))?;
+    let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
+    let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
+    rows.first().map(accepted).ok_or_else(|| DbError::Unreadable("no answer for a notification".into()))
+}
+
+fn said(batch: &[Incoming]) -> Result<Value, DbError> {
+    let said: Vec<Said<'_>> = batch.iter().map(Said::of).collect();
+    Ok(Value::Json(serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))?))
+}
+
+fn accepted(row: &tokio_postgres::Row) -> Accepted {
+    Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }
 }
 
 /// A notification as the database's function reads it: JSON within it is passed on as it was written.
@@ -163,6 +178,12 @@ async fn accept_sqlite(db: &Sqlite, batch: Vec<Incoming>) -> Vec<Answer> {
         Ok(answers) => answers,
         Err(problem) => vec![Err(problem.into()); count],
     }
+}
+
+/// One, as part of a piece of work that does more.
+pub(super) fn enter_one_sqlite(one: &Incoming) -> Result<impl Fn(&Connection) -> Result<Accepted, DbError> + Send + 'static, DbError> {
+    let row = Row::of(one)?;
+    Ok(move |connection: &Connection| row.enter_new(connection))
 }
 
 /// A notification as its row is written.

@@ -27,7 +27,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(super) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid { field: Some(field.into()), problem: problem.into() }
     }
 

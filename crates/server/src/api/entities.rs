@@ -1,19 +1,22 @@
 //! Everything about one entity, such as a booking.
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use postcommit::limits;
 use postcommit_engine::model::Scope;
-use postcommit_engine::store::DeliveryRow;
+use postcommit_engine::store::{DeliveryRow, Resend};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
 
-use super::notifications::Cancelled;
+use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
 use super::page::{self, Limit, Page};
 use super::problem::Problem;
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
+use crate::watching::Traced;
 
 /// A page.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -40,6 +43,53 @@ pub async fn list_entity_deliveries(
     caller.may(Scope::Read)?;
     let before = wanted.cursor.as_deref().map(page::decode).transpose()?;
     Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, wanted.limit.0).await?)))
+}
+
+/// What to send once more.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Again {
+    /// Over which channel.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    channel: String,
+    /// Only of this event type; none is whatever was last.
+    #[schema(min_length = 1, max_length = 255)]
+    event_type: Option<String>,
+    /// The same again is not sent again; without one, every request is a new send.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    request_id: Option<String>,
+}
+
+/// Sends once more what was last sent for an entity over a channel, to the same recipients.
+///
+/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and both are listed for the entity. Its story says who
+/// asked for it.
+#[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
+    request_body = Again,
+    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
+        (status = 200, description = "This request was accepted before", body = Enqueued), Refusals))]
+pub async fn resend_entity(
+    State(api): State<Shared>,
+    caller: Caller,
+    Id(entity): Id<String>,
+    traced: Option<Extension<Traced>>,
+    Body(what): Body<Again>,
+) -> Result<Response, Problem> {
+    caller.may(Scope::Operate)?;
+    let Again { channel, event_type, request_id } = what;
+    let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
+    let wish = Resend { entity, channel, event_type, request_id };
+    wish.check()?;
+    let tenant = caller.tenant();
+    let none = || Problem::not_found("delivery over that channel");
+    let mut copied = caller.store_of_one(&api).copied(tenant, &wish).await?.ok_or_else(none)?;
+    api.check_providers(tenant, &copied.incoming).await?;
+    let trace = Enqueueing::below(&api, traced);
+    copied.incoming = trace.mark(copied.incoming);
+    let accepted = caller.store_of_all(&api).resend(tenant, &wish, copied).await?;
+    trace.end(&api, 1);
+    let resent = enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?;
+    Ok(resent.into_response())
 }
 
 /// What of it to take back.

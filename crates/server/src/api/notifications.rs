@@ -120,6 +120,18 @@ pub struct Enqueued {
     duplicate: bool,
 }
 
+impl IntoResponse for Enqueued {
+    fn into_response(self) -> Response {
+        let status = if self.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+        let place = HeaderValue::from_str(&format!("/v1/notifications/{}", self.id)).ok();
+        let mut response = (status, Json(self)).into_response();
+        if let Some(place) = place {
+            response.headers_mut().insert(header::LOCATION, place);
+        }
+        response
+    }
+}
+
 /// The header, if it is there: once, and a text.
 fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
@@ -153,35 +165,28 @@ pub async fn enqueue_notification(
     let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
     let accepted = api.gate.accept(incoming).await?;
     trace.end(&api, 1);
-    let enqueued = enqueued(&accepted)?;
-    let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
-    let place = HeaderValue::from_str(&format!("/v1/notifications/{}", enqueued.id)).ok();
-    let mut response = (status, Json(enqueued)).into_response();
-    if let Some(place) = place {
-        response.headers_mut().insert(header::LOCATION, place);
-    }
-    Ok(response)
+    Ok(enqueued(&accepted)?.into_response())
 }
 
 /// The span of enqueueing, if it is recorded; otherwise what the caller said of its trace is passed on as it is.
-struct Enqueueing(Option<Begun>, Option<TraceParent>);
+pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
-    fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
+    pub(super) fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
         let parent = traced.map(|Extension(Traced(parent))| parent);
         let begun = parent.and_then(|parent| api.tools.tracer.begin(Some(parent)));
         let told = begun.as_ref().map(Begun::context).or(parent);
         Self(begun, told)
     }
 
-    fn mark(&self, incoming: Incoming) -> Incoming {
+    pub(super) fn mark(&self, incoming: Incoming) -> Incoming {
         match self.1 {
             Some(parent) => incoming.traced(parent),
             None => incoming,
         }
     }
 
-    fn end(self, api: &Api, count: usize) {
+    pub(super) fn end(self, api: &Api, count: usize) {
         if let Some(begun) = self.0 {
             api.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
         }
@@ -213,7 +218,7 @@ struct Named {
     tenant: Option<String>,
 }
 
-fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
+pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
     if accepted.conflict {
         return Err(Problem::key_conflict(accepted.id));
     }

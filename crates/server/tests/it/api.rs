@@ -36,6 +36,7 @@ mod lists;
 mod parked;
 mod providers;
 mod repeated;
+mod resend;
 mod roles;
 mod sessions;
 mod stories;

@@ -106,7 +106,8 @@ impl Walk {
 
 fn is_shared_name(operation: &Operation) -> bool {
     operation.path.ends_with("/{user}")
-        || operation.path.starts_with("/v1/entities/")
+        // What was sent for an entity must be there to be sent once more.
+        || operation.path.starts_with("/v1/entities/") && !operation.path.ends_with("/resend")
         || operation.path.contains("{user}/") && !operation.path.contains("{id}")
 }
 

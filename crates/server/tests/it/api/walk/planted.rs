@@ -85,6 +85,7 @@ impl Planted {
             "test_provider" => json!({"address": "somebody@example.com"}),
             "pause_provider" | "suspend_tenant" => json!({"reason": "the walk"}),
             "create_tenant" => json!({"name": format!("made-by-the-walk-of-{name}")}),
+            "resend_entity" => json!({"channel": "email"}),
             "cancel_entity" | "dispatch" => json!({}),
             "read_all" => json!({"up_to": 1}),
             _ => return None,

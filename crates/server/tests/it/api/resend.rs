@@ -1,0 +1,97 @@
+//! Sending once more by hand.
+
+use std::collections::HashSet;
+
+use postcommit_testkit::{HttpServer, Reply};
+use serde_json::{Value, json};
+
+use super::app::{App, items, refused, text};
+
+/// A booking's confirmation to a web hook and to a user's inbox. The number has more digits than a float.
+fn confirmed(receiver: &HttpServer, entity: &str) -> Value {
+    json!({"event_type": "booking.confirmed", "entity": entity, "title": "Confirmed", "payload": {"bookingId": 9_007_199_254_740_993_u64},
+        "source": {"site": "north"}, "recipients": [{"webhook": receiver.url("/x")}, {"user": "u-7"}]})
+}
+
+on_both! {
+    fn c11_what_was_sent_is_sent_once_more_beside_the_first(kind) {
+        let app = App::start(kind);
+        let receiver = HttpServer::start(|_| Reply::ok());
+        let key = app.create_key("default", &["enqueue", "operate"]);
+        let client = app.nobody().key(&key.token);
+        let first = app.enqueue(&client, &confirmed(&receiver, "b:1"));
+        app.wait_for_state(&first, "sent");
+        let before = app.story(&first);
+
+        let resent = client.post("/v1/entities/b:1/resend", &json!({"channel": "webhook"})).expect(202).json();
+        let again = text(&resent, "id");
+        app.wait_for_state(&again, "sent");
+
+        assert_eq!(app.story(&first), before, "the first one is as it was");
+        let requests = receiver.requests();
+        let [one, two] = requests.as_slice() else { panic!("{} requests", requests.len()) };
+        let (one, two): (Value, Value) = (serde_json::from_slice(&one.body).unwrap(), serde_json::from_slice(&two.body).unwrap());
+        assert_eq!((&one["title"], &one["data"]), (&two["title"], &two["data"]));
+        assert_eq!(two["data"]["bookingId"], json!(9_007_199_254_740_993_u64));
+        assert_eq!(items(client.get("/v1/inbox/u-7")).len(), 1, "the other channel got nothing more");
+
+        let story = app.story(&again);
+        assert!(text(&story, "idempotency_key").starts_with("manual:b%3A1:webhook::"), "{story}");
+        assert_eq!(story["source"], json!({"site": "north"}));
+        let act = &story["acts"][0];
+        assert_eq!((&act["action"], &act["details"]["of"], &act["details"]["channel"]), (&json!("entity.resend"), &json!(first), &json!("webhook")));
+        assert!(text(act, "actor").contains(&key.id), "{act}");
+        let listed = items(client.get("/v1/entities/b:1/deliveries"));
+        let of: HashSet<String> = listed.iter().map(|delivery| text(delivery, "notification_id")).collect();
+        assert_eq!(of, HashSet::from([first, again]));
+    }
+
+    fn c3_every_resend_is_a_new_send_but_not_the_same_request(kind) {
+        let app = App::start(kind);
+        let receiver = HttpServer::start(|_| Reply::ok());
+        let client = app.client("default", &["enqueue", "operate"]);
+        let entity = "e".repeat(255);
+        let path = format!("/v1/entities/{entity}/resend");
+        let first = app.enqueue(&client, &confirmed(&receiver, &entity));
+        app.wait_for_state(&first, "sent");
+        let wish = |request: &str| json!({"channel": "webhook", "event_type": "booking.confirmed", "request_id": request});
+        let one = client.post(&path, &wish("r-1")).expect(202).json();
+        app.wait_for_state(&text(&one, "id"), "sent");
+        // By now the copy is the newest that went over the channel.
+        let repeated = client.post(&path, &wish("r-1")).expect(200).json();
+        assert_eq!(repeated, json!({"id": one["id"], "duplicate": true}));
+        let two = client.post(&path, &wish("r-2")).expect(202).json();
+        app.wait_for_state(&text(&two, "id"), "sent");
+        assert_eq!(receiver.requests().len(), 3);
+        let audit = items(app.ops().get("/v1/audit?action=entity.resend"));
+        assert_eq!(audit.len(), 2, "a repeated request is no act: {audit:?}");
+
+        let reminder = json!({"event_type": "booking.reminder", "entity": entity, "recipients": [{"webhook": receiver.url("/x")}]});
+        app.wait_for_state(&app.enqueue(&client, &reminder), "sent");
+        let other = json!({"channel": "webhook", "event_type": "booking.reminder", "request_id": "r-1"});
+        assert_eq!(refused(client.post(&path, &other), 409, Some("request_id"))["type"], "urn:postcommit:problem:key-conflict");
+    }
+
+    fn c11_a_resend_that_cannot_be_says_why(kind) {
+        let app = App::start(kind);
+        let receiver = HttpServer::start(|_| Reply::ok());
+        let client = app.client("default", &["enqueue", "operate"]);
+        let mut named = confirmed(&receiver, "b-1");
+        named["recipients"] = json!([{"provider": "hooks", "address": receiver.url("/y")}]);
+        let first = app.enqueue(&client, &named);
+        app.wait_for_state(&first, "sent");
+        let resend = |wish: Value| client.post("/v1/entities/b-1/resend", &wish);
+        let _ = refused(resend(json!({"channel": "email"})), 404, None);
+        let _ = refused(resend(json!({"channel": "webhook", "event_type": "booking.reminder"})), 404, None);
+        let _ = refused(resend(json!({"channel": "a b"})), 422, Some("channel"));
+        let _ = refused(resend(json!({"channel": "webhook", "request_id": "a:b"})), 422, Some("request_id"));
+        let _ = refused(resend(json!({"channel": "webhook", "event_type": ""})), 422, Some("event_type"));
+        let _ = refused(client.post("/v1/entities/b-2/resend", &json!({"channel": "webhook"})), 404, None);
+        let _ = refused(app.client("default", &["enqueue", "read"]).post("/v1/entities/b-1/resend", &json!({"channel": "webhook"})), 403, None);
+        app.create_tenant("other");
+        let _ = refused(app.client("other", &["operate"]).post("/v1/entities/b-1/resend", &json!({"channel": "webhook"})), 404, None);
+        let _ = app.ops().send("PATCH", "/v1/providers/hooks", Some(br#"{"enabled": false}"#)).expect(200);
+        let _ = refused(resend(json!({"channel": "webhook"})), 422, Some("recipients[0].provider"));
+        assert_eq!(receiver.requests().len(), 1);
+    }
+}
