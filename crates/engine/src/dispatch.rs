@@ -3,6 +3,7 @@
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
+//! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
 //! - `attempt`: one delivery's pipeline;
 //! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
@@ -13,6 +14,7 @@
 //! - `jobs`: what an operator does to many at once.
 
 mod attempt;
+mod batch;
 mod bell;
 mod duties;
 mod expander;
@@ -20,6 +22,7 @@ mod jobs;
 mod lanes;
 mod leases;
 mod permits;
+mod settings;
 mod settler;
 mod trial;
 
@@ -29,12 +32,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
-use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
 pub use jobs::run_once as run_job_once;
+pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};
 
@@ -45,10 +48,11 @@ use crate::egress::Egress;
 use crate::metrics::Metrics;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::{Claim, KpiSettings, Lease, LimitedClaim, Store, Want};
+use crate::store::{Claim, KpiSettings, LimitedClaim, Store, Want};
 use crate::trace::Tracer;
+use batch::{Way, begin};
 use bell::Bell;
-use lanes::{EXPANSION, Lane, Lanes, Table, Wants};
+use lanes::{EXPANSION, Lanes, Wants};
 use leases::Leases;
 use permits::Permits;
 use settler::Settler;
@@ -58,43 +62,6 @@ const LINGER: Duration = Duration::from_millis(50);
 
 /// The coarser of the two databases' clocks.
 const TICK: Duration = Duration::from_millis(1);
-
-/// `[dispatch]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DispatchSettings {
-    /// The longest a due delivery waits when no bell rings, in milliseconds: 10 to 60,000. Default 1,000.
-    pub interval_ms: u64,
-    /// How long a worker may hold a delivery before another takes over, in seconds: 2 to 3,600. Default 60. A lane whose sends may take longer holds
-    /// for as long as that.
-    pub lease_s: u64,
-    /// Most deliveries claimed for one lane at once: 1 to 1,000. Default 500.
-    pub batch: i32,
-    /// How long a stop waits for sends under way, in seconds: 0 to 600. Default 30.
-    pub stop_grace_s: u64,
-}
-
-impl Default for DispatchSettings {
-    fn default() -> Self {
-        Self { interval_ms: 1000, lease_s: 60, batch: 500, stop_grace_s: 30 }
-    }
-}
-
-impl DispatchSettings {
-    /// Holds each setting to its range.
-    ///
-    /// # Errors
-    /// With the setting's name and what is allowed.
-    pub fn validate(&self) -> Result<(), String> {
-        let in_range = |name: &str, value: i64, low: i64, high: i64| {
-            if (low..=high).contains(&value) { Ok(()) } else { Err(format!("dispatch.{name}: is {value}; {low} to {high} are allowed")) }
-        };
-        in_range("interval_ms", i64::try_from(self.interval_ms).unwrap_or(i64::MAX), 10, 60_000)?;
-        in_range("lease_s", i64::try_from(self.lease_s).unwrap_or(i64::MAX), 2, 3600)?;
-        in_range("batch", self.batch.into(), 1, 1000)?;
-        in_range("stop_grace_s", i64::try_from(self.stop_grace_s).unwrap_or(i64::MAX), 0, 600)
-    }
-}
 
 /// Everything a dispatcher works with.
 #[derive(Clone)]
@@ -504,50 +471,6 @@ impl Dispatcher {
             tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
         }
     }
-}
-
-/// Where a claimed batch goes, the slots it holds, and its permits.
-enum Way {
-    Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
-    Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>, Option<Permits>),
-}
-
-/// Reads what a batch is about, and hands it on.
-async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes: Notes, clock: Reckoning) {
-    let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
-    match load(&crew, batch, notes).await {
-        Ok(batch) => match way {
-            Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
-            Way::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
-        },
-        Err((batch, problem)) => {
-            tracing::warn!(%problem, "could not read what was claimed; it goes back");
-            crew.settler.return_unbegun(batch);
-        }
-    }
-    unsettled.disarm();
-}
-
-/// The notifications behind a batch, each read once. Some are there already.
-async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
-    let mut keys: Vec<(i32, Uuid)> = batch.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
-    keys.dedup();
-    keys.retain(|(_, id)| !notes.contains_key(id));
-    if !keys.is_empty() {
-        match crew.tools.store.notifications(&keys).await {
-            Ok(read) => notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note)))),
-            Err(problem) => return Err((batch, problem)),
-        }
-    }
-    let mut claimed = Vec::with_capacity(batch.len());
-    for delivery in batch {
-        match notes.get(&delivery.key.notification) {
-            Some(note) => claimed.push((delivery, note.clone())),
-            // Purged under our hands or unreadable: there is nothing to send.
-            None => crew.settler.orphan(&delivery),
-        }
-    }
-    Ok(claimed)
 }
 
 /// Processes that start together must not ask together for ever.

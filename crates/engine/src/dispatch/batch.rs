@@ -1,0 +1,57 @@
+//! A claimed batch: what it is about is read, then it goes its way.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+use uuid::Uuid;
+
+use super::lanes::{Lane, Table};
+use super::permits::Permits;
+use super::{Claimed, Crew, Notes, Reckoning, attempt, expander};
+use crate::db::DbError;
+use crate::model::Delivery;
+use crate::store::Lease;
+
+/// Where a claimed batch goes, the slots it holds, and its permits.
+pub(super) enum Way {
+    Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
+    Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>, Option<Permits>),
+}
+
+/// Reads what a batch is about, and hands it on.
+pub(super) async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes: Notes, clock: Reckoning) {
+    let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
+    match load(&crew, batch, notes).await {
+        Ok(batch) => match way {
+            Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
+            Way::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
+        },
+        Err((batch, problem)) => {
+            tracing::warn!(%problem, "could not read what was claimed; it goes back");
+            crew.settler.return_unbegun(batch);
+        }
+    }
+    unsettled.disarm();
+}
+
+/// The notifications behind a batch, each read once. Some are there already.
+async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
+    let mut keys: Vec<(i32, Uuid)> = batch.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
+    keys.dedup();
+    keys.retain(|(_, id)| !notes.contains_key(id));
+    if !keys.is_empty() {
+        match crew.tools.store.notifications(&keys).await {
+            Ok(read) => notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note)))),
+            Err(problem) => return Err((batch, problem)),
+        }
+    }
+    let mut claimed = Vec::with_capacity(batch.len());
+    for delivery in batch {
+        match notes.get(&delivery.key.notification) {
+            Some(note) => claimed.push((delivery, note.clone())),
+            // Purged under our hands or unreadable: there is nothing to send.
+            None => crew.settler.orphan(&delivery),
+        }
+    }
+    Ok(claimed)
+}
