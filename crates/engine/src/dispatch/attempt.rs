@@ -162,7 +162,7 @@ fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> V
 fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Option<Settlement> {
     let provider = &lane.provider;
     if let Some(since) = delivery.lost_since {
-        return Some(take_over(delivery, note, lane, since, now));
+        return Some(take_over(delivery, note, lane, since, now, false));
     }
     let forgotten = || {
         let first = delivery.first_try_at.unwrap_or(now);
@@ -186,13 +186,21 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
 }
 
-/// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began.
-pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, since: Timestamp, now: Timestamp) -> Settlement {
+/// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began; and an
+/// inbox is written by settling, so what did not settle did not arrive, unless it went elsewhere then.
+pub fn take_over(
+    delivery: &Delivery,
+    note: &StoredNotification,
+    lane: &Lane,
+    since: Timestamp,
+    now: Timestamp,
+    elsewhere: bool,
+) -> Settlement {
     let provider = &lane.provider;
     // Under another guarantee nothing is announced, nor what is sent from its notification's row; and others hear of a change a little later.
     let own_row = delivery.row == delivery.key.n;
     let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
-    let certainly_unsent = announcing && !delivery.intent_stands;
+    let certainly_unsent = (announcing && !delivery.intent_stands) || (provider.is_inbox() && !elsewhere);
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
@@ -202,8 +210,12 @@ pub fn take_over(delivery: &Delivery, note: &StoredNotification, lane: &Lane, si
 /// Whether a lease of the notification's own row that ran out may have been used to send. Never under at_most_once, unless that was told just then, or it
 /// would have gone to another provider then.
 pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
-    let changed_at = lane.provider.guarantee_since.max(rerouted_at);
-    lane.provider.guarantee != Guarantee::AtMostOnce || since <= changed_at.plus(HEARSAY)
+    lane.provider.guarantee != Guarantee::AtMostOnce || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
+}
+
+/// Whether it began before everybody can have heard of a change.
+pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
+    began <= change.plus(HEARSAY)
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.

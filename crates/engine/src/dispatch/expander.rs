@@ -252,7 +252,8 @@ fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, ta
     match (lane, sent_since) {
         (Some(lane), Some(since)) => {
             let delivery = delivery.of_only_target(lane.provider.id, target);
-            Step::Settle(attempt::take_over(&delivery, note, lane, since, now))
+            let elsewhere = attempt::was_before(since, table.rerouted_at);
+            Step::Settle(attempt::take_over(&delivery, note, lane, since, now, elsewhere))
         }
         (Some(lane), None) if table.may_send_at_once(lane, now) => {
             Step::SendAtOnce(lane.clone(), delivery.of_only_target(lane.provider.id, target))

@@ -95,6 +95,12 @@ pub struct Provider {
 }
 
 impl Provider {
+    /// Whether it delivers into inboxes of our own: settling writes them.
+    #[must_use]
+    pub fn is_inbox(&self) -> bool {
+        self.driver == super::IN_APP
+    }
+
     /// Whether nothing of its lane is to be sent until somebody says so.
     #[must_use]
     pub fn is_paused(&self) -> bool {

@@ -9,7 +9,7 @@ use postcommit_engine::user_token::{self, TokenError};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::lost::lose;
+use crate::lost::{ended, lose};
 use crate::store::{claim, lease};
 use crate::world::World;
 
@@ -199,7 +199,7 @@ on_both! {
         world.pass().await;
         let id = lost.key.notification;
         assert_eq!(world.delivery(id).await.state, "delivered");
-        assert_eq!(world.attempts(id).await.into_iter().map(|a| a.outcome).collect::<Vec<_>>(), ["unclear", "delivered"]);
+        assert_eq!(world.attempts(id).await.into_iter().map(|a| a.outcome).collect::<Vec<_>>(), ["deferred", "delivered"]);
         // An expanded one likewise.
         let both = world.enqueue("a", json!({"recipients": [{"user": "alice"}, {"user": "bob"}], "title": "both"})).await;
         world.store.pause_lane(in_app(&world).await, None, "to be expanded first").await.unwrap();
@@ -209,8 +209,24 @@ on_both! {
         world.expire_leases().await;
         world.pass().await;
         world.pass().await;
-        assert_eq!(world.deliveries(both).await.into_iter().map(|row| row.state).collect::<Vec<_>>(), ["delivered", "delivered"]);
+        let rows = world.deliveries(both).await;
+        assert_eq!(rows.into_iter().map(|row| (row.state, row.unclear)).collect::<Vec<_>>(), [("delivered".into(), false), ("delivered".into(), false)]);
         assert_eq!((world.titles("alice", Folder::Current).await, world.titles("bob", Folder::Current).await), (vec!["both".into(), "once".into()], vec!["both".into()]));
+    }
+
+    async fn what_did_not_settle_is_known_not_to_have_arrived_unless_it_went_elsewhere_then(world) {
+        world.store.make_in_app(world.tenant).await.unwrap();
+        let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!(ended(&world, lost.key.notification).await, (1, "delivered".into(), None, false));
+        // Another provider came just now, and may have been what it was sent by.
+        let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "twice", "idempotency_key": "k2"})).await;
+        world.capture(json!({})).await;
+        world.pass().await;
+        world.pass().await;
+        assert_eq!(ended(&world, lost.key.notification).await, (1, "delivered".into(), None, true));
+        assert_eq!(world.titles("alice", Folder::Current).await, ["twice", "once"]);
     }
 
     async fn a_result_that_comes_too_late_leaves_no_message(world) {
