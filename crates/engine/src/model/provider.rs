@@ -98,7 +98,7 @@ impl Provider {
     /// Whether it delivers into inboxes of our own: settling writes them.
     #[must_use]
     pub fn is_inbox(&self) -> bool {
-        self.driver == super::IN_APP
+        self.driver == IN_APP
     }
 
     /// Whether nothing of its lane is to be sent until somebody says so.
