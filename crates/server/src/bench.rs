@@ -15,6 +15,7 @@ mod load;
 mod machine;
 mod peers;
 pub mod place;
+mod posts;
 mod profile;
 mod progress;
 pub mod report;

@@ -23,7 +23,18 @@ pub struct Server {
 impl Server {
     /// Starts one and waits until it is ready.
     pub async fn start(bench: &Bench) -> Result<Self, Failure> {
-        let mut process = command(bench)?.stderr(Stdio::piped()).spawn()?;
+        Self::spawn(command(bench)?).await
+    }
+
+    /// One that serves requests, as many as come, and delivers nothing.
+    pub async fn start_api(bench: &Bench) -> Result<Self, Failure> {
+        let mut command = command(bench)?;
+        command.args(["--role", "api"]).env("POSTCOMMIT_API_REQUESTS_PER_S", "0");
+        Self::spawn(command).await
+    }
+
+    async fn spawn(mut command: Command) -> Result<Self, Failure> {
+        let mut process = command.stderr(Stdio::piped()).spawn()?;
         let stderr = process.stderr.take().ok_or_else(|| failed("serve has no stderr"))?;
         let mut lines = BufReader::new(stderr).lines();
         let address =
@@ -39,6 +50,11 @@ impl Server {
         while !matches!(ask(&self.address).await, Ok(answer) if answer.starts_with("HTTP/1.1 200")) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// A line of `/proc/…/status` in bytes, such as `VmRSS`.

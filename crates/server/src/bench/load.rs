@@ -62,19 +62,21 @@ impl Load {
         format!("bench:{}:{i}", self.prefix)
     }
 
+    /// Number `i`, as JSON.
+    pub fn one(&self, i: u64) -> String {
+        format!(
+            "{{\"event_type\":\"{}\",\"payload\":{},\"idempotency_key\":\"{}\",\"recipients\":{},\"priority\":{}}}",
+            self.event_type,
+            payload(i),
+            self.key(i),
+            self.recipients,
+            self.priority
+        )
+    }
+
     /// A JSON array for `enqueue_many`.
     pub fn batch(&self, from: u64, count: u64) -> String {
-        let one = |i: u64| {
-            format!(
-                "{{\"event_type\":\"{}\",\"payload\":{},\"idempotency_key\":\"{}\",\"recipients\":{},\"priority\":{}}}",
-                self.event_type,
-                payload(i),
-                self.key(i),
-                self.recipients,
-                self.priority
-            )
-        };
-        format!("[{}]", (from..from + count).map(one).collect::<Vec<_>>().join(","))
+        format!("[{}]", (from..from + count).map(|i| self.one(i)).collect::<Vec<_>>().join(","))
     }
 
     /// Enqueues that many and commits, as fast as it goes.

@@ -5,6 +5,7 @@ mod doorbell;
 mod drain;
 mod enqueue;
 mod growth;
+mod http;
 mod latency;
 mod memory;
 mod pinned;
@@ -29,6 +30,7 @@ pub const ALL: &[Kind] = &[
     memory::SUITE,
     webhook::SUITE,
     sqlite::SUITE,
+    http::SUITE,
     processes::SUITE,
     binary::SUITE,
 ];
