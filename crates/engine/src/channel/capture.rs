@@ -1,9 +1,12 @@
 //! `capture`: for development and tests. Records what it would have sent, and fails on purpose where told to.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::{Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -73,7 +76,14 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
     };
     let (name, first) = match mode.split_once('*') {
         Some((name, count)) => {
-            (name, Some(count.parse().map_err(|_| format!("capture.fail_on: {entry:?}: {count:?} is not a number of attempts"))?))
+            let first = count.parse().ok().filter(|first| *first > 0);
+            (
+                name,
+                Some(
+                    first
+                        .ok_or_else(|| format!("capture.fail_on: {entry:?}: {count:?} is no number of attempts; 1 to 65535 are allowed"))?,
+                ),
+            )
         }
         None => (mode, None),
     };
@@ -89,13 +99,13 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
 struct Settings {
     /// As in `POSTCOMMIT_CAPTURE_FAIL_ON`.
     fail_on: String,
-    /// How long `slow` takes.
+    /// How long `slow` takes: at most as long as a send may take.
     slow_ms: u64,
-    /// A file to which every send is appended as a line of JSON.
+    /// A regular file to which every send is appended as a line of JSON.
     journal: Option<PathBuf>,
     /// Whether to record what would have been sent. Without, it does nothing at all: for measuring.
     record: bool,
-    /// How long a receiver would remember the key.
+    /// How long a receiver would remember the key: a second to ten years.
     key_window_s: u64,
 }
 
@@ -112,6 +122,12 @@ struct Capture {
 
 pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let settings: Settings = super::settings(parts.settings)?;
+    if settings.slow_ms > 300_000 {
+        return Err(format!("settings.slow_ms: is {}; 0 to 300000 are allowed", settings.slow_ms));
+    }
+    if !(1..=315_360_000).contains(&settings.key_window_s) {
+        return Err(format!("settings.key_window_s: is {}; 1 to 315360000 are allowed", settings.key_window_s));
+    }
     let rules = [FailOn::parse(&settings.fail_on)?, parts.capture_fail_on.clone()];
     Ok(Box::new(Capture { settings, rules }))
 }
@@ -120,16 +136,16 @@ impl Driver for Capture {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
         Box::pin(async move {
             match self.rules.iter().find_map(|rules| rules.mode(&message)) {
-                None => self.record(&message),
+                None => self.record(&message).await,
                 Some(Mode::Transient) => Report::from(Outcome::deferred("capture_transient")).because("told to fail for a while"),
                 Some(Mode::Permanent) => Report::from(Outcome::refused("capture_permanent")).because("told to fail for good"),
                 Some(Mode::Unclear) => {
-                    self.record(&message);
+                    self.record(&message).await;
                     Report::from(Outcome::unclear("capture_unclear")).because("told to leave it unclear")
                 }
                 Some(Mode::Slow) => {
                     tokio::time::sleep(Duration::from_millis(self.settings.slow_ms)).await;
-                    self.record(&message)
+                    self.record(&message).await
                 }
                 Some(Mode::Hang) => std::future::pending().await,
                 Some(Mode::Panic) => panic!("capture was told to panic"),
@@ -154,7 +170,7 @@ struct Sent<'a> {
 }
 
 impl Capture {
-    fn record(&self, message: &Message<'_>) -> Report {
+    async fn record(&self, message: &Message<'_>) -> Report {
         if !self.settings.record {
             return Report::from(Outcome::Sent);
         }
@@ -172,24 +188,40 @@ impl Capture {
             data: note.data_for(message.channel),
         };
         let sent = serde_json::to_string(&sent).unwrap_or_default();
-        if let Some(problem) = self.append(&sent) {
-            return Report::from(Outcome::config("capture_journal")).because(problem);
+        if let Some(path) = self.settings.journal.clone() {
+            let line = format!("{sent}\n");
+            // A disk may take its time: on a thread where nobody else waits for it.
+            let appended = tokio::task::spawn_blocking(move || append(&path, &line)).await.unwrap_or_else(|e| Err(e.into()));
+            if let Err(problem) = appended {
+                return Report::from(Outcome::config("capture_journal")).because(format!("settings.journal: {problem}"));
+            }
         }
         let evidence =
             Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent) };
         Report { evidence, ..Report::from(Outcome::Sent) }
     }
+}
 
-    fn append(&self, line: &str) -> Option<String> {
-        let path = self.settings.journal.as_ref()?;
-        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        opened.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).err().map(|e| format!("settings.journal: {e}"))
-    }
+/// Appends to a regular file, and to nothing else: who writes to a pipe waits for a reader, and who opens a device may set it off.
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    let is_file = |found: Metadata| if found.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) };
+    std::fs::metadata(path).map_or(Ok(()), is_file)?;
+    // It may have become one just now. Opened so, it is not waited for; to a regular file that makes no difference.
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path)?;
+    is_file(file.metadata()?)?;
+    file.write_all(line.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, mkfifoat};
+    use serde_json::json;
+
     use super::*;
+    use crate::egress::{Egress, EgressSettings};
+    use crate::model::Guarantee;
+    use crate::secret::Secrets;
 
     #[test]
     fn a8_the_list_names_modes_counts_and_matches() {
@@ -209,6 +241,43 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_what_is_allowed() {
         assert!(FailOn::parse("explode=x").unwrap_err().contains("known are transient, permanent, slow, hang, unclear, panic"));
-        assert!(FailOn::parse("slow*many=x").unwrap_err().contains("not a number"));
+        for count in ["many", "0", "-1", "65536", ""] {
+            assert!(FailOn::parse(&format!("slow*{count}=x")).unwrap_err().contains("1 to 65535 are allowed"), "{count}");
+        }
+    }
+
+    #[test]
+    fn settings_have_limits_that_an_error_names() {
+        for (settings, problem) in [
+            (json!({"slow_ms": 300_001}), "settings.slow_ms: is 300001; 0 to 300000 are allowed"),
+            (json!({"slow_ms": u64::MAX}), "settings.slow_ms: is 18446744073709551615; 0 to 300000 are allowed"),
+            (json!({"key_window_s": 0}), "settings.key_window_s: is 0; 1 to 315360000 are allowed"),
+            (json!({"key_window_s": 315_360_001}), "settings.key_window_s: is 315360001; 1 to 315360000 are allowed"),
+        ] {
+            assert_eq!(built(&settings).err().as_deref(), Some(problem));
+        }
+        assert!(
+            built(&json!({"slow_ms": 300_000, "key_window_s": 315_360_000})).is_ok()
+                && built(&json!({"slow_ms": 0, "key_window_s": 1})).is_ok()
+        );
+    }
+
+    fn built(settings: &serde_json::Value) -> Result<Box<dyn Driver>, String> {
+        let egress = Egress::new(&EgressSettings::default()).unwrap();
+        let (secrets, guarantee) = (&Secrets::new(), Guarantee::Idempotent);
+        build(&Parts { settings, secrets, guarantee, egress: &egress, capture_fail_on: &FailOn::default() })
+    }
+
+    #[test]
+    fn the_journal_is_a_regular_file_or_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, pipe) = (folder.path().join("journal"), folder.path().join("pipe"));
+        append(&file, "a\n").unwrap();
+        append(&file, "b\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "a\nb\n");
+        mkfifoat(CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        for other in [pipe.as_path(), folder.path(), Path::new("/dev/null")] {
+            assert_eq!(append(other, "a\n").unwrap_err().to_string(), "is no regular file");
+        }
     }
 }

@@ -13,7 +13,7 @@ use super::lanes::Lane;
 use super::permits::Permits;
 use super::settler::{place_of, unbegun};
 use super::{Claimed, Crew, Reckoning, Tools};
-use crate::channel::Message;
+use crate::channel::{Driver, Message};
 use crate::clock;
 use crate::crash_point;
 use crate::metrics::Counts;
@@ -310,19 +310,24 @@ async fn send(lane: &Lane, message: Message<'_>) -> Report {
         Ok(driver) => driver,
         Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.clone()),
     };
-    let (id, timeout) = (message.key.id(), message.timeout);
     crash_point!("send.before");
+    let report = call(driver.as_ref(), &lane.provider.name, message).await;
+    crash_point!("send.answered");
+    report
+}
+
+/// One call of a driver, which ends in an outcome whatever the driver does.
+pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'_>) -> Report {
+    let (id, timeout) = (message.key.id(), message.timeout);
     let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
-    let report = match tokio::time::timeout(timeout + PATIENCE, sending).await {
+    match tokio::time::timeout(timeout + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {
-            tracing::error!(delivery = %id, provider = lane.provider.name, "a driver panicked; this delivery alone is parked");
+            tracing::error!(delivery = %id, provider, "a driver panicked; this send alone has failed");
             Report::from(Outcome::refused("panic")).because("the driver panicked; it may have been sent")
         }
         Err(_elapsed) => Report::from(Outcome::unclear("timeout")).because(format!("no outcome within {timeout:?}")),
-    };
-    crash_point!("send.answered");
-    report
+    }
 }
 
 /// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive.

@@ -7,9 +7,10 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Tools;
+use super::attempt::call;
 use crate::channel::{self, Message};
 use crate::clock;
-use crate::model::{DeliveryKey, Evidence, Outcome, Provider, Report, StoredNotification};
+use crate::model::{DeliveryKey, Provider, Report, StoredNotification};
 use crate::secret::Secrets;
 
 /// How a trial went.
@@ -34,17 +35,11 @@ pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str,
     };
     let driver = channel::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
     let note = test_note(provider, tenant_name, address, text);
-    let timeout = provider.timeout();
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };
-    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout, traceparent: None };
+    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout: provider.timeout(), traceparent: None };
     let began = clock::monotonic();
-    let report = tokio::time::timeout(timeout, driver.send(message)).await;
-    let report = report.unwrap_or_else(|_| Report {
-        outcome: Outcome::Unclear { code: "timeout".into() },
-        evidence: Evidence::default(),
-        message: None,
-    });
+    let report = call(driver.as_ref(), &provider.name, message).await;
     Ok(Trial { report, latency: began.elapsed() })
 }
 
