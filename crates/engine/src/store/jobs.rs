@@ -41,7 +41,7 @@ pub struct JobDraft {
     /// To which. States, place and page of it do not count: what is parked is retried and discarded, what waits is cancelled.
     pub filter: DeliveryFilter,
     /// Deliveries a second: 1 to [`PACE_MOST`]; none is [`PACE`].
-    pub pace: Option<i32>,
+    pub pace_per_s: Option<i32>,
 }
 
 /// A job, as people see it.
@@ -70,7 +70,7 @@ pub struct Job {
     /// How many somebody else had moved meanwhile.
     pub skipped: i64,
     /// Deliveries a second.
-    pub pace: i32,
+    pub pace_per_s: i32,
     /// `queued`, `running`, `done`, `cancelled` or `failed`.
     pub state: String,
     /// What the last slice that failed said.
@@ -114,11 +114,11 @@ impl Store {
     /// # Errors
     /// When the pace is beyond its limits, or as the database says.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
-        let pace = draft.pace.unwrap_or(PACE);
+        let pace = draft.pace_per_s.unwrap_or(PACE);
         if !(1..=PACE_MOST).contains(&pace) {
             return Err(DbError::Refused {
-                code: "pace".into(),
-                message: format!("pace: is {pace}; 1 to {PACE_MOST} a second are allowed"),
+                code: "pace_per_s".into(),
+                message: format!("pace_per_s: is {pace}; 1 to {PACE_MOST} are allowed"),
             });
         }
         // What happened in this tick, before, must be within the bound; what happens from the next one on must not.
@@ -241,7 +241,7 @@ impl Store {
         let page = self.slice_of(taken).await?;
         let now = self.now().await?;
         // The pace is kept by what was looked at; a slice is never more than a second's worth.
-        let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace));
+        let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace_per_s));
         let next_at = now.plus(if page.more.is_some() { pause } else { Duration::ZERO });
         let moved = match &self.db {
             Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
@@ -294,7 +294,7 @@ impl Store {
         let filter = bounded(taken.job.kind, &taken.filter, taken.job.asked_at);
         let walk = walk_of(taken.job.kind, &filter, taken.job.asked_at);
         let from = taken.place.map_or(walk.start(), |place| place.further(walk.start()));
-        self.walk(&walk, from, SLICE.min(i64::from(taken.job.pace))).await
+        self.walk(&walk, from, SLICE.min(i64::from(taken.job.pace_per_s))).await
     }
 
     async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
@@ -410,7 +410,7 @@ fn shown(row: &Row) -> Result<Job, DbError> {
         is_exact: row.get(7)?,
         done: row.get(8)?,
         skipped: row.get(9)?,
-        pace: row.get(10)?,
+        pace_per_s: row.get(10)?,
         state: row.get(11)?,
         last_error: row.get(12)?,
         finished_at: row.get(13)?,

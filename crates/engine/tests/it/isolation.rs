@@ -72,7 +72,7 @@ async fn tenant(world: &World, name: &str) -> i32 {
     store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
     store.create_session(&login, Duration::from_secs(60)).await.unwrap();
     user_token::mint(store, tenant, "ada", user_token::DEFAULT_TTL).await.unwrap();
-    store.create_job(Some(tenant), &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace: None }).await.unwrap();
+    store.create_job(Some(tenant), &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: None }).await.unwrap();
     let enqueue = async |key: &str, title: &str, due: &str| {
         let document = json!({"event_type": "a", "tenant": name, "idempotency_key": key, "title": title, "due_at": due, "expires_at": "2100-01-01T00:00:00Z", "recipients": [{"email": "a@example.com"}, {"user": "ada"}], "source": {"site": "plant"}});
         let note: Notification = serde_json::from_value(document).unwrap();

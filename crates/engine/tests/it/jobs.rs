@@ -40,7 +40,7 @@ fn of_type(event_type: &str) -> DeliveryFilter {
 }
 
 fn draft(act: Act, filter: DeliveryFilter) -> JobDraft {
-    JobDraft { act, filter, pace: Some(10_000) }
+    JobDraft { act, filter, pace_per_s: Some(10_000) }
 }
 
 async fn count(world: &World, state: &str) -> i64 {
@@ -174,7 +174,7 @@ on_both! {
         world.enqueue("p", json!({})).await;
         world.pass().await;
         let mut asked = draft(Act::Retry, of_type("p"));
-        asked.pace = Some(1);
+        asked.pace_per_s = Some(1);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
         assert_eq!(moved(slice(&world).await), 1);
         world.pass().await;
@@ -237,7 +237,7 @@ on_both! {
     async fn b12_the_pace_is_kept(world) {
         park(&world, world.tenant, "meant", 25).await;
         let mut asked = draft(Act::Retry, of_type("meant"));
-        asked.pace = Some(10);
+        asked.pace_per_s = Some(10);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
         assert_eq!(moved(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()), 10);
         // Ten of ten a second: a second between the two slices.
@@ -246,7 +246,7 @@ on_both! {
         assert!(next.since(began) >= Duration::from_secs(1), "not before a second after the slice");
         assert_eq!(run_to_the_end(&world, asked.id).await.done, 25);
         for pace in [0, 10_001] {
-            let refused = world.store.create_job(Some(world.tenant), &JobDraft { pace: Some(pace), ..draft(Act::Retry, of_type("meant")) }).await;
+            let refused = world.store.create_job(Some(world.tenant), &JobDraft { pace_per_s: Some(pace), ..draft(Act::Retry, of_type("meant")) }).await;
             assert!(refused.unwrap_err().to_string().contains("1 to 10000"));
         }
     }
@@ -284,7 +284,7 @@ on_both! {
     async fn what_somebody_else_has_moved_meanwhile_is_counted_apart(world) {
         park(&world, world.tenant, "meant", 12).await;
         let mut asked = draft(Act::Retry, DeliveryFilter { target: Some("guest@example.com".into()), ..of_type("meant") });
-        asked.pace = Some(10);
+        asked.pace_per_s = Some(10);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
         assert_eq!(asked.filter.target.as_deref(), Some("g…@example.com"), "shown masked");
         slice(&world).await;

@@ -293,7 +293,7 @@ async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Res
     match (many.ids, many.filter) {
         (Some(ids), None) => Ok(Json(act_on_ids(&store, caller, &ids, act).await?).into_response()),
         (None, Some(filter)) => {
-            let draft = JobDraft { act, filter: filter.parked()?, pace: many.pace_per_s };
+            let draft = JobDraft { act, filter: filter.parked()?, pace_per_s: many.pace_per_s };
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
         }

@@ -78,6 +78,7 @@ on_both! {
         let job = client.post("/v1/deliveries/retry", &json!({"filter": {"event_type": "these"}})).expect(202).json();
         assert_eq!((&job["total"], &job["done"], &job["state"], &job["is_exact"]), (&json!(40), &json!(0), &json!("queued"), &json!(true)), "{job}");
         let stopped = client.post("/v1/deliveries/discard", &json!({"filter": {"event_type": "others"}, "pace_per_s": 1})).expect(202).json();
+        assert_eq!(stopped["pace_per_s"], 1, "named as it was asked for: {stopped}");
         let cancel = format!("/v1/jobs/{}/cancel", text(&stopped, "id"));
         assert_eq!(client.post(&cancel, &json!({})).expect(200).json()["state"], "cancelled");
         assert_eq!(refused(client.post(&cancel, &json!({})), 409, None)["type"], "urn:postcommit:problem:state-conflict");
