@@ -125,6 +125,7 @@ fn provider(id: i32, name: &str, channel: &str) -> Provider {
         suspended: false,
         not_before: None,
         revision: 1,
+        is_readable: true,
     }
 }
 

@@ -21,6 +21,6 @@ pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub(crate) use provider::short_name;
-pub use provider::{Guarantee, Provider, ProviderDraft};
+pub use provider::{Guarantee, PROVIDERS, Provider, ProviderChange, ProviderDraft};
 pub use rate::{Bucket, Rate};
 pub use scope::{Scope, Scopes};

@@ -1,12 +1,15 @@
 //! Providers as an operator describes them: the same rules for the command line and the API.
 
-use postcommit_engine::channel::{self, FailOn, Parts};
+use postcommit_engine::channel::{self, FailOn, Kind, Parts};
 use postcommit_engine::db::DbError;
 use postcommit_engine::egress::Egress;
-use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft};
+use postcommit_engine::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use postcommit_engine::secret::{KeySource, Secret, SecretError, Secrets, random};
 use postcommit_engine::store::Store;
 use serde_json::{Map, Value, json};
+
+/// How often a change is made anew over what others have changed meanwhile. Of so many who change one provider at once none is sent away.
+const TRIES: usize = 64;
 
 /// What stands in the way.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +20,15 @@ pub enum Refusal {
     /// The name is taken.
     #[error("provider {0:?} exists; update it instead")]
     Exists(String),
+    /// The tenant has as many as it may.
+    #[error("the tenant has {PROVIDERS} providers, which is the most it may have; delete one that is not needed")]
+    TooMany,
+    /// The change was made for another revision than it has.
+    #[error("provider {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision")]
+    Outdated { name: String, asked: i32, found: i32 },
+    /// Others were always faster.
+    #[error("others changed provider {0:?} {TRIES} times while this was to be done; nothing was done, try again")]
+    Overtaken(String),
     /// There is none of that name.
     #[error("there is no provider {0:?}")]
     Unknown(String),
@@ -59,69 +71,79 @@ impl Workshop<'_> {
     /// Makes a provider. A webhook without a secret gets one, which is returned this once.
     pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, Refusal> {
         let kind = channel::kind(driver).map_err(Refusal::Field)?;
-        if self.store.provider(tenant, name).await?.is_some() {
-            return Err(Refusal::Exists(name.to_owned()));
-        }
-        let channel = change.channel.clone().unwrap_or_else(|| kind.channel.to_owned());
-        let taken = self.store.providers().await?.iter().any(|p| p.tenant == tenant && p.channel == channel && p.is_default);
         let made = (driver == "webhook" && change.secrets.is_empty()).then(signing_secret);
         if let Some(secret) = &made {
             change.secrets.insert("secret".to_owned(), secret.clone());
         }
-        let base = ProviderDraft {
-            name: name.to_owned(),
-            channel,
-            driver: driver.to_owned(),
-            settings: json!({}),
-            secrets: None,
-            guarantee: kind.guarantee,
-            policy: Policy::default(),
-            concurrency: 16,
-            timeout_ms: 30_000,
-            is_default: !taken,
-            rate_per_s: None,
-            burst: None,
-        };
-        let enabled = change.enabled;
-        let draft = self.laid_over(base, change, tenant)?;
-        self.store.create_provider(tenant, &draft).await.map_err(|problem| taken_meanwhile(problem, name))?;
-        if let Some(enabled) = enabled {
-            self.store.enable_provider(tenant, name, enabled).await?;
+        for _ in 0..TRIES {
+            let known = self.store.providers_of(tenant).await?;
+            if known.iter().any(|provider| provider.name == name) {
+                return Err(Refusal::Exists(name.to_owned()));
+            }
+            if known.len() >= PROVIDERS {
+                return Err(Refusal::TooMany);
+            }
+            let mut draft = laid_over(blank(name, kind), &change)?;
+            self.check(&draft, &change.secrets)?;
+            if !change.secrets.is_empty() {
+                draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, name));
+            }
+            // Nobody asked for it: the first of its channel is the default, and takes it from nobody who came in between.
+            let is_first = change.is_default.is_none() && !known.iter().any(|other| other.channel == draft.channel && other.is_default);
+            draft.is_default |= is_first;
+            let is_made = match is_first {
+                true => self.store.create_first_provider(tenant, &draft).await?,
+                false => self.store.create_provider(tenant, &draft).await?,
+            };
+            if is_made {
+                return Ok(made);
+            }
         }
-        Ok(made)
+        Err(Refusal::Overtaken(name.to_owned()))
     }
 
-    /// Changes what is given.
-    pub async fn update(&self, tenant: i32, name: &str, mut change: Change) -> Result<(), Refusal> {
-        let old = self.find(tenant, name).await?;
-        // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
-        let all_anew = channel::kind(&old.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| change.secrets.contains_key(*name)));
-        if let (Some(sealed), false) = (&old.secrets, all_anew) {
-            let mut kept = self.keys.existing().and_then(|ring| ring.open(sealed, tenant, &old.name))?;
-            kept.extend(std::mem::take(&mut change.secrets));
-            change.secrets = kept;
+    /// Changes what is given; with a revision, only if it still has that one. What others change at the same moment stays. False when nothing is other than
+    /// before: then nothing is written.
+    pub async fn update(&self, tenant: i32, name: &str, revision: Option<i32>, change: &Change) -> Result<bool, Refusal> {
+        for _ in 0..TRIES {
+            let from = self.find(tenant, name).await?;
+            if let Some(asked) = revision.filter(|asked| *asked != from.revision) {
+                return Err(Refusal::Outdated { name: name.to_owned(), asked, found: from.revision });
+            }
+            let change = self.change_of(from, change)?;
+            if change.is_empty() {
+                return Ok(false);
+            }
+            if self.store.update_provider(&change).await? {
+                return Ok(true);
+            }
         }
-        let base = ProviderDraft {
-            name: old.name,
-            channel: old.channel,
-            driver: old.driver,
-            settings: old.settings,
-            secrets: None,
-            guarantee: old.guarantee,
-            policy: old.policy,
-            concurrency: old.concurrency,
-            timeout_ms: old.timeout_ms,
-            is_default: old.is_default,
-            rate_per_s: old.rate_per_s,
-            burst: old.burst,
-        };
-        let enabled = change.enabled;
-        let draft = self.laid_over(base, change, tenant)?;
-        self.store.update_provider(tenant, &draft).await?;
-        if let Some(enabled) = enabled {
-            self.store.enable_provider(tenant, name, enabled).await?;
+        Err(Refusal::Overtaken(name.to_owned()))
+    }
+
+    fn change_of(&self, from: Provider, change: &Change) -> Result<ProviderChange, Refusal> {
+        let mut secrets = self.opened(&from, &change.secrets)?;
+        let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
+        let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
+        secrets.extend(change.secrets.clone());
+        let mut to = laid_over(from.clone().into(), change)?;
+        self.check(&to, &secrets)?;
+        if !anew.is_empty() {
+            to.secrets = Some(self.keys.or_new()?.seal(&secrets, from.tenant, &from.name));
         }
-        Ok(())
+        Ok(ProviderChange { from, to, secrets: anew })
+    }
+
+    /// The secrets it has.
+    fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, Refusal> {
+        let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
+        match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
+            // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
+            Err(_) if channel::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name))) => {
+                Ok(Secrets::new())
+            }
+            opened => Ok(opened?),
+        }
     }
 
     /// Removes one that nothing waits for.
@@ -137,46 +159,58 @@ impl Workshop<'_> {
         self.store.provider(tenant, name).await?.ok_or_else(|| Refusal::Unknown(name.to_owned()))
     }
 
-    /// Lays what was given over the draft, and checks the whole with the driver itself.
-    fn laid_over(&self, mut draft: ProviderDraft, change: Change, tenant: i32) -> Result<ProviderDraft, Refusal> {
-        for (name, value) in change.settings {
-            // What is null is taken away.
-            match (value, draft.settings.as_object_mut()) {
-                (Value::Null, Some(settings)) => drop(settings.remove(&name)),
-                (value, Some(settings)) => drop(settings.insert(name, value)),
-                (value, None) => draft.settings = json!({ name: value }),
-            }
-        }
-        if let Some(name) = &change.guarantee {
-            draft.guarantee = Guarantee::from_name(name).map_err(Refusal::Field)?;
-        }
-        if let Some(policy) = &change.policy {
-            draft.policy = Policy::from_json(policy).map_err(|e| Refusal::Field(e.to_string()))?;
-        }
-        draft.channel = change.channel.unwrap_or(draft.channel);
-        draft.concurrency = change.concurrency.unwrap_or(draft.concurrency);
-        draft.timeout_ms = change.timeout_ms.unwrap_or(draft.timeout_ms);
-        draft.is_default = change.is_default.unwrap_or(draft.is_default);
-        draft.rate_per_s = change.rate_per_s.unwrap_or(draft.rate_per_s);
-        draft.burst = change.burst.unwrap_or(draft.burst);
+    /// Holds the whole to its limits, and has the driver itself look at it.
+    fn check(&self, draft: &ProviderDraft, secrets: &Secrets) -> Result<(), Refusal> {
         draft.check().map_err(Refusal::Field)?;
-        let (settings, secrets) = (&draft.settings, &change.secrets);
-        let parts = Parts { settings, secrets, guarantee: draft.guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };
-        channel::build(&draft.driver, &parts).map_err(Refusal::Field)?;
-        if !change.secrets.is_empty() {
-            draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, &draft.name));
-        }
-        Ok(draft)
+        let (settings, guarantee) = (&draft.settings, draft.guarantee);
+        let parts = Parts { settings, secrets, guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };
+        channel::build(&draft.driver, &parts).map(drop).map_err(Refusal::Field)
     }
 }
 
-/// Somebody was faster: the name, or the place of the channel's default, is theirs.
-fn taken_meanwhile(problem: DbError, name: &str) -> Refusal {
-    match problem {
-        // The codes of both databases for what must be unique.
-        DbError::Refused { code, .. } if ["23505", "2067"].contains(&code.as_str()) => Refusal::Exists(name.to_owned()),
-        other => other.into(),
+/// A provider of which nothing was said yet.
+fn blank(name: &str, kind: &Kind) -> ProviderDraft {
+    ProviderDraft {
+        name: name.to_owned(),
+        channel: kind.channel.to_owned(),
+        driver: kind.name.to_owned(),
+        settings: json!({}),
+        secrets: None,
+        guarantee: kind.guarantee,
+        policy: Policy::default(),
+        concurrency: 16,
+        timeout_ms: 30_000,
+        is_default: false,
+        enabled: true,
+        rate_per_s: None,
+        burst: None,
     }
+}
+
+/// Lays what was given over the draft; secrets are another matter.
+fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft, Refusal> {
+    for (name, value) in &change.settings {
+        // What is null is taken away.
+        match (value, draft.settings.as_object_mut()) {
+            (Value::Null, Some(settings)) => drop(settings.remove(name)),
+            (value, Some(settings)) => drop(settings.insert(name.clone(), value.clone())),
+            (value, None) => draft.settings = json!({ name: value }),
+        }
+    }
+    if let Some(name) = &change.guarantee {
+        draft.guarantee = Guarantee::from_name(name).map_err(Refusal::Field)?;
+    }
+    if let Some(policy) = &change.policy {
+        draft.policy = Policy::from_json(policy).map_err(|e| Refusal::Field(e.to_string()))?;
+    }
+    draft.channel = change.channel.clone().unwrap_or(draft.channel);
+    draft.concurrency = change.concurrency.unwrap_or(draft.concurrency);
+    draft.timeout_ms = change.timeout_ms.unwrap_or(draft.timeout_ms);
+    draft.is_default = change.is_default.unwrap_or(draft.is_default);
+    draft.enabled = change.enabled.unwrap_or(draft.enabled);
+    draft.rate_per_s = change.rate_per_s.unwrap_or(draft.rate_per_s);
+    draft.burst = change.burst.unwrap_or(draft.burst);
+    Ok(draft)
 }
 
 /// A new secret in the form that Standard Webhooks libraries expect.

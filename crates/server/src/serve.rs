@@ -190,11 +190,12 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
         concurrency: 16,
         timeout_ms: 30_000,
         is_default: true,
+        enabled: true,
         rate_per_s: None,
         burst: None,
     };
     let tenant = store.tenant("default").await?.unwrap_or(1);
-    Ok(store.create_provider(tenant, &draft).await?)
+    Ok(store.create_provider(tenant, &draft).await.map(drop)?)
 }
 
 /// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.

@@ -1,13 +1,16 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{IN_APP, Policy, Rate};
 
 /// Bytes of a provider's settings, as JSON text: every process keeps them.
 pub const SETTINGS_BYTES: usize = 64 * 1024;
+/// Providers of one tenant; the `in_app` that is made by itself is made in any case. Every process keeps all of them, and looks at each lane's queue.
+pub const PROVIDERS: usize = 200;
 
 /// What may happen when an attempt's outcome is unclear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -92,6 +95,9 @@ pub struct Provider {
     pub not_before: Option<Timestamp>,
     /// Counts changes.
     pub revision: i32,
+    /// False when somebody edited the row by hand into what cannot be read: what is shown then stands for it, and any change mends it.
+    #[serde(skip)]
+    pub is_readable: bool,
 }
 
 impl Provider {
@@ -153,6 +159,28 @@ pub struct ProviderDraft {
     pub timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
     pub is_default: bool,
+    /// A disabled provider takes nothing new.
+    pub enabled: bool,
+}
+
+impl From<Provider> for ProviderDraft {
+    fn from(known: Provider) -> Self {
+        Self {
+            name: known.name,
+            channel: known.channel,
+            driver: known.driver,
+            settings: known.settings,
+            secrets: known.secrets,
+            guarantee: known.guarantee,
+            policy: known.policy,
+            concurrency: known.concurrency,
+            rate_per_s: known.rate_per_s,
+            burst: known.burst,
+            timeout_ms: known.timeout_ms,
+            is_default: known.is_default,
+            enabled: known.enabled,
+        }
+    }
 }
 
 impl ProviderDraft {
@@ -164,13 +192,14 @@ impl ProviderDraft {
             name: IN_APP.into(),
             channel: IN_APP.into(),
             driver: IN_APP.into(),
-            settings: serde_json::json!({"key_window_s": 315_360_000}),
+            settings: json!({"key_window_s": 315_360_000}),
             secrets: None,
             guarantee: Guarantee::Idempotent,
             policy: Policy::default(),
             concurrency: 1000,
             timeout_ms: 30_000,
             is_default: true,
+            enabled: true,
             rate_per_s: None,
             burst: None,
         }
@@ -197,6 +226,64 @@ impl ProviderDraft {
         }
         Rate::check(self.rate_per_s, self.burst)
     }
+}
+
+/// A change of a provider: from what it was seen to be to what it is to be.
+#[derive(Debug, Clone)]
+pub struct ProviderChange {
+    /// As it was read; it is changed only if it still has this revision.
+    pub from: Provider,
+    /// As it is to be.
+    pub to: ProviderDraft,
+    /// The names of the secrets that are set anew.
+    pub secrets: Vec<String>,
+}
+
+impl ProviderChange {
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.from.is_readable && self.to == self.from.clone().into()
+    }
+
+    /// What changes, field by field: the value before and after. Of settings and secrets the names alone: a setting may be a URL with a token in it, or a
+    /// header with one.
+    #[must_use]
+    pub fn fields(&self) -> Value {
+        let (was, is) = (written(&self.from.clone().into()), written(&self.to));
+        let pairs = was.into_iter().zip(is).filter(|(was, is)| was != is);
+        let mut fields: Map<String, Value> =
+            pairs.map(|((name, was), (_, is))| (name.to_owned(), json!({"from": was, "to": is}))).collect();
+        for (field, names) in [("settings", self.settings()), ("secrets", self.secrets.iter().map(String::as_str).collect())] {
+            if !names.is_empty() {
+                fields.insert(field.to_owned(), json!(names));
+            }
+        }
+        fields.into()
+    }
+
+    /// The names of the settings that change.
+    fn settings(&self) -> Vec<&str> {
+        let (was, is) = (self.from.settings.as_object(), self.to.settings.as_object());
+        let names: BTreeSet<&String> = was.into_iter().chain(is).flat_map(Map::keys).collect();
+        let differ = |name: &&String| was.and_then(|all| all.get(*name)) != is.and_then(|all| all.get(*name));
+        names.into_iter().filter(differ).map(String::as_str).collect()
+    }
+}
+
+/// The fields that a log may repeat.
+fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
+    [
+        ("channel", json!(draft.channel)),
+        ("guarantee", json!(draft.guarantee)),
+        ("policy", json!(draft.policy)),
+        ("concurrency", json!(draft.concurrency)),
+        ("rate_per_s", json!(draft.rate_per_s)),
+        ("burst", json!(draft.burst)),
+        ("timeout_ms", json!(draft.timeout_ms)),
+        ("is_default", json!(draft.is_default)),
+        ("enabled", json!(draft.enabled)),
+    ]
 }
 
 /// Holds a name to what tenants, channels and providers may be called.

@@ -6,14 +6,22 @@ use postcommit::Timestamp;
 
 use super::{AuditEntry, Store};
 use crate::db::{DbError, Row, Statement, Value};
-use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
+use crate::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
     guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
-const INSERT: &str = "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, rate_per_s, burst,
-      created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {now}, {now})";
+/// The channel has no default yet.
+const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
+
+/// The row of a draft, at once the default where that takes it from nobody; else see [`take_over`].
+fn insert() -> String {
+    format!(
+        "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, rate_per_s, burst,
+          enabled, created_at, updated_at)
+        SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND {UNSERVED}, $12, $13, $14, {{now}}, {{now}}"
+    )
+}
 
 impl Store {
     /// All providers of all tenants.
@@ -43,39 +51,93 @@ impl Store {
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(provider).transpose()
     }
 
-    /// Stores a new provider. A default takes the place of the one before.
+    /// A tenant's providers.
     ///
     /// # Errors
-    /// When the name is taken, or as the database says.
-    pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
-        let mut statements = step_down(tenant, draft);
-        statements.push((INSERT.to_owned(), columns(tenant, draft)));
-        let deciding = statements.len() - 1;
-        self.change_all(statements, deciding, entry(tenant, "provider.create", draft)).await.map(drop)
+    /// As the database says.
+    pub async fn providers_of(&self, tenant: i32) -> Result<Vec<Provider>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 ORDER BY id");
+        self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider).collect()
     }
 
-    /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name.
+    /// Stores a new provider. A default takes the place of the one before. False when the name is taken, or the tenant has [`PROVIDERS`] already.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
+        self.insert_provider(tenant, draft, true).await
+    }
+
+    /// The same for a default that nobody asked for: false also when its channel has one meanwhile.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
+        self.insert_provider(tenant, draft, false).await
+    }
+
+    async fn insert_provider(&self, tenant: i32, draft: &ProviderDraft, displaces: bool) -> Result<bool, DbError> {
+        let insert = format!(
+            "{} WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED}) ON CONFLICT (tenant, name) DO NOTHING",
+            insert()
+        );
+        let mut parameters = columns(tenant, draft);
+        parameters.extend([Value::Int(i64::try_from(PROVIDERS).unwrap_or(i64::MAX)), displaces.into()]);
+        self.describe(tenant, draft, (insert, parameters), entry(tenant, draft)).await
+    }
+
+    /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name or its place.
     ///
     /// # Errors
     /// As the database says.
     pub async fn make_in_app(&self, tenant: i32) -> Result<(), DbError> {
+        let draft = ProviderDraft::in_app();
+        let mut statements = self.alone(tenant, &draft);
         // Two processes may find it missing at once: the second changes nothing.
-        let insert = format!("{INSERT} ON CONFLICT DO NOTHING");
-        self.db.execute_one(&insert, columns(tenant, &ProviderDraft::in_app())).await.map(drop)
+        statements.push((format!("{} WHERE {UNSERVED} ON CONFLICT DO NOTHING", insert()), columns(tenant, &draft)));
+        self.db.execute(statements).await.map(drop)
     }
 
-    /// Replaces a provider's description. False when there is none of that name.
+    /// Changes a provider, if it is still as it was read. False when it is not, or is gone.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn update_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
+    pub async fn update_provider(&self, change: &ProviderChange) -> Result<bool, DbError> {
+        // Who is the default of this channel already stays so throughout: nothing is sent another way meanwhile.
         let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
             guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
-            is_default = $11, rate_per_s = $12, burst = $13, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
-        let mut statements = step_down(tenant, draft);
-        statements.push((update.to_owned(), columns(tenant, draft)));
-        let deciding = statements.len() - 1;
-        self.change_all(statements, deciding, entry(tenant, "provider.update", draft)).await
+            is_default = is_default AND channel = $3 AND $11, rate_per_s = $12, burst = $13, enabled = $14, revision = revision + 1, updated_at = {now}
+            WHERE tenant = $1 AND name = $2 AND revision = $15";
+        let (tenant, draft) = (change.from.tenant, &change.to);
+        let mut parameters = columns(tenant, draft);
+        parameters.push(change.from.revision.into());
+        let entry = AuditEntry::new(tenant, "provider.update", draft.name.as_str()).details(change.fields());
+        self.describe(tenant, draft, (update.to_owned(), parameters), entry).await
+    }
+
+    /// Writes a description, which decides, and then makes it the default if it is to be.
+    async fn describe(&self, tenant: i32, draft: &ProviderDraft, write: Statement, entry: AuditEntry) -> Result<bool, DbError> {
+        let mut statements = self.alone(tenant, draft);
+        let deciding = statements.len();
+        statements.push(write);
+        statements.extend(take_over(tenant, draft));
+        self.change_all(statements, deciding, entry).await
+    }
+
+    /// Who describes a provider is alone in doing so for that tenant: a channel has one default and a tenant so many providers, however many are
+    /// described at once. SQLite has one writer anyway.
+    ///
+    /// The rows are locked before any is written, because the first write also takes the counter of all changes: who then waited for a row that somebody
+    /// pauses, while that one waits for the counter, would wait for ever.
+    fn alone(&self, tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
+        if self.db.kind() != "postgres" {
+            return vec![];
+        }
+        let one_by_one = "SELECT pg_advisory_xact_lock(hashtext('postcommit.provider'), $1)";
+        let rows =
+            "SELECT FROM postcommit.provider WHERE tenant = $1 AND (name = $2 OR (channel = $3 AND is_default)) ORDER BY id FOR UPDATE";
+        let (name, channel) = (draft.name.as_str(), draft.channel.as_str());
+        vec![(one_by_one.to_owned(), vec![tenant.into()]), (rows.to_owned(), vec![tenant.into(), name.into(), channel.into()])]
     }
 
     /// Deletes a provider nothing waits for. `Ok(None)` when there is none, `Ok(Some(n))` when n deliveries still wait.
@@ -107,17 +169,6 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Lets a provider take new work, or no more. False when there is none of that name.
-    ///
-    /// # Errors
-    /// As the database says.
-    pub async fn enable_provider(&self, tenant: i32, name: &str, enabled: bool) -> Result<bool, DbError> {
-        let sql =
-            "UPDATE postcommit.provider SET enabled = $3, revision = revision + 1, updated_at = {now} WHERE tenant = $1 AND name = $2";
-        let entry = AuditEntry::new(tenant, if enabled { "provider.enable" } else { "provider.disable" }, name);
-        self.change(sql, vec![tenant.into(), name.into(), enabled.into()], entry).await
-    }
-
     /// Opens a lane again, whatever held it.
     ///
     /// # Errors
@@ -144,18 +195,23 @@ impl Store {
     }
 }
 
-/// At most one default per channel: a new one asks the old one to step down.
-fn step_down(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
-    let sql = "UPDATE postcommit.provider SET is_default = $4, revision = revision + 1 WHERE tenant = $1 AND channel = $2 AND name <> $3 AND is_default";
-    let parameters = vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), false.into()];
-    if draft.is_default { vec![(sql.to_owned(), parameters)] } else { vec![] }
+/// At most one default per channel: the old one steps down before the new one takes its place.
+fn take_over(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
+    if !draft.is_default {
+        return vec![];
+    }
+    let step_down = "UPDATE postcommit.provider SET is_default = $4, revision = revision + 1, updated_at = {now}
+        WHERE tenant = $1 AND channel = $2 AND name <> $3 AND is_default";
+    let take = "UPDATE postcommit.provider SET is_default = $4 WHERE tenant = $1 AND channel = $2 AND name = $3 AND NOT is_default";
+    let parameters = |to: bool| vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), to.into()];
+    vec![(step_down.to_owned(), parameters(false)), (take.to_owned(), parameters(true))]
 }
 
-/// What is worth knowing later of how it was described; settings may hold what is nobody else's business.
-fn entry(tenant: i32, action: &'static str, draft: &ProviderDraft) -> AuditEntry {
+/// What is worth knowing later of how it was described at first; settings may hold what is nobody else's business.
+fn entry(tenant: i32, draft: &ProviderDraft) -> AuditEntry {
     let details =
         serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
-    AuditEntry::new(tenant, action, draft.name.as_str()).details(details)
+    AuditEntry::new(tenant, "provider.create", draft.name.as_str()).details(details)
 }
 
 fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
@@ -174,6 +230,7 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
         draft.is_default.into(),
         draft.rate_per_s.map_or(Value::Null, Value::Real),
         draft.burst.into(),
+        draft.enabled.into(),
     ]
 }
 
@@ -181,6 +238,7 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
     // A row that somebody edited by hand is shown as paused with the reason, so that it can be mended and holds up no other.
     let (guarantee, policy) = (Guarantee::from_name(&row.get::<String>(7)?), Policy::from_json(&row.get(8)?));
     let unreadable = guarantee.as_ref().err().cloned().or_else(|| policy.as_ref().err().map(ToString::to_string));
+    let is_readable = unreadable.is_none();
     Ok(Provider {
         tenant: row.get(0)?,
         id: row.get(1)?,
@@ -199,6 +257,7 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         not_before: row.get(14)?,
         suspended: row.get(17)?,
         revision: row.get(15)?,
+        is_readable,
         guarantee_since: row.get(16)?,
         rate_per_s: row.get(18)?,
         burst: row.get(19)?,

@@ -60,12 +60,12 @@ on_both! {
         let lane = world.provider(draft.clone()).await;
         // A send may take longer than the lease of what is not expanded.
         draft.timeout_ms = 60_000;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         let slow = world.enqueue("a", json!({})).await;
         world.pass().await;
         assert_eq!((world.watched().await, world.delivery(slow).await.state.as_str()), (vec!["row 1".to_owned()], "sent"));
         draft.timeout_ms = 5000;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         // Paused, and held.
         world.store.pause_lane(lane, None, "by hand").await.unwrap();
         let waits = [world.enqueue("a", json!({})).await];
@@ -116,7 +116,7 @@ on_both! {
             assert_eq!((row.n, row.state.as_str(), row.reason.as_deref(), row.attempts), (1, "parked", Some("rejected"), 1));
         }
         draft.settings = json!({});
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         assert!(world.store.discard(world.key(given_up, 1)).await.unwrap());
         assert!(world.store.retry(world.key(mended, 1)).await.unwrap());
         assert!(!world.store.retry(world.key(given_up, 1)).await.unwrap());
@@ -180,7 +180,7 @@ on_both! {
         let lane = world.provider(draft.clone()).await;
         assert_eq!(after(email.clone()).await, ("sent".into(), None, 1), "created");
         draft.settings = json!({"fail_on": "permanent=a"});
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         assert_eq!(after(email.clone()).await, ("parked".into(), Some("capture_permanent".into()), 1), "changed");
         world.store.pause_lane(lane, None, "by hand").await.unwrap();
         assert_eq!(after(email.clone()).await, ("pending".into(), None, 0), "paused");
@@ -191,7 +191,7 @@ on_both! {
         assert_eq!(world.watched().await, ["row 1", "row 1"], "only the two that had to wait");
         draft.guarantee = Guarantee::AtMostOnce;
         draft.settings = json!({});
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         assert_eq!(after(email.clone()).await, ("sent".into(), None, 1), "at_most_once now");
         assert_eq!(world.watched().await, ["intent 1", "intent 1", "intent 1", "row 1", "row 1", "row 1"], "the two that waited, and this one");
         world.execute("UPDATE postcommit.provider SET enabled = $1", vec![false.into()]).await;

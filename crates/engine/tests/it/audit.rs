@@ -30,7 +30,7 @@ on_both! {
         ada.discard(world.key(two, 1)).await.unwrap();
         ada.cancel_delivery(world.key(one, 1)).await.unwrap();
         draft_of.settings = json!({});
-        ada.update_provider(world.tenant, &draft_of).await.unwrap();
+        ada.update_provider(&world.change(&draft_of).await).await.unwrap();
         ada.pause_lane(lane, None, "by hand").await.unwrap();
         ada.resume_lane(lane).await.unwrap();
         ada.delete_provider(world.tenant, "capture").await.unwrap();
@@ -59,7 +59,9 @@ on_both! {
         let before = world.count("audit").await;
         let key = world.key(id, 1);
         assert!(!world.store.retry(key).await.unwrap() && !world.store.discard(key).await.unwrap() && !world.store.cancel_delivery(key).await.unwrap());
-        assert!(!world.store.update_provider(world.tenant, &world.draft("none", "capture", json!({}))).await.unwrap());
+        let mut stale = world.change(&world.draft("capture", "capture", json!({"slow_ms": 1}))).await;
+        stale.from.revision += 1;
+        assert!(!world.store.update_provider(&stale).await.unwrap());
         assert_eq!(world.store.delete_provider(world.tenant, "none").await.unwrap(), None);
         assert!(!world.store.pause_lane(lane, Some(99), "stale").await.unwrap() && !world.store.resume_lane(lane + 1).await.unwrap());
         assert!(!world.store.revoke_key(world.tenant, "none").await.unwrap());
@@ -71,7 +73,7 @@ on_both! {
     async fn a_change_that_is_refused_leaves_no_entry_and_one_without_its_entry_is_not_made(world) {
         world.capture(json!({})).await;
         let before = world.count("audit").await;
-        assert!(world.store.create_provider(world.tenant, &world.draft("capture", "capture", json!({}))).await.is_err(), "the name is taken");
+        assert!(!world.store.create_provider(world.tenant, &world.draft("capture", "capture", json!({}))).await.unwrap(), "the name is taken");
         assert_eq!(world.count("audit").await, before);
         // Where the log cannot be written, nothing is changed.
         world.execute("ALTER TABLE postcommit.audit RENAME TO away", vec![]).await;

@@ -88,7 +88,7 @@ on_both! {
         let (_, mut draft) = with(&world, Guarantee::Idempotent).await;
         let before = lose(&world, json!({})).await.key.notification;
         draft.guarantee = Guarantee::AtMostOnce;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         world.pass().await;
         // Whoever claims a moment later may not have heard of it either.
         let after = lose(&world, json!({})).await.key.notification;
@@ -104,7 +104,7 @@ on_both! {
         let (_, mut draft) = with(&world, Guarantee::AtMostOnce).await;
         let id = lose(&world, json!({})).await.key.notification;
         draft.guarantee = Guarantee::AtLeastOnce;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         world.pass().await;
         world.pass().await;
         assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired(), sent()], (1, "sent".into(), None, true)));

@@ -70,7 +70,7 @@ on_both! {
         let an_hour_ago = an_hour_before(world.store.now().await.unwrap());
         world.execute("UPDATE postcommit.delivery_queue SET leased_at = $1", vec![an_hour_before(an_hour_ago).into()]).await;
         draft.guarantee = Guarantee::AtMostOnce;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         world.execute("UPDATE postcommit.provider SET guarantee_since = $1", vec![an_hour_ago.into()]).await;
         assert_eq!(claim(&world.store, 0, 1).await.len(), 1);
         world.expire_leases().await;
@@ -87,7 +87,7 @@ on_both! {
         world.expire_leases().await;
         world.execute("UPDATE postcommit.delivery_queue SET leased_at = $1", vec![an_hour_before(an_hour_ago).into()]).await;
         draft.guarantee = Guarantee::AtMostOnce;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         world.execute("UPDATE postcommit.provider SET guarantee_since = $1", vec![an_hour_ago.into()]).await;
         assert_eq!(claim(&world.store, lane, 1).await.len(), 1);
         world.expire_leases().await;

@@ -25,6 +25,7 @@ mod marks;
 mod model;
 mod operators;
 mod planner;
+mod providers;
 mod rates;
 mod routing;
 mod schema;

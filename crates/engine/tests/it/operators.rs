@@ -19,7 +19,7 @@ on_both! {
         world.capture(json!({})).await;
         world.pass().await;
         sms.settings = json!({});
-        world.store.update_provider(world.tenant, &sms).await.unwrap();
+        world.update(&sms).await;
         for row in world.deliveries(id).await {
             let retried = world.store.retry(world.key(id, row.n)).await.unwrap();
             assert_eq!(retried, row.state == "parked");
@@ -96,7 +96,7 @@ on_both! {
         world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL WHERE notification_id = $1", vec![back[0].key.notification.into()]).await;
         world.expire_leases().await;
         draft.guarantee = Guarantee::AtMostOnce;
-        world.store.update_provider(world.tenant, &draft).await.unwrap();
+        world.update(&draft).await;
         world.pass().await;
         for id in [unclear, lost] {
             let row = world.delivery(id).await;

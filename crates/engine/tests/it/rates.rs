@@ -68,10 +68,6 @@ impl World {
         sent
     }
 
-    async fn update(&self, draft: &ProviderDraft) {
-        assert!(self.store.update_provider(self.tenant, draft).await.unwrap());
-    }
-
     async fn leased(&self) -> i64 {
         self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lease_token IS NOT NULL", vec![]).await[0].get(0).unwrap()
     }

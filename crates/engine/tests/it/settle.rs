@@ -211,7 +211,7 @@ on_both! {
         let lane = world.provider(draft.clone()).await;
         changed("insert").await;
         draft.concurrency = 2;
-        assert!(world.another_store().await.update_provider(world.tenant, &draft).await.unwrap());
+        assert!(world.another_store().await.update_provider(&world.change(&draft).await).await.unwrap());
         changed("update").await;
         assert!(world.store.pause_lane(lane, None, "by hand").await.unwrap());
         changed("pause").await;

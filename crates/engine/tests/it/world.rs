@@ -8,7 +8,7 @@ use postcommit_engine::db::{Row, Value};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::metrics::Metrics;
-use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderDraft};
+use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
 use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
@@ -110,11 +110,23 @@ impl World {
             burst: None,
             timeout_ms: 5000,
             is_default: true,
+            enabled: true,
         }
     }
 
+    /// Changes the provider of that name, whatever it is now.
+    pub async fn update(&self, draft: &ProviderDraft) {
+        assert!(self.store.update_provider(&self.change(draft).await).await.unwrap());
+    }
+
+    /// From what it is now to that.
+    pub async fn change(&self, draft: &ProviderDraft) -> ProviderChange {
+        let from = self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap();
+        ProviderChange { from, to: draft.clone(), secrets: vec![] }
+    }
+
     pub async fn provider(&self, draft: ProviderDraft) -> i32 {
-        self.store.create_provider(self.tenant, &draft).await.unwrap();
+        assert!(self.store.create_provider(self.tenant, &draft).await.unwrap());
         self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap().id
     }
 

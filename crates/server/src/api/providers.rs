@@ -10,7 +10,7 @@ use postcommit_engine::channel;
 use postcommit_engine::dispatch::try_provider as trial;
 use postcommit_engine::model::{Guarantee, Provider, Scope};
 use postcommit_engine::secret::{Secret, Secrets};
-use postcommit_engine::store::{AuditEntry, Store};
+use postcommit_engine::store::{AuditEntry, Store, masked};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -59,7 +59,7 @@ pub struct ShownProvider {
     paused: Option<String>,
     /// Until when the provider's own wish holds the lane.
     held_until: Option<Timestamp>,
-    /// Counts changes.
+    /// Counts changes; also pauses, and that another became the default.
     revision: i32,
 }
 
@@ -92,6 +92,9 @@ impl From<Refusal> for Problem {
         match refusal {
             Refusal::Field(problem) => Self::of_field(&problem),
             Refusal::Exists(_) => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
+            Refusal::TooMany => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
+            Refusal::Outdated { .. } => Self::new(Kind::StateConflict, refusal.to_string()).about("revision"),
+            Refusal::Overtaken(_) => Self::new(Kind::StateConflict, refusal.to_string()).retry_after(1),
             Refusal::Unknown(_) => Self::not_found("provider"),
             Refusal::Waited(..) => Self::new(Kind::StateConflict, refusal.to_string()),
             Refusal::Secrets(problem) => {
@@ -125,90 +128,90 @@ pub async fn list_providers(State(api): State<Shared>, caller: Caller) -> Result
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants)).collect() }))
 }
 
-/// A provider to be made.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewProvider {
-    /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
-    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
-    name: String,
-    /// Which code talks to it.
-    #[schema(schema_with = drivers)]
-    driver: String,
-    /// The medium it serves; `*` is every one.
-    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
-    channel: Option<String>,
-    /// The driver's own settings; `null` takes one away.
-    #[serde(default)]
-    #[schema(value_type = Object)]
-    settings: Map<String, Value>,
-    /// The driver's secrets by name. They are sealed, and never shown again.
-    #[serde(default)]
-    #[schema(write_only)]
-    secrets: BTreeMap<String, String>,
-    /// What happens when an outcome is unclear.
-    #[schema(schema_with = guarantees)]
-    guarantee: Option<String>,
-    /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
-    policy: Option<Value>,
-    /// Sends under way at once, per server process.
-    #[schema(minimum = 1, maximum = 1000)]
-    concurrency: Option<i32>,
-    /// Longest time one send may take.
-    #[schema(minimum = 100, maximum = 300_000)]
-    timeout_ms: Option<i32>,
-    /// Whether it serves recipients that name no provider.
-    is_default: Option<bool>,
-    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
-    #[serde(default, deserialize_with = "given")]
-    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
-    rate_per_s: Option<Option<f64>>,
-    /// Sends at once after a pause; `null` is what fits one second.
-    #[serde(default, deserialize_with = "given")]
-    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
-    burst: Option<Option<i32>>,
-    /// A disabled provider takes nothing new.
-    enabled: Option<bool>,
+/// A body that describes a provider: what is its own, and what can be said at any time. The latter is written once; flattened by serde, its fields would be missing
+/// in errors.
+macro_rules! description {
+    ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
+        pub struct $body {
+            $($own)*
+            /// The medium it serves; `*` is every one.
+            #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
+            channel: Option<String>,
+            /// The driver's own settings; `null` takes one away.
+            #[serde(default)]
+            #[schema(value_type = Object)]
+            settings: Map<String, Value>,
+            /// The driver's secrets by name. They are sealed, and never shown again.
+            #[serde(default)]
+            #[schema(write_only)]
+            secrets: BTreeMap<String, String>,
+            /// What happens when an outcome is unclear.
+            #[schema(schema_with = guarantees)]
+            guarantee: Option<String>,
+            /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
+            policy: Option<Value>,
+            /// Sends under way at once, per server process.
+            #[schema(minimum = 1, maximum = 1000)]
+            concurrency: Option<i32>,
+            /// Longest time one send may take.
+            #[schema(minimum = 100, maximum = 300_000)]
+            timeout_ms: Option<i32>,
+            /// Whether it serves recipients that name no provider.
+            is_default: Option<bool>,
+            /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+            #[serde(default, deserialize_with = "given")]
+            #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
+            rate_per_s: Option<Option<f64>>,
+            /// Sends at once after a pause; `null` is what fits one second.
+            #[serde(default, deserialize_with = "given")]
+            #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
+            burst: Option<Option<i32>>,
+            /// A disabled provider takes nothing new.
+            enabled: Option<bool>,
+        }
+
+        impl From<$body> for Change {
+            fn from(given: $body) -> Self {
+                Self {
+                    channel: given.channel,
+                    settings: given.settings,
+                    secrets: hidden(given.secrets),
+                    guarantee: given.guarantee,
+                    policy: given.policy,
+                    concurrency: given.concurrency,
+                    timeout_ms: given.timeout_ms,
+                    is_default: given.is_default,
+                    rate_per_s: given.rate_per_s,
+                    burst: given.burst,
+                    enabled: given.enabled,
+                }
+            }
+        }
+    };
 }
 
-/// What can be set. What is left out keeps its value, or is the driver's default.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ProviderChange {
-    /// The medium it serves; `*` is every one.
-    #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
-    channel: Option<String>,
-    /// The driver's own settings; `null` takes one away.
-    #[serde(default)]
-    #[schema(value_type = Object)]
-    settings: Map<String, Value>,
-    /// The driver's secrets by name. They are sealed, and never shown again.
-    #[serde(default)]
-    #[schema(write_only)]
-    secrets: BTreeMap<String, String>,
-    /// What happens when an outcome is unclear.
-    #[schema(schema_with = guarantees)]
-    guarantee: Option<String>,
-    /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
-    policy: Option<Value>,
-    /// Sends under way at once, per server process.
-    #[schema(minimum = 1, maximum = 1000)]
-    concurrency: Option<i32>,
-    /// Longest time one send may take.
-    #[schema(minimum = 100, maximum = 300_000)]
-    timeout_ms: Option<i32>,
-    /// Whether it serves recipients that name no provider.
-    is_default: Option<bool>,
-    /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
-    #[serde(default, deserialize_with = "given")]
-    #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
-    rate_per_s: Option<Option<f64>>,
-    /// Sends at once after a pause; `null` is what fits one second.
-    #[serde(default, deserialize_with = "given")]
-    #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
-    burst: Option<Option<i32>>,
-    /// A disabled provider takes nothing new.
-    enabled: Option<bool>,
+description! {
+    /// A provider to be made.
+    NewProvider {
+        /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
+        #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+        name: String,
+        /// Which code talks to it.
+        #[schema(schema_with = drivers)]
+        driver: String,
+    }
+}
+
+description! {
+    /// What can be set. What is left out keeps its value, or is the driver's default.
+    ProviderChange {
+        /// Only if it still has this revision. Without, the change is made to what it is by then.
+        #[schema(minimum = 1)]
+        revision: Option<i32>,
+    }
 }
 
 fn drivers() -> Object {
@@ -220,42 +223,6 @@ fn guarantees() -> Object {
     let about = "What happens when an outcome is unclear; none is the driver's default.";
     let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
-}
-
-impl From<NewProvider> for Change {
-    fn from(given: NewProvider) -> Self {
-        Self {
-            channel: given.channel,
-            settings: given.settings,
-            secrets: hidden(given.secrets),
-            guarantee: given.guarantee,
-            policy: given.policy,
-            concurrency: given.concurrency,
-            timeout_ms: given.timeout_ms,
-            is_default: given.is_default,
-            rate_per_s: given.rate_per_s,
-            burst: given.burst,
-            enabled: given.enabled,
-        }
-    }
-}
-
-impl From<ProviderChange> for Change {
-    fn from(given: ProviderChange) -> Self {
-        Self {
-            channel: given.channel,
-            settings: given.settings,
-            secrets: hidden(given.secrets),
-            guarantee: given.guarantee,
-            policy: given.policy,
-            concurrency: given.concurrency,
-            timeout_ms: given.timeout_ms,
-            is_default: given.is_default,
-            rate_per_s: given.rate_per_s,
-            burst: given.burst,
-            enabled: given.enabled,
-        }
-    }
 }
 
 /// Tells what is left out from what is null.
@@ -328,7 +295,7 @@ pub async fn update_provider(
     caller.may(Scope::Edit)?;
     only_over_the_network(&given.settings)?;
     let store = caller.store_of_one(&api);
-    workshop(&api, &store).update(caller.tenant(), &name, given.into()).await?;
+    workshop(&api, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
     Ok(Json(shown(&api, &store, &caller, &name).await?))
 }
 
@@ -410,6 +377,16 @@ pub struct Tried {
     latency_ms: u64,
 }
 
+impl Tried {
+    /// Without the excerpt: what a driver records may be the message itself, with the address in full.
+    fn for_the_log(&self, address: &str) -> Value {
+        json!({
+            "address": masked(address), "outcome": self.outcome, "code": self.code, "detail": self.detail, "provider_ref": self.provider_ref,
+            "latency_ms": self.latency_ms,
+        })
+    }
+}
+
 /// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
 #[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Trial,
     responses((status = 200, description = "How it went", body = Tried), Refusals))]
@@ -442,7 +419,6 @@ pub async fn test_provider(
         excerpt: evidence.excerpt,
         latency_ms: u64::try_from(tried.latency.as_millis()).unwrap_or(u64::MAX),
     };
-    let entry = AuditEntry::new(caller.tenant(), "provider.test", name).details(json!(tried));
-    store.note(entry).await?;
+    store.note(AuditEntry::new(caller.tenant(), "provider.test", name).details(tried.for_the_log(&on.address))).await?;
     Ok(Json(tried))
 }

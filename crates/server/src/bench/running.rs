@@ -159,6 +159,7 @@ pub fn capture() -> ProviderDraft {
         burst: None,
         timeout_ms: 30_000,
         is_default: true,
+        enabled: true,
     }
 }
 
@@ -181,5 +182,5 @@ pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure
 
 /// Enters a provider for the tenant that everything is enqueued for.
 pub async fn provide(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
-    Ok(store.create_provider(TENANT, draft).await?)
+    Ok(store.create_provider(TENANT, draft).await.map(drop)?)
 }

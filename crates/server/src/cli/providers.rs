@@ -160,8 +160,8 @@ impl Description {
             return Err(usage("--driver: cannot be changed; create another provider"));
         }
         let (keys, egress) = (app::keys(settings), egress(settings)?);
-        workshop(store, &keys, &egress).update(tenant, &self.name, self.change()?).await?;
-        say(format, &self.name, "updated")
+        let changed = workshop(store, &keys, &egress).update(tenant, &self.name, None, &self.change()?).await?;
+        say(format, &self.name, if changed { "updated" } else { "is so already" })
     }
 
     /// What was given.
@@ -218,8 +218,8 @@ impl From<Refusal> for Failure {
         match refusal {
             Refusal::Field(problem) => Self::new(Exit::Usage, problem),
             Refusal::Unknown(_) => Self::new(Exit::NotFound, refusal.to_string()),
-            Refusal::Exists(_) | Refusal::Waited(..) | Refusal::Secrets(_) => Self::new(Exit::Refused, refusal.to_string()),
             Refusal::Database(problem) => problem.into(),
+            refusal => Self::new(Exit::Refused, refusal.to_string()),
         }
     }
 }

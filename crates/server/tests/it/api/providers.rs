@@ -9,6 +9,20 @@ fn by(provider: &str, address: &str) -> Value {
     json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"provider": provider, "address": address}]})
 }
 
+/// Does it for each on a thread of its own, all at once; returns the answers in order.
+fn at_once<T: Send, A: Send>(all: impl IntoIterator<Item = T>, act: impl Fn(T) -> A + Sync) -> Vec<A> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let begun: Vec<_> = all.into_iter().map(|one| scope.spawn(move || act(one))).collect();
+        begun.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// A number as the databases may give it back.
+fn float(value: &Value) -> Value {
+    value.as_f64().map_or_else(|| value.clone(), Value::from)
+}
+
 on_both! {
     fn d1_an_unknown_or_disabled_provider_is_refused_when_enqueueing(kind) {
         let app = App::at_rest(kind);
@@ -41,6 +55,132 @@ on_both! {
         assert_eq!(answers, [[201].as_slice(), &[409; 7]].concat());
     }
 
+    fn d1_of_many_changes_of_one_provider_at_once_none_is_lost(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let fields = |round: u32| [
+            json!({"concurrency": 100 + round}), json!({"timeout_ms": 2000 + round}), json!({"rate_per_s": 10 + round}), json!({"channel": format!("c{round}")}),
+            json!({"guarantee": if round % 2 == 1 { "at_least_once" } else { "at_most_once" }}), json!({"policy": {"name": "fixed", "interval_s": 10 + round}}),
+            json!({"settings": {"key_window_s": 1000 + round}}), json!({"settings": {"headers": {"x-round": round.to_string()}}}),
+            json!({"enabled": round % 2 == 1}), json!({"secrets": {"secret": format!("whsec_{}", "QUJD".repeat(10 + round as usize))}}),
+        ];
+        for round in 0..5 {
+            at_once(fields(round), |change| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes())).expect(200));
+        }
+        let seen = client.get("/v1/providers/hooks").expect(200).json();
+        for change in fields(4) {
+            for (field, value) in change.as_object().unwrap() {
+                match field.as_str() {
+                    "secrets" => assert_eq!(seen["secrets"], true),
+                    "settings" | "policy" => value.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(float(&seen[field][name]), float(value), "{seen}")),
+                    _ => assert_eq!(float(&seen[field]), float(value), "{field}: {seen}"),
+                }
+            }
+        }
+        let entries = items(app.ops().get("/v1/audit?action=provider.update&limit=200"));
+        assert_eq!(seen["revision"].as_u64(), Some(1 + entries.len() as u64));
+        assert_eq!(entries.len(), 50);
+    }
+
+    fn d1_two_on_the_command_line_at_once_keep_what_the_other_changes(kind) {
+        let app = App::at_rest(kind);
+        let update = |given: [&'static str; 2]| app.installation.run(&["providers", "update", "hooks", given[0], given[1]]);
+        at_once([["--concurrency", "7"], ["--timeout-ms", "777"], ["--rate-per-s", "17"], ["--policy", "marketplace"]], update);
+        let seen = app.ops().get("/v1/providers/hooks").expect(200).json();
+        assert_eq!((&seen["concurrency"], &seen["timeout_ms"], &seen["rate_per_s"], &seen["policy"]["name"]), (&json!(7), &json!(777), &json!(17.0), &json!("marketplace")));
+        assert_eq!(update(["--concurrency", "7"]), "provider hooks is so already\n");
+    }
+
+    fn d1_a_change_may_be_meant_for_one_revision(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let change = |change: &Value| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes()));
+        let answers: Vec<u16> = at_once(10..20, |n| change(&json!({"revision": 1, "concurrency": n})).status);
+        assert_eq!((answers.iter().filter(|status| **status == 200).count(), answers.iter().filter(|status| **status == 409).count()), (1, 9), "{answers:?}");
+        let problem = refused(change(&json!({"revision": 1, "concurrency": 5})), 409, Some("revision"));
+        assert!(text(&problem, "detail").contains("has revision 2 by now, not 1"), "{problem}");
+        assert_eq!(change(&json!({"revision": 2, "concurrency": 5})).expect(200).json()["revision"], 3);
+    }
+
+    fn d1_of_many_defaults_at_once_the_last_one_remains(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let draft = |name: &str, is_default: Value| json!({"name": name, "driver": "capture", "channel": "sms", "is_default": is_default});
+        let defaults = || {
+            let all = items(client.get("/v1/providers"));
+            all.iter().filter(|one| one["channel"] == "sms" && one["is_default"] == true).map(|one| text(one, "name")).collect::<Vec<_>>()
+        };
+        // Who does not ask for it has it where there is none, and takes it from nobody.
+        at_once(0..20, |n| client.post("/v1/providers", &draft(&format!("p{n}"), Value::Null)).expect(201));
+        let first = defaults();
+        assert_eq!(first.len(), 1);
+        let told = items(app.ops().get("/v1/audit?action=provider.create&limit=200"));
+        let told: Vec<_> = told.iter().filter(|entry| entry["details"]["channel"] == "sms" && entry["details"]["is_default"] == true).map(|entry| text(entry, "subject")).collect();
+        assert_eq!(told, first);
+        at_once(0..50, |n| match n {
+            0..20 => client.send("PATCH", &format!("/v1/providers/p{n}"), Some(br#"{"is_default": true}"#)).expect(200),
+            _ => client.post("/v1/providers", &draft(&format!("p{n}"), json!(true))).expect(201),
+        });
+        assert_eq!(defaults().len(), 1);
+        at_once(0..20, |n| client.send("PATCH", "/v1/providers/p0", Some(json!({"is_default": n % 2 == 0}).to_string().as_bytes())).expect(200));
+        assert!(defaults().len() <= 1);
+    }
+
+    fn d1_a_tenant_has_200_providers_at_most(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let make = |n: usize| client.post("/v1/providers", &json!({"name": format!("p{n}"), "driver": "capture"}));
+        // One is there.
+        let refusals: Vec<_> = (0..21).flat_map(|some| at_once(some * 10..some * 10 + 10, make)).filter(|answer| answer.status != 201).collect();
+        assert_eq!(refusals.len(), 210 - 199);
+        for refusal in refusals {
+            assert!(text(&refused(refusal, 409, Some("name")), "detail").contains("200 providers, which is the most"));
+        }
+        let _ = client.send("DELETE", "/v1/providers/p0", None).expect(204);
+        let _ = make(1000).expect(201);
+    }
+
+    fn d1_the_log_says_what_changed_and_no_secret(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit"]);
+        let change = |change: Value| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes())).expect(200).json();
+        let secret = format!("whsec_{}", "QUJD".repeat(8));
+        let settings = json!({"url": "https://example.com/hush-hush", "headers": {"authorization": "hush-hush"}});
+        let before = change(json!({"concurrency": 7, "rate_per_s": 2.5, "enabled": false, "settings": settings, "secrets": {"secret": secret}}));
+        let newest = || app.ops().get("/v1/audit?action=provider.update").expect(200);
+        assert!(!newest().text().contains("hush-hush") && !newest().text().contains("whsec_"), "{}", newest().text());
+        let entry = items(newest()).remove(0);
+        assert_eq!(entry["details"], json!({
+            "concurrency": {"from": 32, "to": 7}, "rate_per_s": {"from": null, "to": 2.5}, "enabled": {"from": true, "to": false}, "settings": ["headers", "url"], "secrets": ["secret"],
+        }));
+        // What is so already is no change: no revision, no entry.
+        for same in [json!({}), json!({"concurrency": 7, "enabled": false}), json!({"settings": settings}), json!({"secrets": {"secret": secret}})] {
+            assert_eq!(change(same.clone())["revision"], before["revision"], "{same}");
+        }
+        assert_eq!(items(newest()).len(), 1);
+        change(json!({"settings": {"url": null}}));
+        assert_eq!(items(newest())[0]["details"], json!({"settings": ["url"]}));
+    }
+
+    fn d5_a_driver_that_panics_or_hangs_is_an_outcome_of_the_trial(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["edit", "operate"]);
+        for (name, mode, outcome, code) in [("bad", "panic", "rejected", "panic"), ("slow", "hang", "unclear", "timeout")] {
+            let draft = json!({"name": name, "driver": "capture", "timeout_ms": 100, "settings": {"fail_on": format!("{mode}=postcommit.test")}});
+            let _ = client.post("/v1/providers", &draft).expect(201);
+            let tried = client.post(&format!("/v1/providers/{name}/test"), &json!({"address": "guest@example.com"})).expect(200).json();
+            assert_eq!((&tried["outcome"], &tried["code"]), (&json!(outcome), &json!(code)), "{tried}");
+            assert!(!text(&tried, "detail").is_empty());
+        }
+        // What it records is for who tries, not for the log.
+        let _ = client.post("/v1/providers", &json!({"name": "good", "driver": "capture"})).expect(201);
+        let tried = client.post("/v1/providers/good/test", &json!({"address": "guest@example.com"})).expect(200).json();
+        assert!(text(&tried, "excerpt").contains("guest@example.com"), "{tried}");
+        let log = app.ops().get("/v1/audit?action=provider.test").expect(200);
+        assert_eq!(items(log.clone()).iter().map(|entry| text(&entry["details"], "outcome")).collect::<Vec<_>>(), ["sent", "unclear", "rejected"]);
+        assert!(items(log.clone()).iter().all(|entry| entry["details"]["address"] == "g…@example.com") && !log.text().contains("guest@"), "{}", log.text());
+    }
+
     fn d1_providers_are_described_changed_and_removed_and_keep_their_secrets(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit", "operate"]);
@@ -55,6 +195,11 @@ on_both! {
             (json!({"timeout_ms": 1}), "timeout_ms"),
             (json!({"settings": {"url": "http://169.254.169.254/"}}), "settings.url"),
             (json!({"guarantee": "maybe"}), "guarantee"),
+            (json!({"concurrency": "many"}), "concurrency"),
+            (json!({"settings": 7}), "settings"),
+            (json!({"revision": 1}), "revision"),
+            (json!({"driver": "capture", "settings": {"slow_ms": 300_001}}), "settings.slow_ms"),
+            (json!({"driver": "capture", "settings": {"key_window_s": 0}}), "settings.key_window_s"),
             (json!({"driver": "capture", "settings": {"journal": "/tmp/any"}}), "settings.journal"),
             (json!({"settings": {"headers": {"x": "y".repeat(70_000)}}}), "settings"),
         ] {
@@ -110,6 +255,7 @@ on_both! {
         let entries = items(log.clone());
         assert_eq!(entries.iter().map(|entry| text(&entry["details"], "outcome")).collect::<Vec<_>>(), ["rejected", "sent"]);
         assert!(entries.iter().all(|entry| entry["subject"] == "hooks" && text(entry, "actor").starts_with("key:")), "{entries:?}");
+        assert_eq!((&entries[0]["details"]["code"], &entries[0]["details"]["address"]), (&json!("http_403"), &json!(receiver.url("/…"))));
         assert!(!log.text().contains("hush-hush"), "{}", log.text());
         assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 0, "a trial is no notification");
     }
