@@ -72,7 +72,7 @@ impl Store {
     pub async fn copied(&self, tenant: i32, wish: &Resend) -> Result<Option<Copied>, Refusal> {
         let Some(of) = self.newest_over(tenant, wish).await? else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
-        let providers: Vec<_> = self.providers().await?.into_iter().filter(|provider| provider.tenant == tenant).collect();
+        let providers = self.providers_of(tenant).await?;
         let recipients = reached_on(&note, &wish.channel, Routes(&providers));
         if recipients.is_empty() {
             let problem = format!("nobody whom notification {of} names can be reached on {:?} any more", wish.channel);
