@@ -11,11 +11,12 @@ use axum::http::{HeaderMap, Method, header};
 use postcommit_engine::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::model::{Actor, Scope, Scopes};
+use postcommit_engine::secret::Secret;
 use postcommit_engine::store::{Key, KeyError, Session, Store};
 
 use crate::api::problem::{Kind, Problem};
 use crate::api::{Api, Shared};
-use crate::door::{Client, RequestId};
+use crate::door::{Client, RequestId, holder};
 use crate::rate::Buckets;
 use crate::settings::ApiSettings;
 
@@ -33,10 +34,18 @@ const REMEMBERED: usize = 10_000;
 const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
 /// What is known of callers between requests.
+///
+/// What is shown is looked at first, and only what is not good is counted: an office behind one address is not locked out by the one who mistypes in it.
+/// So nobody is kept from guessing; what bounds it is what there is to guess, 32 random bytes of a key, a session or a link, or the HMAC-SHA256 of a
+/// user token. The count spares the log and tells a client that goes on failing to slow down; each failure costs one indexed read, over no more
+/// connections than `server.connections_per_address`.
 pub struct Auth {
     believed: Mutex<HashMap<String, (Key, Instant)>>,
     requests: Buckets<String>,
+    /// Of keys, user tokens and sessions.
     failures: Buckets<IpAddr>,
+    /// Of sign-in links, apart: a program with a wrong key must not keep people out, nor they it.
+    link_failures: Buckets<IpAddr>,
     /// Keys used since their use was last written down.
     used: Mutex<Vec<String>>,
 }
@@ -49,6 +58,7 @@ impl Auth {
             believed: Mutex::default(),
             requests: Buckets::new(settings.requests_per_s, settings.burst),
             failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
+            link_failures: Buckets::new(failures_per_s, settings.failed_sign_ins),
             used: Mutex::default(),
         }
     }
@@ -71,11 +81,10 @@ impl Auth {
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
         let now = clock::monotonic();
         let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
-        match known {
-            Some((key, until)) if until > now => return Ok(key),
-            // It was good before: others who fail from the same address do not lock it out.
-            Some(_) => {}
-            None => self.admit(from, now)?,
+        if let Some((key, until)) = known
+            && until > now
+        {
+            return Ok(key);
         }
         match store.find_key(token).await {
             Ok(key) => {
@@ -85,10 +94,15 @@ impl Auth {
             Err(KeyError::Database(problem)) => Err(problem.into()),
             Err(refused) => {
                 self.believed.lock().unwrap_or_else(PoisonError::into_inner).remove(token);
-                self.note_failure(from, now);
-                Err(Problem::new(Kind::Unauthenticated, refused.to_string()))
+                Err(self.failed(from, Problem::new(Kind::Unauthenticated, refused.to_string())))
             }
         }
+    }
+
+    /// The session behind a cookie.
+    async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
+        let over = || self.failed(from, Problem::new(Kind::Unauthenticated, "the session is over; sign in again"));
+        store.find_session(token).await?.ok_or_else(over)
     }
 
     fn believe(&self, token: &str, key: &Key, now: Instant) {
@@ -101,16 +115,14 @@ impl Auth {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).push(key.id.clone());
     }
 
-    /// Whoever has failed too often waits.
-    pub fn admit(&self, from: Option<IpAddr>, now: Instant) -> Result<(), Problem> {
-        let Some(from) = from else { return Ok(()) };
-        self.failures.look(from, now).map_err(|wait| slow_down(wait, "too many failed sign-ins from this address"))
+    /// Counts what was not good, and says so; or to come later, to whoever has failed too often.
+    pub fn failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
+        count_failure(&self.failures, from, refusal)
     }
 
-    pub fn note_failure(&self, from: Option<IpAddr>, now: Instant) {
-        if let Some(from) = from {
-            let _ = self.failures.take(from, now);
-        }
+    /// The same for a sign-in link.
+    pub fn link_failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
+        count_failure(&self.link_failures, from, refusal)
     }
 
     /// Counts a request of that caller's; too many are refused.
@@ -119,13 +131,49 @@ impl Auth {
     }
 }
 
+fn count_failure(failures: &Buckets<IpAddr>, from: Option<IpAddr>, refusal: Problem) -> Problem {
+    match from.map(|from| failures.take(holder(from), clock::monotonic())) {
+        Some(Err(wait)) => slow_down(wait, "too many failed sign-ins from this address"),
+        _ => refusal,
+    }
+}
+
 fn slow_down(wait: Duration, why: &str) -> Problem {
     Problem::new(Kind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
+}
+
+/// What somebody showed to be let in.
+#[derive(Debug, Clone)]
+pub enum Shown {
+    Key(Secret),
+    Session(Secret),
+}
+
+impl Shown {
+    fn in_headers(headers: &HeaderMap) -> Result<Self, Problem> {
+        match (bearer(headers)?, cookie(headers)) {
+            (Some(token), _) => Ok(Self::Key(Secret::new(token))),
+            (None, Some(token)) => Ok(Self::Session(Secret::new(token))),
+            (None, None) => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        }
+    }
+
+    /// Whether it still lets anybody in who may do that: for those who stay longer than a request. It may have been taken back since, it may have expired,
+    /// or the tenant is suspended.
+    pub async fn still_allows(&self, api: &Api, scope: Scope) -> Result<(), Problem> {
+        // Revealed to be looked up; it failed nobody, so nothing is counted.
+        let caller = match self {
+            Self::Key(token) => Caller::by_key(api.auth.key(&api.store, token.reveal(), None).await?, self)?,
+            Self::Session(token) => Caller::by_session(api.auth.session(&api.store, token.reveal(), None).await?, self)?,
+        };
+        caller.may(scope)
+    }
 }
 
 /// Who calls, and for which tenant.
 #[derive(Debug, Clone)]
 pub struct Caller {
+    shown: Shown,
     actor: Actor,
     scopes: Scopes,
     tenant: i32,
@@ -150,6 +198,11 @@ impl Caller {
 
     pub fn tenant_name(&self) -> &str {
         &self.tenant_name
+    }
+
+    /// What let them in, to be looked at again while they stay.
+    pub fn shown(&self) -> &Shown {
+        &self.shown
     }
 
     pub fn scopes(&self) -> &Scopes {
@@ -202,10 +255,19 @@ impl Caller {
     async fn of(parts: &Parts, api: &Api) -> Result<Self, Problem> {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
-        let mut caller = match (bearer(&parts.headers)?, cookie(&parts.headers)) {
-            (Some(token), _) => Self::by_key(api.auth.key(&api.store, token, from).await?)?,
-            (None, Some(token)) => Self::by_session(api, parts, token).await?,
-            (None, None) => return Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        let shown = Shown::in_headers(&parts.headers)?;
+        // Revealed to be looked up.
+        let mut caller = match &shown {
+            Shown::Key(token) => Self::by_key(api.auth.key(&api.store, token.reveal(), from).await?, &shown)?,
+            Shown::Session(token) => {
+                let session = api.auth.session(&api.store, token.reveal(), from).await?;
+                if !matches!(parts.method, Method::GET | Method::HEAD) {
+                    from_our_own_page(&parts.headers, &session)?;
+                }
+                let caller = Self::by_session(session, &shown)?;
+                api.store.renew_session(token.reveal(), SESSION_LASTS).await?;
+                caller
+            }
         };
         api.auth.permit(&caller.actor.name)?;
         caller.actor.request_id = request_id;
@@ -213,27 +275,21 @@ impl Caller {
         Ok(caller)
     }
 
-    fn by_key(key: Key) -> Result<Self, Problem> {
+    fn by_key(key: Key, shown: &Shown) -> Result<Self, Problem> {
         if key.suspended && !key.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
         let actor = Actor::new(format!("key:{}", key.id));
-        Ok(Self { actor, scopes: key.scopes, tenant: key.tenant, tenant_name: key.tenant_name, chose: false })
+        Ok(Self { shown: shown.clone(), actor, scopes: key.scopes, tenant: key.tenant, tenant_name: key.tenant_name, chose: false })
     }
 
-    async fn by_session(api: &Api, parts: &Parts, token: &str) -> Result<Self, Problem> {
-        let found = api.store.find_session(token).await?;
-        let session = found.ok_or_else(|| Problem::new(Kind::Unauthenticated, "the session is over; sign in again"))?;
-        if !matches!(parts.method, Method::GET | Method::HEAD) {
-            from_our_own_page(&parts.headers, &session)?;
-        }
-        if session.suspended && !session.login.scopes.allows(Scope::Ops) {
+    fn by_session(session: Session, shown: &Shown) -> Result<Self, Problem> {
+        let Session { login, tenant_name, suspended: is_suspended, .. } = session;
+        if is_suspended && !login.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
-        api.store.renew_session(token, SESSION_LASTS).await?;
-        let Session { login, tenant_name, .. } = session;
         let actor = Actor::new(login.actor);
-        Ok(Self { actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
+        Ok(Self { shown: shown.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
     }
 
     /// `?tenant=` chooses, for those who may.

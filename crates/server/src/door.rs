@@ -39,6 +39,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use answer::{RequestId, Serves, named_routes};
+pub use room::holder;
 pub use settings::ServerSettings;
 pub use streams::Streams;
 #[allow(unused_imports, reason = "handlers name them")]

@@ -29,15 +29,6 @@ impl<K: Hash + Eq> Buckets<K> {
 
     /// Takes one, or says how long to wait for it.
     pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
-        self.change(key, now, 1.0)
-    }
-
-    /// Whether there is one to take, without taking it.
-    pub fn look(&self, key: K, now: Instant) -> Result<(), Duration> {
-        self.change(key, now, 0.0)
-    }
-
-    fn change(&self, key: K, now: Instant, taken: f64) -> Result<(), Duration> {
         if self.per_s <= 0.0 {
             return Ok(());
         }
@@ -49,8 +40,8 @@ impl<K: Hash + Eq> Buckets<K> {
         if level < 1.0 {
             return Err(Duration::from_secs_f64((1.0 - level) / self.per_s));
         }
-        if taken > 0.0 && (levels.len() < REMEMBERED || levels.contains_key(&key)) {
-            levels.insert(key, Level { left: level - taken, at: now });
+        if levels.len() < REMEMBERED || levels.contains_key(&key) {
+            levels.insert(key, Level { left: level - 1.0, at: now });
         }
         Ok(())
     }
@@ -75,7 +66,7 @@ mod tests {
         buckets.take("b", start).unwrap();
         buckets.take("a", start + Duration::from_millis(500)).unwrap();
         assert!(buckets.take("a", start + Duration::from_millis(500)).is_err());
-        assert!(buckets.look("a", start + Duration::from_secs(1)).is_ok());
+        buckets.take("a", start + Duration::from_secs(1)).unwrap();
     }
 
     #[test]

@@ -4,7 +4,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
-use postcommit_engine::clock;
 use postcommit_engine::store::csrf_token;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -78,15 +77,14 @@ pub async fn login(
     headers: HeaderMap,
     Form(link): Form<Link>,
 ) -> Result<Response, Problem> {
-    let (from, now) = (client.map(|client| client.0.address), clock::monotonic());
-    api.auth.admit(from, now)?;
+    let from = client.map(|client| client.0.address);
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if !auth::same_origin(text(header::ORIGIN), text(header::HOST)) {
         return Err(Problem::new(Kind::Forbidden, "the form was sent by another site"));
     }
     let Some(begun) = api.store.redeem_login_link(&link.token, SESSION_LASTS).await? else {
-        api.auth.note_failure(from, now);
-        return Err(Problem::new(Kind::Unauthenticated, "the link was used or is too old; `postcommit keys login-link` makes another"));
+        let used = "the link was used or is too old; `postcommit keys login-link` makes another";
+        return Err(api.auth.link_failed(from, Problem::new(Kind::Unauthenticated, used)));
     };
     // Revealed to the browser that keeps it.
     let cookie = format!("{COOKIE}={}; Path=/; Secure; HttpOnly; SameSite=Strict", begun.token.reveal());

@@ -119,7 +119,7 @@ impl Drop for Slot {
 }
 
 /// Whoever has one IPv6 address has the 2⁶⁴ of its network.
-fn holder(peer: IpAddr) -> IpAddr {
+pub fn holder(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
         v4 => v4,

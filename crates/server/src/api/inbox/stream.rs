@@ -1,8 +1,10 @@
 //! The live stream of an inbox: server-sent events, resumed by `Last-Event-ID`.
 //!
 //! `message`: a message came. `mark`: one was read or archived, or that was undone. `unread-count`: how many are unread now; it ends every group, and alone
-//! carries an `id`, so that who is cut off within a group is told all of it again. `reload`: too much has changed, read the list again.
+//! carries an `id`, so that who is cut off within a group is told all of it again. `reload`: too much has changed, read the list again. `refused`: who follows
+//! may no longer; it is the last.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use axum::Extension;
@@ -17,6 +19,7 @@ use postcommit_engine::inbox::OpenInbox;
 use postcommit_engine::store::{InboxChange, InboxChanges};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, Sleep};
 use utoipa::IntoParams;
 
 use super::visitor::Visitor;
@@ -26,8 +29,6 @@ use crate::api::read::Params;
 use crate::api::{OfTenant, Refusals, Shared};
 use crate::door::Streams;
 
-/// A comment so often, so that everybody on the way knows that somebody is there.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long one goes on at most: whoever comes back shows once more that they may.
 const LONGEST: Duration = Duration::from_secs(600);
 /// Pages that one user may have open at one server.
@@ -65,7 +66,7 @@ impl FromRequestParts<Shared> for Follower {
     }
 }
 
-/// What happens in an inbox, as it happens: server-sent events `message`, `mark`, `unread-count`, `reload`.
+/// What happens in an inbox, as it happens: server-sent events `message`, `mark`, `unread-count`, `reload`, `refused`.
 #[utoipa::path(get, path = "/v1/inbox/{user}/stream", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), Following, OfTenant,
         ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
@@ -90,7 +91,7 @@ pub async fn follow_inbox(
     let page = api.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
     // In a task of its own: who hangs up must not cancel a look into the database.
-    tokio::spawn(follow(visitor, page, after, told));
+    tokio::spawn(Reader::new(api, visitor, page, told).follow(after));
     let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     // Proxies of the nginx family would gather it otherwise.
@@ -104,44 +105,84 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     position.map(Some).ok_or_else(|| Problem::invalid("Last-Event-ID", "is not one of ours; send the last `id` unchanged, or none"))
 }
 
-/// Tells what has happened, and waits for more, until the reader is gone or the token has expired.
-async fn follow(visitor: Visitor, mut page: OpenInbox, after: Option<i64>, told: mpsc::Sender<Bytes>) {
-    let mut position = after;
-    let expired = expiry(visitor.until);
-    tokio::pin!(expired);
-    loop {
-        // From now on is from beyond everything: nothing is told but where the inbox stands.
-        let found = visitor.store.inbox_changes(visitor.tenant, &visitor.user, position.unwrap_or(i64::MAX)).await;
-        let changes = match found {
-            Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
-            Ok(changes) => changes,
-            Err(problem) => return tracing::warn!(%problem, "a stream of an inbox ends; its reader will come back"),
-        };
-        if position != Some(changes.position) && told.send(frames_of(&changes)).await.is_err() {
-            return;
-        }
-        position = Some(changes.position);
-        let quiet = async {
-            loop {
-                tokio::time::sleep(HEARTBEAT).await;
-                if told.send(Bytes::from_static(b": still here\n\n")).await.is_err() {
-                    return;
-                }
+/// One reader of a stream.
+struct Reader {
+    api: Shared,
+    visitor: Visitor,
+    page: OpenInbox,
+    told: mpsc::Sender<Bytes>,
+    heartbeat: Interval,
+    /// When the token expires, or the stream was long enough.
+    over: Pin<Box<Sleep>>,
+}
+
+impl Reader {
+    fn new(api: Shared, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
+        let mut heartbeat = tokio::time::interval(Duration::from_millis(api.inbox.heartbeat_ms));
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        heartbeat.reset();
+        let over = Box::pin(tokio::time::sleep(left(visitor.until)));
+        Self { api, visitor, page, told, heartbeat, over }
+    }
+
+    /// Tells what has happened, and waits for more, until the reader is gone or may no longer read.
+    async fn follow(mut self, after: Option<i64>) {
+        let mut position = after;
+        loop {
+            let Visitor { store, tenant, user, .. } = &self.visitor;
+            // From now on is from beyond everything: nothing is told but where the inbox stands.
+            let changes = match store.inbox_changes(*tenant, user, position.unwrap_or(i64::MAX)).await {
+                Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
+                Ok(changes) => changes,
+                Err(problem) => return tracing::warn!(%problem, "a stream of an inbox ends; its reader will come back"),
+            };
+            if position != Some(changes.position) && !self.tell(frames_of(&changes)).await {
+                return;
             }
-        };
-        tokio::select! {
-            () = page.beyond(changes.position) => {}
-            () = quiet => return,
-            () = told.closed() => return,
-            () = &mut expired => return,
+            position = Some(changes.position);
+            if !self.wait(changes.position).await {
+                return;
+            }
         }
+    }
+
+    /// Waits until the inbox has moved on; gives signs of life, and asks each time whether the reader may still read. False when the stream is over.
+    async fn wait(&mut self, position: i64) -> bool {
+        loop {
+            let is_over = tokio::select! {
+                () = self.page.beyond(position) => return true,
+                () = self.told.closed() => return false,
+                _ = self.heartbeat.tick() => false,
+                () = &mut self.over => true,
+            };
+            // Not within the select: a question to the database is never cancelled.
+            if let Err(problem) = self.visitor.may_stay(&self.api).await {
+                self.tell(refusal(&problem)).await;
+                return false;
+            }
+            if is_over || !self.tell(Bytes::from_static(b": still here\n\n")).await {
+                return false;
+            }
+        }
+    }
+
+    /// False when nobody listens any more.
+    async fn tell(&self, frames: Bytes) -> bool {
+        self.told.send(frames).await.is_ok()
     }
 }
 
-/// When the token expires, or the stream was long enough.
-async fn expiry(until: Option<Timestamp>) {
+/// The last word to somebody who may no longer read: why, as they will be told when they come back.
+fn refusal(problem: &Problem) -> Bytes {
+    let mut text = String::new();
+    event(&mut text, "refused", None, &problem.body());
+    text.into()
+}
+
+/// How long a stream goes on.
+fn left(until: Option<Timestamp>) -> Duration {
     let left = until.map(|until| Duration::from_micros(u64::try_from(until.as_micros() - clock::now().as_micros()).unwrap_or(0)));
-    tokio::time::sleep(left.unwrap_or(LONGEST).min(LONGEST)).await;
+    left.unwrap_or(LONGEST).min(LONGEST)
 }
 
 /// A group of events.

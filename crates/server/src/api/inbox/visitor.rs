@@ -1,21 +1,22 @@
 //! Who opens an inbox: the user, by a token; or one of the tenant's keys.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::Method;
 use axum::http::request::Parts;
 use postcommit::{Recipient, Timestamp};
-use postcommit_engine::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::model::Scope;
+use postcommit_engine::secret::Secret;
 use postcommit_engine::store::Store;
 use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
 
 use super::refused;
 use crate::api::Shared;
 use crate::api::problem::{Kind, Problem};
-use crate::auth::{self, Caller};
+use crate::auth::{self, Caller, Shown};
 use crate::door::Client;
 
 /// Somebody who may open the inbox that the path names.
@@ -26,11 +27,27 @@ pub struct Visitor {
     pub user: String,
     /// Until when, for a token.
     pub until: Option<Timestamp>,
+    pass: Pass,
+}
+
+/// What let them in.
+enum Pass {
+    Token(Secret),
+    Caller(Shown),
 }
 
 impl Visitor {
     pub async fn unread(&self) -> Result<i64, DbError> {
         self.store.inbox_unread(self.tenant, &self.user).await
+    }
+
+    /// Whether they may still look on: a token or key may have expired or been taken back since, a session be over, the tenant suspended.
+    pub(super) async fn may_stay(&self, api: &Shared) -> Result<(), Problem> {
+        match &self.pass {
+            // Revealed to be verified.
+            Pass::Token(token) => admitted(api, token.reveal(), None).await.map(drop),
+            Pass::Caller(shown) => shown.still_allows(api, Scope::Read).await,
+        }
     }
 
     /// Whoever the request comes from, by its header, or by a token found elsewhere.
@@ -46,34 +63,31 @@ impl Visitor {
     fn by_key(caller: Caller, parts: &Parts, api: &Shared, user: String) -> Result<Self, Problem> {
         let looks_only = matches!(parts.method, Method::GET | Method::HEAD);
         caller.may(if looks_only { Scope::Read } else { Scope::Operate })?;
-        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, until: None })
+        let pass = Pass::Caller(caller.shown().clone());
+        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, until: None, pass })
     }
 
     async fn by_token(parts: &Parts, api: &Shared, token: &str, user: String) -> Result<Self, Problem> {
-        let bearer = bearer_of(parts, api, token).await?;
+        let from = parts.extensions.get::<Client>().map(|client| client.address);
+        let bearer = admitted(api, token, from).await?;
         if bearer.user != user {
             return Err(Problem::new(Kind::Forbidden, "the token is another user's"));
         }
         api.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
-        let tenant =
-            api.store.tenant_row(bearer.tenant).await?.ok_or_else(|| Problem::new(Kind::Unauthenticated, TokenError::Bad.to_string()))?;
-        if tenant.suspended_at.is_some() {
-            return Err(auth::suspended());
-        }
-        Ok(Self { store: api.store.of_tenant(bearer.tenant), tenant: bearer.tenant, user, until: Some(bearer.expires_at) })
+        let pass = Pass::Token(Secret::new(token));
+        Ok(Self { store: api.store.of_tenant(bearer.tenant), tenant: bearer.tenant, user, until: Some(bearer.expires_at), pass })
     }
 }
 
-/// Whose token it is. Guessing is slowed down, as with keys; one that has expired was nobody's guess.
-async fn bearer_of(parts: &Parts, api: &Shared, token: &str) -> Result<Bearer, Problem> {
-    let from = parts.extensions.get::<Client>().map(|client| client.address);
-    api.auth.admit(from, clock::monotonic())?;
-    user_token::verify(&api.store, token).await.map_err(|error| {
-        if matches!(error, TokenError::Bad) {
-            api.auth.note_failure(from, clock::monotonic());
-        }
-        refused(error)
-    })
+/// Whom a token speaks for, unless the tenant is suspended. Guesses are counted, as with keys; one that has expired was nobody's guess.
+async fn admitted(api: &Shared, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
+    let guessed = || api.auth.failed(from, refused(TokenError::Bad));
+    let bearer = user_token::verify(&api.store, token).await.map_err(|error| match error {
+        TokenError::Bad => guessed(),
+        other => refused(other),
+    })?;
+    let tenant = api.store.tenant_row(bearer.tenant).await?.ok_or_else(guessed)?;
+    if tenant.suspended_at.is_some() { Err(auth::suspended()) } else { Ok(bearer) }
 }
 
 /// The user whose inbox the path names.

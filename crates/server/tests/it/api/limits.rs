@@ -1,13 +1,14 @@
 //! How often somebody may knock, and settings that are refused.
 
-use postcommit_testkit::Child;
+use postcommit_testkit::{Answer, Child};
 use serde_json::json;
 
-use super::app::{App, refused};
+use super::app::{App, refused, text};
+use super::sessions::{link, sign_in};
 use crate::installation::{Guarantee, Hooks, Installation, Kind};
 
 /// Insists on being told to come later, and when.
-fn told_to_wait(answer: postcommit_testkit::Answer) {
+fn told_to_wait(answer: Answer) {
     let seconds: u64 = answer.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {}", answer.text())).parse().unwrap();
     assert!(seconds >= 1);
     assert_eq!(refused(answer, 429, None)["type"], "urn:postcommit:problem:rate-limited");
@@ -30,9 +31,27 @@ on_both! {
         let app = App::with(kind, "api", &[("SERVER_TRUSTED_PROXIES", "127.0.0.1/32")]);
         let from = |address: &str| app.nobody().with("X-Forwarded-For", address);
         let guess = |n: usize| format!("pc_{n:016}_{}", "b".repeat(43));
-        let guessed = (0..40).map(|n| from("203.0.113.7").key(&guess(n)).get("/v1/session")).find(|answer| answer.status != 401);
-        told_to_wait(guessed.unwrap_or_else(|| panic!("forty guesses were let through")));
-        told_to_wait(from("203.0.113.7").send_as("application/x-www-form-urlencoded", "POST", "/login", b"token=guess"));
+        let in_office = || from("203.0.113.7");
+        let exhausted = |guess: &dyn Fn(usize) -> Answer| {
+            let refused = (0..40).map(guess).find(|answer| answer.status != 401);
+            told_to_wait(refused.unwrap_or_else(|| panic!("forty guesses were let through")));
+        };
+        exhausted(&|n| in_office().key(&guess(n)).get("/v1/session"));
+        // Whoever else is behind that address comes in as before, by whatever is good; what is not is counted.
+        let key = app.create_key("default", &["operate"]).token;
+        let _ = in_office().key(&key).get("/v1/session").expect(200);
+        let token = text(&in_office().key(&key).send("POST", "/v1/inbox/alice/token", None).expect(200).json(), "token");
+        let _ = in_office().key(&token).get("/v1/inbox/alice").expect(200);
+        told_to_wait(in_office().key(&format!("{}x", &token[..token.len() - 1])).get("/v1/inbox/alice"));
+        told_to_wait(in_office().with("Cookie", "__Host-postcommit=guess").get("/v1/session"));
+        // Links have a count of their own, and a good one signs in all the same.
+        exhausted(&|n| sign_in(&in_office(), &format!("guess{n}")));
+        let session = sign_in(&in_office(), &link(&app)).expect(303);
+        let cookie = session.header("set-cookie").unwrap().split(';').next().unwrap();
+        let _ = in_office().with("Cookie", cookie).get("/v1/session").expect(200);
+        // Cookies that are guessed are counted, and one network of version six is one guesser.
+        exhausted(&|n| from("203.0.113.9").with("Cookie", &format!("__Host-postcommit={n:043}")).get("/v1/session"));
+        exhausted(&|n| from(&format!("2001:db8::{n}")).key(&guess(n)).get("/v1/session"));
         refused(from("203.0.113.8").key(&guess(1)).get("/v1/session"), 401, None);
         let _ = app.ops().get("/v1/session").expect(200);
     }
@@ -52,6 +71,7 @@ fn e14_settings_that_cannot_be_are_refused_at_the_start_by_name() {
         ("SERVER_BODY_BYTES", "1", "server.body_bytes"),
         ("SERVER_TRUSTED_PROXIES", "everybody", "server.trusted_proxies"),
         ("METRICS_TOKEN", "short", "metrics.token"),
+        ("INBOX_HEARTBEAT_MS", "60000", "inbox.heartbeat_ms"),
         ("LOG_FORMAT", "xml", "log.format"),
     ] {
         let mut command = installation.command(&["serve"]);

@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use super::app::{App, items, refused, text};
 
 /// The link that a server prints when it starts: its token.
-fn token(app: &App) -> String {
+pub fn link(app: &App) -> String {
     let line = app.server.wait_for_line("/login?token=");
     line.split("token=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
 }
 
-fn sign_in(client: &Client, token: &str) -> Answer {
+pub fn sign_in(client: &Client, token: &str) -> Answer {
     client.send_as("application/x-www-form-urlencoded", "POST", "/login", format!("token={token}").as_bytes())
 }
 
 /// The browser of somebody who signed in, and what a page of ours sends along.
 fn signed_in(app: &App) -> (Client, String) {
-    let answer = sign_in(&app.nobody(), &token(app)).expect(303);
+    let answer = sign_in(&app.nobody(), &link(app)).expect(303);
     let cookie = answer.header("set-cookie").unwrap().to_owned();
     for part in ["__Host-postcommit=", "; Path=/", "; Secure", "; HttpOnly", "; SameSite=Strict"] {
         assert!(cookie.contains(part), "{part}: {cookie}");
@@ -30,7 +30,7 @@ fn signed_in(app: &App) -> (Client, String) {
 on_both! {
     fn a_link_signs_in_once_and_the_session_ends_when_told(kind) {
         let app = App::at_rest(kind);
-        let token = token(&app);
+        let token = link(&app);
         // Looking at the link does not use it up: mail scanners do.
         for _ in 0..2 {
             let page = app.nobody().get(&format!("/login?token={token}")).expect(200);

@@ -4,6 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use postcommit_engine::model::{Scope, Scopes};
+use postcommit_engine::store::{KeyDraft, Login};
+
 use super::{Place, Server, on_both};
 
 /// A reader of one stream.
@@ -54,7 +57,21 @@ impl Listener {
     }
 }
 
-on_both!(a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye);
+impl Listener {
+    /// Why the stream ended, as its last event says.
+    fn refusal(&mut self) -> String {
+        loop {
+            let event = self.find("event: ").expect("it is said why the stream ends");
+            let data: serde_json::Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
+            if event == "refused" {
+                assert_eq!(self.find("event: "), None, "and that was all");
+                return data["type"].as_str().unwrap().trim_start_matches("urn:postcommit:problem:").to_owned();
+            }
+        }
+    }
+}
+
+on_both!(a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye, a_stream_ends_when_its_reader_may_no_longer_read);
 
 mod check {
     use super::*;
@@ -93,5 +110,46 @@ mod check {
         assert_eq!(back.find("event: "), None, "and that was all");
         let logged = server.child.output().join("\n");
         assert!(logged.contains("/v1/inbox/{user}/stream") && !logged.contains("pcu_"), "{logged}");
+    }
+
+    pub async fn a_stream_ends_when_its_reader_may_no_longer_read(place: Place) {
+        let server = place.serve("api", &["inbox.heartbeat_ms=100"]);
+        let (store, tenant) = (&place.store, place.store.tenant_or_new("default").await.unwrap());
+        let follow = |shown: &str| Listener::on(&server, "/v1/inbox/alice/stream", &format!("{shown}\r\nConnection: close\r\n"));
+        let bearer = |token: &str| format!("Authorization: Bearer {token}");
+
+        let key = place.key("default", &["read"]).await;
+        let mut stream = follow(&bearer(&key));
+        assert_eq!(stream.find(": ").as_deref(), Some("still here"), "a sign of life to who may read");
+        store.revoke_key(tenant, key.split('_').nth(1).unwrap()).await.unwrap();
+        assert_eq!((stream.refusal().as_str(), follow(&bearer(&key)).status), ("unauthenticated", 401));
+
+        let soon = Some(store.now().await.unwrap().plus(Duration::from_secs(3)));
+        let scopes: Scopes = [Scope::Read].into_iter().collect();
+        let draft = KeyDraft { name: "short".into(), scopes: scopes.clone(), expires_at: soon };
+        let key = bearer(store.create_key(tenant, &draft).await.unwrap().token.reveal());
+        assert_eq!((follow(&key).refusal().as_str(), follow(&key).status), ("unauthenticated", 401));
+
+        let login = Login { tenant, key_id: None, actor: "cli:somebody".into(), scopes };
+        let session = store.create_session(&login, Duration::from_secs(3600)).await.unwrap().token;
+        let cookie = format!("Cookie: __Host-postcommit={}", session.reveal());
+        let mut stream = follow(&cookie);
+        assert!(store.end_session(session.reveal()).await.unwrap());
+        assert_eq!((stream.refusal().as_str(), follow(&cookie).status), ("unauthenticated", 401));
+
+        let key = place.key("default", &["operate"]).await;
+        let brief = server.with(&key).send("POST", "/v1/inbox/alice/token?ttl_s=3", None).expect(200).json();
+        let brief = bearer(brief["token"].as_str().unwrap());
+        assert_eq!((follow(&brief).refusal().as_str(), follow(&brief).status), ("unauthenticated", 401));
+
+        let token = bearer(&server.token(&key, "alice"));
+        let mut stream = follow(&token);
+        store.suspend_tenant(tenant, "unpaid").await.unwrap();
+        assert_eq!((stream.refusal().as_str(), follow(&token).status), ("suspended", 403));
+        store.resume_tenant(tenant).await.unwrap();
+        // The way to take every token of a tenant back.
+        let mut stream = follow(&token);
+        store.db().execute_one("DELETE FROM postcommit.inbox_token_key", vec![]).await.unwrap();
+        assert_eq!((stream.refusal().as_str(), follow(&token).status), ("unauthenticated", 401));
     }
 }
