@@ -62,10 +62,11 @@ impl Sqlite {
         let connection = open_writer(path)?;
         let (writer, commands) = mpsc::unbounded_channel();
         let counter = Arc::<Counter>::default();
-        let counting = counter.clone();
+        let writable = Writable::default();
+        let (counting, noting) = (counter.clone(), writable.clone());
         std::thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || write_all(connection, commands, &counting))
+            .spawn(move || write_all(connection, commands, &counting, &noting))
             .map_err(|e| DbError::Unreachable(e.to_string()))?;
         Ok(Self {
             path: path.to_owned(),
@@ -73,7 +74,7 @@ impl Sqlite {
             readers: Arc::default(),
             identity: identity(path),
             replaced: Arc::default(),
-            writable: Writable::default(),
+            writable,
             counter,
         })
     }
@@ -145,7 +146,7 @@ impl Sqlite {
     /// Whether the file takes writes, by trying; what was found holds for a second. Nothing of it remains.
     ///
     /// # Errors
-    /// When it cannot be written for another reason than being read-only: the disk is full, or somebody holds the file.
+    /// When it cannot be written for another reason than being read-only: the disk is full or nearly so, the last write failed, or somebody holds the file.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         self.still_ours()?;
         self.counter.trips(1);
@@ -246,14 +247,21 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
 
 type Commands = mpsc::UnboundedReceiver<Box<dyn Command>>;
 
-fn write_all(mut connection: Connection, mut commands: Commands, counter: &Counter) {
+fn write_all(mut connection: Connection, mut commands: Commands, counter: &Counter, writable: &Writable) {
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
+        let changes = connection.total_changes();
         let written = counter.around(|| match write_together(&mut connection, &mut group, &mut commands)? {
-            true => Ok(()),
-            false => write_apart(&mut connection, &mut group),
+            true => Ok(true),
+            false => write_apart(&mut connection, &mut group).map(|()| false),
         });
-        let committed = written.map_err(|e: rusqlite::Error| e.to_string());
+        match &written {
+            // What changed nothing was not written either.
+            Ok(all) if *all && connection.total_changes() > changes => writable.succeeded(),
+            Ok(_) => {}
+            Err(problem) => writable.failed(problem),
+        }
+        let committed = written.map(drop).map_err(|e: rusqlite::Error| e.to_string());
         if committed.is_ok() {
             counter.commit();
         }

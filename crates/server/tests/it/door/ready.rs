@@ -1,7 +1,11 @@
 //! `/readyz`, and a stop that finishes what is under way.
 
-use postcommit_testkit::Child;
+use std::path::Path;
+use std::process::Command;
+
+use postcommit_testkit::{Child, Client};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::json;
 use tokio_postgres::NoTls;
 
 use super::{House, after, shell};
@@ -18,6 +22,13 @@ impl House {
         let answer = self.ask(READY);
         answer.starts_with("HTTP/1.1 503 ") && answer.contains(words)
     }
+
+    /// How far into a file it may write.
+    fn may_write(&self, bytes: Option<u64>) {
+        let pid = Pid::from_raw(i32::try_from(self.server.pid()).unwrap()).unwrap();
+        let now = prlimit(Some(pid), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
+        prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: now.maximum }).unwrap();
+    }
 }
 
 #[test]
@@ -27,15 +38,57 @@ fn a_disk_that_takes_no_more_is_not_ready() {
     let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve"])));
     let house = House::found(shell, server);
     assert!(house.is_ready());
-    let pid = Pid::from_raw(i32::try_from(house.server.pid()).unwrap()).unwrap();
-    let may_write = |bytes: Option<u64>| {
-        let now = prlimit(Some(pid), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
-        prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: now.maximum }).unwrap();
-    };
-    may_write(Some(0));
+    house.may_write(Some(0));
     wait_until("it to be seen", || house.is_unready_because("postcommit.db: "));
     assert!(house.is_well(), "the process lives");
-    may_write(None);
+    house.may_write(None);
+    wait_until("room on the disk", || house.is_ready());
+}
+
+/// The log is written over from its beginning: while there is room in it a small write succeeds where others do not.
+#[test]
+fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
+    let shell = shell(&[]);
+    let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve", "--role", "api"])));
+    let house = House::found(shell, server);
+    let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
+    let client = Client::new(house.address).key(&key);
+    let large = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}], "payload": "x".repeat(200_000)});
+    let _ = client.post("/v1/notifications", &large).expect(202);
+    let file = house.shell.path().join("postcommit-data/postcommit.db");
+    rusqlite::Connection::open(&file).unwrap().query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())).unwrap();
+    let log = std::fs::metadata(file.with_extension("db-wal")).unwrap().len();
+    house.may_write(Some(log));
+    wait_until("the log to be full", || client.post("/v1/notifications", &large).status == 503);
+    assert!(house.is_unready_because("a write failed"), "{}", house.ask(READY));
+    house.may_write(None);
+    let _ = client.post("/v1/notifications", &large).expect(202);
+    wait_until("it to be ready", || house.is_ready());
+}
+
+/// On a small disk of its own; where none can be mounted, by root or in a user's own namespace, there is nothing to show it with.
+#[test]
+fn a_disk_with_hardly_any_room_left_is_not_ready() {
+    let shell = shell(&[]);
+    let mounts = "mkdir postcommit-data && mount -t tmpfs -o size=32m tmpfs postcommit-data";
+    let is_allowed =
+        Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]).status().is_ok_and(|status| status.success());
+    if !is_allowed {
+        return println!("no disk can be mounted here");
+    }
+    let command = after(mounts, &shell.command(&["serve"]));
+    let mut apart = Command::new("unshare");
+    apart.arg("-rm").arg(command.get_program()).args(command.get_args()).current_dir(shell.path());
+    apart.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let house = House::found(shell, Child::spawn(apart));
+    assert!(house.is_ready());
+    // Its mounts are its own: they are seen through it alone.
+    let folder = format!("/proc/{}/root{}/postcommit-data", house.server.pid(), house.shell.path().display());
+    let filler = Path::new(&folder).join("filler");
+    std::fs::write(&filler, vec![1; 20 * 1024 * 1024]).unwrap();
+    wait_until("it to be seen", || house.is_unready_because("bytes are free on its disk; 16777216 are needed"));
+    assert!(house.is_well(), "the process lives");
+    std::fs::remove_file(&filler).unwrap();
     wait_until("room on the disk", || house.is_ready());
 }
 
