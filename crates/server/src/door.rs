@@ -38,7 +38,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-pub use answer::{RequestId, Serves, named_routes};
+pub use answer::{RequestId, Serves, Waits, named_routes};
 pub use room::holder;
 pub use settings::ServerSettings;
 pub use streams::Streams;

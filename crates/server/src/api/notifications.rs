@@ -22,6 +22,7 @@ use super::read::{self, Id, Params, Text, check_lengths};
 use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
+use crate::door::Waits;
 use crate::watching::Traced;
 
 /// Another name for the body's field, for clients that repeat requests on their own.
@@ -278,13 +279,15 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     }
 }
 
-/// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up.
+/// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up. All that are sound are written by one commit; when the client hangs up
+/// before that begins, nothing is.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
     responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
 pub async fn enqueue_notifications(
     State(api): State<Shared>,
     caller: Caller,
     traced: Option<Extension<Traced>>,
+    Extension(waits): Extension<Waits>,
     Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     caller.may(Scope::Enqueue)?;
@@ -297,6 +300,7 @@ pub async fn enqueue_notifications(
     let mut results: Vec<Option<EnqueuedItem>> = Vec::with_capacity(count);
     let (mut sound, mut places) = (Vec::new(), Vec::new());
     for (place, item) in batch.notifications.iter().enumerate() {
+        still_waited_for(&waits)?;
         match checked(&api, &caller, item.get(), None).await {
             Ok(incoming) => {
                 sound.push(trace.mark(incoming));
@@ -306,6 +310,7 @@ pub async fn enqueue_notifications(
             Err(problem) => results.push(Some(Err(problem).into())),
         }
     }
+    still_waited_for(&waits)?;
     let accepted = api.store.accept(sound).await;
     trace.end(&api, places.len());
     for (place, accepted) in places.into_iter().zip(accepted) {
@@ -314,6 +319,11 @@ pub async fn enqueue_notifications(
     let results: Vec<EnqueuedItem> = results.into_iter().flatten().collect();
     let having = |duplicate: bool| results.iter().filter(|item| item.duplicate == Some(duplicate)).count();
     Ok(Json(EnqueuedMany { accepted: having(false), duplicates: having(true), refused: count - having(false) - having(true), results }))
+}
+
+/// Who has hung up sends it again, under the same keys or under none: what is not begun is better left to that.
+fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
+    if waits.has_left() { Err(Problem::new(Kind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
 }
 
 /// Which notifications to list.

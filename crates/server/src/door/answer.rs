@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use axum::Router;
@@ -45,6 +45,16 @@ impl<S> Serves for S where
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub String);
 
+/// An extension of every request: whether its client still waits for the answer. A handler is never cut off, but may leave undone what it has not begun.
+#[derive(Debug, Clone)]
+pub struct Waits(Weak<()>);
+
+impl Waits {
+    pub fn has_left(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 /// Where a router notes which of its routes was taken: a path may hold what must not be logged.
 #[derive(Clone, Default)]
 struct RouteNote(Arc<OnceLock<String>>);
@@ -83,9 +93,13 @@ struct Line {
 impl<S: Serves> Visit<S> {
     /// Answers one request, in a task of its own: a client that hangs up must not cancel a database call, nor keep its line from the log. Never
     /// fails: what goes wrong is an answer too.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
+    pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
         let turn = self.turn.clone();
+        // Hyper drops us when the client hangs up, and this with us.
+        let waits = Arc::new(());
+        request.extensions_mut().insert(Waits(Arc::downgrade(&waits)));
         let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| Refusal::failed().response());
+        drop(waits);
         Ok(response.map(|body| Outgoing::new(body, turn)))
     }
 

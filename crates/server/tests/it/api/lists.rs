@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use postcommit_testkit::Client;
 use serde_json::{Value, json};
 
+use crate::door::Visitor;
+
 use super::app::{App, items, refused, text};
 
 fn mail(event: &str) -> Value {
@@ -79,6 +81,24 @@ on_both! {
         // Once more changes nothing.
         let again = client.post("/v1/notifications/batch", &batch).expect(200).json();
         assert_eq!((&again["accepted"], &again["duplicates"], &again["refused"]), (&json!(0), &json!(700), &json!(300)));
+    }
+
+    fn b12_a_batch_whose_client_hung_up_before_it_was_begun_is_left_alone(kind) {
+        let app = App::with(kind, "api", &[("LOG_LEVEL", "debug")]);
+        let token = app.create_key("default", &["enqueue"]).token;
+        let one = json!({"event_type": "a", "recipients": [{"provider": "hooks", "address": "https://example.com/"}]});
+        let batch = json!({"notifications": vec![one; 500]}).to_string();
+        // Everything is said, and the client gone, before the server can read a word.
+        app.server.signal("STOP");
+        let mut visitor = Visitor::at(app.address());
+        visitor.say(format!(
+            "POST /v1/notifications/batch HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{batch}",
+            batch.len()
+        ));
+        drop(visitor);
+        app.server.signal("CONT");
+        app.server.wait_for_line("/v1/notifications/batch");
+        assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 0);
     }
 
     fn c16_operations_list_over_all_tenants_by_state_tenant_and_date(kind) {
