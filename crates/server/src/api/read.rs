@@ -91,12 +91,22 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 }
 
 fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
-    let (path, inner) = (problem.path().to_string(), problem.inner());
-    match inner.classify() {
-        serde_json::error::Category::Data if path == "." => Problem::new(Kind::Invalid, inner.to_string()),
-        // Our own checks name the field themselves.
-        serde_json::error::Category::Data => Problem::invalid(path, inner.to_string()),
-        _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {inner}")),
+    match problem.inner().classify() {
+        serde_json::error::Category::Data => located(&problem.path().to_string(), problem.inner().to_string()),
+        _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {}", problem.inner())),
+    }
+}
+
+/// A refusal that names the field. Where one is missing or not known, the path leads to what should hold it or should not, and the words name the field.
+fn located(path: &str, words: String) -> Problem {
+    let after = |beginning: &str| words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned());
+    let missing = after("missing field `");
+    let unknown = after("unknown field `").filter(|name| path.rsplit('.').next() != Some(name));
+    match (path, missing.or(unknown)) {
+        (".", None) => Problem::new(Kind::Invalid, words),
+        (".", Some(name)) => Problem::invalid(name, words),
+        (path, Some(name)) => Problem::invalid(format!("{path}.{name}"), words),
+        (path, None) => Problem::invalid(path, words),
     }
 }
 
@@ -109,9 +119,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
         let pairs = form_urlencoded::parse(&bytes);
-        T::deserialize(serde_urlencoded::Deserializer::new(pairs))
-            .map(Self)
-            .map_err(|problem| Problem::new(Kind::Invalid, problem.to_string()))
+        T::deserialize(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(|problem| located(".", problem.to_string()))
     }
 }
 
@@ -153,11 +161,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
         let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != "tenant");
         let rest = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
         let pairs = form_urlencoded::parse(rest.as_bytes());
-        serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(|problem| {
-            let path = problem.path().to_string();
-            let detail = problem.inner().to_string();
-            if path == "." { Problem::new(Kind::Invalid, detail) } else { Problem::invalid(path, detail) }
-        })
+        serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
+            .map(Self)
+            .map_err(|problem| located(&problem.path().to_string(), problem.inner().to_string()))
     }
 }
 

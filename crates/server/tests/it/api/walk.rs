@@ -186,6 +186,23 @@ on_both! {
         }
     }
 
+    fn a_field_that_is_missing_or_not_known_is_named_by_every_operation(kind) {
+        let walk = Walk::begin(kind, &[]);
+        for operation in walk.operations.iter().filter(|operation| operation.smallest_body().is_some()) {
+            let path = operation.filled(|parameter| walk.a.parameter(&operation.path, parameter));
+            let send = |body: &Value| walk.app.ops().send(&operation.method, &format!("{path}?tenant={}", walk.a.name), Some(body.to_string().as_bytes()));
+            let mut body = walk.a.body(&operation.name).or_else(|| operation.smallest_body()).unwrap();
+            body["nonsense"] = json!(1);
+            println!("{}", operation.name);
+            refused(send(&body), 422, Some("nonsense"));
+            let required: Vec<String> = operation.smallest_body().unwrap().as_object().unwrap().keys().cloned().collect();
+            if !required.is_empty() {
+                let problem = send(&json!({})).expect(422).json();
+                assert!(required.iter().any(|name| problem["field"] == json!(name)), "{}: {problem}", operation.name);
+            }
+        }
+    }
+
     fn c15_a_forgotten_tenant_in_one_query_is_noticed(kind) {
         let walk = Walk::begin(kind, &[("LEAK", "notification")]);
         let leaks = walk.leaks();
