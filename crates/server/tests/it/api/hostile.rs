@@ -4,10 +4,12 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use postcommit_testkit::Client;
 use serde_json::{Value, json};
 
-use super::app::{App, refused, text};
+use super::app::{App, items, refused, text};
 use crate::door::Visitor;
 
 const PATH: &str = "/v1/notifications";
@@ -187,6 +189,36 @@ on_both! {
             refused(client.get(&format!("/v1/deliveries/{id}")), 404, None);
         }
         refused(client.get("/v1/deliveries/00000000-0000-0000-0000-000000000000.99999999999"), 404, None);
+    }
+
+    fn a_cursor_that_was_made_by_hand_is_refused(kind) {
+        let app = App::at_rest(kind);
+        let by_hand = |json: &str| URL_SAFE_NO_PAD.encode(json);
+        // Read as ours would be, and none of ours: PostgreSQL cannot be asked for a NUL.
+        for (list, cursor) in [("keys", r#"["2026-01-01T00:00:00Z","a\u0000"]"#), ("tenants", r#""a\u0000""#)] {
+            refused(app.ops().get(&format!("/v1/{list}?cursor={}", by_hand(cursor))), 422, Some("cursor"));
+            let _ = app.ops().get(&format!("/v1/{list}?cursor={}", by_hand(&cursor.replace(r"\u0000", "")))).expect(200);
+        }
+    }
+
+    fn names_with_a_slash_are_reached_by_their_path(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["admin"]);
+        let id = app.enqueue(&client, &json!({"event_type": "a", "entity": "/rooms/7", "recipients": [{"user": "team/alice"}]}));
+        app.pass();
+        let sent = items(client.get("/v1/entities/%2Frooms%2F7/deliveries"));
+        assert_eq!((sent.len(), text(&sent[0], "notification_id")), (1, id), "{sent:?}");
+        let _ = client.post("/v1/entities/%2Frooms%2F7/cancel", &json!({})).expect(200);
+        let token = text(&client.send("POST", "/v1/inbox/team%2Falice/token", None).expect(200).json(), "token");
+        let alice = app.nobody().key(&token);
+        let message = text(&items(alice.get("/v1/inbox/team%2falice"))[0], "id");
+        let _ = alice.send("POST", &format!("/v1/inbox/team%2Falice/{message}/read"), None).expect(200);
+        // An encoded slash is none: this is nobody's inbox but that user's, and elsewhere it is refused.
+        refused(alice.get("/v1/inbox/team"), 403, None);
+        refused(alice.get("/v1/inbox/team/alice"), 404, None);
+        for path in ["/v1/inbox/a%2F..%2Fb", "/v1/notifications%2F", "/v1/providers/a%2Fb"] {
+            assert_eq!(client.get(path).status, 400, "{path}");
+        }
     }
 
     fn digits_are_kept_as_they_were_written(kind) {
