@@ -128,7 +128,7 @@ pub fn router(api: Shared) -> Router {
 }
 
 /// What is nowhere.
-pub async fn no_such_route() -> Problem {
+async fn no_such_route() -> Problem {
     Problem::new(Kind::NotFound, "there is no such route; /openapi.json lists them")
 }
 

@@ -14,6 +14,7 @@ use postcommit_engine::store::{KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::api::problem::{Kind, Problem};
 use crate::api::{self, Api};
 use crate::auth::Auth;
 use crate::cli::keys::login_link;
@@ -103,11 +104,18 @@ fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Rout
     let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
     let told = health::routes(store.clone()).merge(metrics);
     let routes = match role {
-        Role::Worker => told.fallback(api::no_such_route),
+        Role::Worker => told.fallback(not_by_a_worker),
         Role::All | Role::Api => told.merge(api::router(api(settings, store, tools))),
     };
     // The door has the one limit for bodies.
     watching::watched(door::named_routes(routes), tools).layer(DefaultBodyLimit::disable())
+}
+
+async fn not_by_a_worker() -> Problem {
+    Problem::new(
+        Kind::NotFound,
+        "this process delivers, and serves /healthz, /readyz and /metrics alone; `serve --role api` or `--role all` has the API",
+    )
 }
 
 fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {

@@ -3,7 +3,7 @@
 use postcommit_testkit::Child;
 use serde_json::json;
 
-use super::app::{App, address, refused};
+use super::app::{App, address, refused, text};
 use crate::door::Visitor;
 use crate::installation::{Guarantee, Hooks, Installation};
 
@@ -16,7 +16,8 @@ on_both! {
             let _ = client.get(path).expect(200);
         }
         for path in ["/v1/notifications", "/v1/session", "/openapi.json", "/login?token=x", "/"] {
-            refused(client.get(path), 404, None);
+            let said = text(&refused(client.get(path), 404, None), "detail");
+            assert!(said.contains("/readyz") && !said.contains("/openapi.json"), "{said}");
         }
         refused(client.post("/v1/notifications", &json!({})), 404, None);
         worker.term();
