@@ -54,6 +54,17 @@ on_both! {
         assert!(["session.begin", "session.end", "login_link.create"].iter().all(|action| actions.iter().any(|said| said == action)), "{actions:?}");
     }
 
+    fn whoever_chose_a_tenant_signs_out_all_the_same(kind) {
+        let app = App::at_rest(kind);
+        app.create_tenant("north");
+        let (browser, csrf) = signed_in(&app);
+        let _ = browser.clone().with("X-CSRF-Token", &csrf).send("DELETE", "/v1/session?tenant=north", None).expect(204);
+        refused(browser.get("/v1/session"), 401, None);
+        let ended = &items(app.ops().get("/v1/audit?action=session.end"))[0];
+        assert_eq!((&ended["tenant"], &ended["actor"]), (&json!("default"), &ended["subject"]), "{ended}");
+        assert!(text(ended, "actor").starts_with("cli:"), "{ended}");
+    }
+
     fn another_site_cannot_change_anything_with_a_cookie(kind) {
         let app = App::at_rest(kind);
         let (browser, csrf) = signed_in(&app);

@@ -139,6 +139,11 @@ on_both! {
         assert!(shown.contains(&key.id) && !shown.contains(&key.token) && !shown.contains("hash"), "{shown}");
         let _ = client.send("DELETE", &format!("/v1/keys/{}", key.id), None).expect(204);
         assert_eq!(refused(client.get("/v1/keys"), 401, None)["type"], "urn:postcommit:problem:unauthenticated");
+        // Nobody takes back what is above them.
+        let above = app.create_key("north", &["ops"]);
+        refused(admin.send("DELETE", &format!("/v1/keys/{}", above.id), None), 403, None);
+        let _ = app.nobody().key(&above.token).get("/v1/tenants").expect(200);
+        let _ = app.ops().send("DELETE", &format!("/v1/keys/{}", above.id), None).expect(204);
         // One that another process took back is believed for a second at most.
         let key = app.create_key("north", &["read"]);
         let client = app.nobody().key(&key.token);
