@@ -188,7 +188,8 @@ impl Db {
         Ok(self.execute_while(statements, deciding).await?.get(deciding).is_some_and(|rows| *rows > 0))
     }
 
-    async fn execute_while(&self, statements: Vec<Statement>, deciding: usize) -> Result<Vec<u64>, DbError> {
+    /// The same; returns how many rows each touched that was not left out.
+    pub(crate) async fn execute_while(&self, statements: Vec<Statement>, deciding: usize) -> Result<Vec<u64>, DbError> {
         match self {
             Self::Postgres(db) => db.execute(&statements, deciding).await,
             Self::Sqlite(db) => db.write(move |connection| sqlite::execute(connection, &statements, deciding)).await,

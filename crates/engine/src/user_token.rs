@@ -13,7 +13,7 @@ use sha2::Sha256;
 use crate::clock;
 use crate::db::DbError;
 use crate::secret::random;
-use crate::store::Store;
+use crate::store::{AuditEntry, Store};
 
 /// What every token begins with.
 pub const PREFIX: &str = "pcu_";
@@ -76,6 +76,9 @@ pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Resu
     }
     let key = store.inbox_token_key_or(tenant, random()).await?;
     let expires_at = Timestamp::from_micros((clock::now().plus(ttl).as_micros() / 1_000_000) * 1_000_000);
+    // Before anybody holds it: it is kept nowhere else.
+    let entry = AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
+    store.note(entry).await?;
     Ok(Minted { token: sign(&key, &Bearer { tenant, user: user.to_owned(), expires_at }), expires_at })
 }
 

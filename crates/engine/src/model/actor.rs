@@ -21,6 +21,12 @@ impl Actor {
         Self::new("system")
     }
 
+    /// A user of a tenant's application, in their own inbox.
+    #[must_use]
+    pub fn user(id: &str) -> Self {
+        Self::new(format!("user:{id}"))
+    }
+
     /// The same, by a request.
     #[must_use]
     pub fn by_request(self, id: impl Into<String>) -> Self {

@@ -15,7 +15,15 @@ pub struct AuditEntry {
     action: &'static str,
     subject: Option<String>,
     details: Option<Json>,
-    count: i64,
+    count: Count,
+}
+
+/// How many it concerned.
+#[derive(Debug, Clone, PartialEq)]
+enum Count {
+    Known(i64),
+    /// As the database finds in the transaction of the change.
+    Asked(String, Vec<Value>),
 }
 
 /// In whose log it is entered.
@@ -32,7 +40,7 @@ enum Whose {
 impl AuditEntry {
     /// An entry: `noun.verb`, and on what.
     pub fn new(tenant: i32, action: &'static str, subject: impl Into<String>) -> Self {
-        Self { whose: Whose::Tenant(tenant), action, subject: Some(subject.into()), details: None, count: 1 }
+        Self { whose: Whose::Tenant(tenant), action, subject: Some(subject.into()), details: None, count: Count::Known(1) }
     }
 
     /// About a tenant, known by its name.
@@ -59,9 +67,17 @@ impl AuditEntry {
     /// How many it concerned; 1 if not told.
     #[must_use]
     pub fn count(self, count: i64) -> Self {
-        Self { count, ..self }
+        Self { count: Count::Known(count), ..self }
+    }
+
+    /// As many as this question finds. In it the tenant is $1, the subject $7, and its own parameters begin at [`ASKED_FROM`].
+    pub(super) fn counted(self, question: String, parameters: Vec<Value>) -> Self {
+        Self { count: Count::Asked(question, parameters), ..self }
     }
 }
+
+/// Where the parameters of [`AuditEntry::counted`] begin.
+pub(super) const ASKED_FROM: usize = 8;
 
 /// One entry, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -126,20 +142,20 @@ impl Store {
             ),
         };
         let subject = if entry.subject.is_some() { "$7" } else { about };
+        let (known, counted, asked) = match entry.count {
+            Count::Known(count) => (count.into(), "$5".to_owned(), vec![]),
+            // $5 keeps its place.
+            Count::Asked(question, parameters) => (Value::Null, format!("coalesce($5, ({question}))"), parameters),
+        };
         let sql = format!(
             "INSERT INTO postcommit.audit (tenant, at, actor, action, details, count, request_id, subject)
-             VALUES ({whose}, {{now}}, $2, $3, $4, $5, $6, {subject})"
+             VALUES ({whose}, {{now}}, $2, $3, $4, {counted}, $6, {subject})"
         );
         let actor = &self.actor;
-        let mut parameters = vec![
-            of,
-            actor.name.as_str().into(),
-            entry.action.into(),
-            entry.details.into(),
-            entry.count.into(),
-            actor.request_id.as_deref().into(),
-        ];
+        let mut parameters =
+            vec![of, actor.name.as_str().into(), entry.action.into(), entry.details.into(), known, actor.request_id.as_deref().into()];
         parameters.extend(entry.subject.map(Value::from));
+        parameters.extend(asked);
         (sql, parameters)
     }
 

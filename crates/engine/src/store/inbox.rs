@@ -9,13 +9,14 @@ use std::collections::HashMap;
 use postcommit::Timestamp;
 use rusqlite::{Connection, params};
 use serde::Serialize;
+use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::Store;
+use super::{AuditEntry, Store};
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
-use crate::model::{DeliveryId, DeliveryKey, InboxMessage};
+use crate::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
 
 /// Changes told one by one; after more than that, reading the list again is cheaper.
 pub const MAX_CHANGES: usize = 200;
@@ -89,6 +90,16 @@ pub enum Mark {
 }
 
 impl Mark {
+    /// Its name in the audit log.
+    fn action(self) -> &'static str {
+        match self {
+            Self::Read => "message.read",
+            Self::Unread => "message.unread",
+            Self::Archive => "message.archive",
+            Self::Unarchive => "message.unarchive",
+        }
+    }
+
     /// What is set, and where that changes anything.
     fn change(self) -> (&'static str, &'static str) {
         match self {
@@ -217,7 +228,8 @@ impl Store {
         const OF_USER: &str = "tenant = $1 AND user_id = $2 AND notification_id = $3 AND n = $4";
         let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
         let (set, unless_so) = mark.change();
-        if self.change_inbox(set, &format!("{OF_USER} AND {unless_so}"), parameters.clone()).await? > 0 {
+        let entry = AuditEntry::new(tenant, mark.action(), id.to_string()).details(json!({"user": user}));
+        if self.change_inbox(set, &format!("{OF_USER} AND {unless_so}"), parameters.clone(), self.unless_own(user, entry)).await? > 0 {
             return Ok(true);
         }
         let known = format!("SELECT 1 FROM postcommit.inbox_message WHERE {OF_USER}");
@@ -231,19 +243,31 @@ impl Store {
     /// As the database says.
     pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
         let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
-        self.change_inbox("read_at = {now}", which, vec![tenant.into(), user.into(), up_to.into()]).await
+        // What was changed just now, and nothing else, has the inbox's new position.
+        let changed = "SELECT count(*) FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $7
+            AND m.changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $7)";
+        let entry = AuditEntry::new(tenant, "inbox.read_all", user).details(json!({"up_to": up_to})).counted(changed.into(), vec![]);
+        let parameters = vec![tenant.into(), user.into(), up_to.into()];
+        self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
+    }
+
+    /// What users do in their own inbox is their own business; what others do there is in the log.
+    fn unless_own(&self, user: &str, entry: AuditEntry) -> Option<AuditEntry> {
+        (*self.actor != Actor::user(user)).then_some(entry)
     }
 
     /// Changes messages of the user $2 of the tenant $1, under a new position if there are any. The user's row is taken first, as everybody does.
-    async fn change_inbox(&self, set: &str, which: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
+    async fn change_inbox(&self, set: &str, which: &str, parameters: Vec<Value>, entry: Option<AuditEntry>) -> Result<u64, DbError> {
         let step = format!(
             "UPDATE postcommit.inbox SET position = position + 1 WHERE tenant = $1 AND user_id = $2 AND EXISTS (SELECT 1 FROM postcommit.inbox_message WHERE {which})"
         );
         let change = format!(
             "UPDATE postcommit.inbox_message SET {set}, changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $2) WHERE {which}"
         );
-        let touched = self.db.execute(vec![(step, parameters.clone()), (change, parameters)]).await?;
-        Ok(touched.last().copied().unwrap_or(0))
+        let mut statements = vec![(step, parameters.clone()), (change, parameters)];
+        statements.extend(entry.map(|entry| self.audit(entry)));
+        let touched = self.db.execute_while(statements, 0).await?;
+        Ok(touched.get(1).copied().unwrap_or(0))
     }
 
     /// Says that `watcher` has open pages for so long. On SQLite there is nothing to say: the file's version is watched.

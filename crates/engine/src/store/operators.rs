@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
+use super::audit::ASKED_FROM;
 use super::{AuditEntry, Store};
 use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::model::DeliveryKey;
@@ -155,7 +156,8 @@ impl Store {
         if self.notification(Some(owner), id).await?.is_none() {
             return Ok(None);
         }
-        self.cancel_live(owner, "q.notification_id = $2", vec![id.into()]).await.map(Some)
+        let entry = AuditEntry::new(owner, "notification.cancel", id.to_string());
+        self.cancel_live(owner, |at| format!("q.notification_id = ${at}"), vec![id.into()], entry).await.map(Some)
     }
 
     /// The same for everything about an entity, or for one event type of it.
@@ -163,19 +165,38 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
-        let about = "EXISTS (SELECT 1 FROM postcommit.notification note WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = $2
-            AND note.event_type = coalesce($3, note.event_type))";
-        self.cancel_live(tenant, about, vec![entity.into(), event_type.into()]).await
+        let about = |at: usize| {
+            format!(
+                "EXISTS (SELECT 1 FROM postcommit.notification note WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = ${at}
+                 AND note.event_type = coalesce(${}, note.event_type))",
+                at + 1
+            )
+        };
+        let mut entry = AuditEntry::new(tenant, "entity.cancel", entity);
+        if let Some(event_type) = event_type {
+            entry = entry.details(json!({"event_type": event_type}));
+        }
+        self.cancel_live(tenant, about, vec![entity.into(), event_type.into()], entry).await
     }
 
-    async fn cancel_live(&self, tenant: i32, which: &str, parameters: Vec<Value>) -> Result<(i64, i64), DbError> {
+    /// `which` says what is meant, its parameters beginning at that place.
+    async fn cancel_live(
+        &self,
+        tenant: i32,
+        which: impl Fn(usize) -> String,
+        parameters: Vec<Value>,
+        entry: AuditEntry,
+    ) -> Result<(i64, i64), DbError> {
+        let live = |at: usize| format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {}", which(at));
+        // Of all that are live, those under way among them, which get no entry of their own.
+        let entry = entry.counted(format!("SELECT count(*) FROM {}", live(ASKED_FROM)), parameters.clone());
         let parameters: Vec<Value> = [Value::from(tenant)].into_iter().chain(parameters).collect();
-        let live = format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {which}");
+        let live = live(2);
         // Word is left first: what is leased at this moment is not tried again, even if it is given back before we look.
         let word = format!(
             "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at) SELECT q.tenant, q.notification_id, q.n, {{now}} FROM {live} ON CONFLICT DO NOTHING"
         );
-        self.db.execute_one(&word, parameters.clone()).await?;
+        self.change(&word, parameters.clone(), entry).await?;
         let rows = self.db.query(&format!("SELECT q.notification_id, q.n FROM {live}"), parameters).await?;
         let key = |row: &Row| Ok(DeliveryKey { tenant, notification: row.get(0)?, n: row.get(1)? });
         let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;

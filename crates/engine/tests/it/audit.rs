@@ -1,11 +1,13 @@
 //! Who did what: each change and its entry are one transaction, on both databases.
 
 use postcommit_engine::model::Actor;
-use postcommit_engine::store::{AuditEntry, AuditFilter, AuditRow};
+use postcommit_engine::store::{AuditEntry, AuditFilter, AuditRow, Mark};
+use postcommit_engine::user_token;
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 
 use crate::keys::draft;
+use crate::store::claim;
 use crate::world::World;
 
 async fn log(world: &World) -> Vec<AuditRow> {
@@ -50,6 +52,51 @@ on_both! {
         assert_eq!((rows[5].details.clone().unwrap(), rows[5].tenant.as_str()), (json!({"reason": "by hand"}), "default"));
         assert_eq!((rows[11].details.clone().unwrap(), rows[11].tenant.as_str()), (json!({"reason": "unpaid"}), "acme"));
         assert!(!format!("{rows:?}").contains(key.token.reveal().splitn(3, '_').last().unwrap()));
+    }
+
+    async fn taking_back_what_is_under_way_is_entered_with_its_filter_and_how_many(world) {
+        world.capture(json!({})).await;
+        let one = world.enqueue("a", json!({"entity": "7"})).await;
+        assert_eq!(claim(&world.store, 0, 10).await.len(), 1);
+        let two = world.enqueue("a", json!({"entity": "7"})).await;
+        let ada = world.store.by(Actor::new("cli:ada"));
+        assert_eq!(ada.cancel_notification(Some(world.tenant), one).await.unwrap(), Some((0, 1)), "it is under way");
+        assert_eq!(ada.cancel_entity(world.tenant, "7", Some("b")).await.unwrap(), (0, 0));
+        assert_eq!(ada.cancel_entity(world.tenant, "7", Some("a")).await.unwrap(), (1, 1));
+        let rows: Vec<AuditRow> = log(&world).await.into_iter().filter(|row| row.actor == "cli:ada").collect();
+        let told: Vec<_> = rows.iter().map(|row| (row.action.as_str(), row.subject.clone(), row.count)).collect();
+        let expected = [("notification.cancel", one.to_string(), 1), ("entity.cancel", "7".into(), 2), ("delivery.cancel", format!("{two}.0"), 1)];
+        assert_eq!(told, expected);
+        assert_eq!((&rows[0].details, &rows[1].details), (&None, &Some(json!({"event_type": "a"}))));
+    }
+
+    async fn marks_in_an_inbox_and_tokens_to_it_are_entered_but_not_what_users_do_in_their_own(world) {
+        world.capture(json!({})).await;
+        let ids = [world.deliver("alice", "one").await, world.deliver("alice", "two").await, world.deliver("alice", "three").await];
+        let before = world.count("audit").await;
+        let alice = world.store.by(Actor::user("alice"));
+        for mark in [Mark::Read, Mark::Archive, Mark::Unarchive, Mark::Unread] {
+            assert!(alice.mark_message(world.tenant, "alice", ids[0], mark).await.unwrap());
+        }
+        assert_eq!(alice.mark_all_read(world.tenant, "alice", 1).await.unwrap(), 1);
+        assert_eq!(world.count("audit").await, before);
+        let ada = world.store.by(Actor::new("key:ada"));
+        assert!(ada.mark_message(world.tenant, "alice", ids[1], Mark::Archive).await.unwrap());
+        assert!(ada.mark_message(world.tenant, "alice", ids[1], Mark::Archive).await.unwrap(), "once more changes nothing");
+        assert!(ada.mark_message(world.tenant, "alice", ids[0], Mark::Unread).await.unwrap());
+        assert_eq!(ada.mark_all_read(world.tenant, "alice", i64::MAX).await.unwrap(), 2);
+        assert_eq!(ada.mark_all_read(world.tenant, "alice", i64::MAX).await.unwrap(), 0);
+        user_token::mint(&ada, world.tenant, "alice", user_token::DEFAULT_TTL).await.unwrap();
+        let rows: Vec<AuditRow> = log(&world).await.into_iter().filter(|row| row.actor == "key:ada").collect();
+        let told: Vec<_> = rows.iter().map(|row| (row.action.as_str(), row.subject.clone(), row.count)).collect();
+        let expected = [
+            ("message.archive", ids[1].to_string(), 1),
+            ("message.unread", ids[0].to_string(), 1),
+            ("inbox.read_all", "alice".into(), 2),
+            ("user_token.create", "alice".into(), 1),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!((&rows[0].details, &rows[2].details), (&Some(json!({"user": "alice"})), &Some(json!({"up_to": i64::MAX}))));
     }
 
     async fn what_changed_nothing_is_not_entered(world) {

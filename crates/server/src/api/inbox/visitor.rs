@@ -8,7 +8,7 @@ use axum::http::Method;
 use axum::http::request::Parts;
 use postcommit::{Recipient, Timestamp};
 use postcommit_engine::db::DbError;
-use postcommit_engine::model::Scope;
+use postcommit_engine::model::{Actor, Scope};
 use postcommit_engine::secret::Secret;
 use postcommit_engine::store::Store;
 use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
@@ -75,7 +75,8 @@ impl Visitor {
         }
         api.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
         let pass = Pass::Token(Secret::new(token));
-        Ok(Self { store: api.store.of_tenant(bearer.tenant), tenant: bearer.tenant, user, until: Some(bearer.expires_at), pass })
+        let store = api.store.of_tenant(bearer.tenant).by(Actor::user(&user));
+        Ok(Self { store, tenant: bearer.tenant, user, until: Some(bearer.expires_at), pass })
     }
 }
 

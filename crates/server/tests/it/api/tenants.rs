@@ -108,7 +108,7 @@ on_both! {
         auditor.changes("DELETE", &format!("/v1/keys/{made}"), &json!({}), "key.revoke", &made);
         // By whom, what and since when; and no other tenant's.
         let own = items(client.get(&format!("/v1/audit?actor=key:{}&limit=200", key.id)));
-        assert_eq!(own.len(), 14, "{own:?}");
+        assert_eq!(own.len(), 15, "{own:?}");
         assert!(own.iter().all(|entry| entry["tenant"] == "north"));
         assert_eq!(items(client.get(&format!("/v1/audit?subject={}", all[1]))).len(), 1);
         let ops = Auditor { app: &app, client: app.ops(), actor: text(&app.ops().get("/v1/session").expect(200).json(), "actor") };

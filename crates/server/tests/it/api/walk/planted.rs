@@ -93,6 +93,11 @@ impl Planted {
         Some(body)
     }
 
+    /// A delivery of its that was sent.
+    pub fn sent(&self) -> String {
+        text(&items(self.admin.get("/v1/deliveries?state=sent"))[0], "id")
+    }
+
     /// Everything as its owner sees it, but for when keys were used.
     pub fn seen_by_owner(&self) -> String {
         let lists = ["notifications", "deliveries", "jobs", "keys", "providers", "audit"];
