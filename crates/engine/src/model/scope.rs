@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 pub enum Scope {
     /// Enqueue notifications.
     Enqueue,
-    /// Look at everything of the tenant.
+    /// Look at everything of the tenant but its keys and the audit log.
     Read,
     /// Retry, discard, cancel, pause, resume; includes read.
     Operate,
     /// Change providers, templates, lists and users; includes read.
     Edit,
-    /// All of the above, and keys: of its tenant.
+    /// All of the above, keys and the audit log: of its tenant.
     Admin,
     /// Admin of every tenant, and the tenants themselves.
     Ops,
