@@ -1,13 +1,17 @@
 //! `postcommit enqueue`.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::time::Duration;
 
 use clap::Args;
-use postcommit::{Error, Notification, Recipient, Timestamp};
+use postcommit::{Error, Recipient};
 use postcommit_engine::clock;
-use postcommit_engine::store::{DeliveryFilter, EnqueueError, Store};
-use serde_json::{Map, Value, json};
+use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Refusal, Store};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format};
@@ -81,62 +85,62 @@ impl Enqueue {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
         let note = self.notification()?;
         let store = super::store(settings).await?;
-        if note.recipients.is_empty() {
+        if note.note().recipients.is_empty() {
             say!("postcommit: no recipient is named: the notification will be parked");
         }
-        let asked = store.now().await?;
-        let id = store.enqueue(&note).await.map_err(refused)?;
-        let seen = Seen::of(&store, id, asked).await?;
-        seen.say(&note.idempotency_key);
+        let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
+        let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
+        let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(refused)?;
+        let Accepted { id, duplicate, conflict } = accepted;
+        if conflict && strict {
+            return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
+        }
+        say_seen(accepted, &key);
         if self.wait {
             let done = self.wait(format, &store, id).await?;
-            return Ok(if seen.conflict { Exit::Refused } else { done });
+            return Ok(if conflict { Exit::Refused } else { done });
         }
-        output::one(format, &json!({"id": id, "duplicate": seen.duplicate, "conflict": seen.conflict}), |_| id.to_string());
+        output::one(format, &json!({"id": id, "duplicate": duplicate, "conflict": conflict}), |_| id.to_string());
         Ok(Exit::Ok)
     }
 
-    fn notification(&self) -> Result<Notification, Failure> {
-        let usage = |problem: String| Failure::new(Exit::Usage, problem);
-        let document = match &self.json {
+    /// As it is accepted over the network: payload and data are kept as they were written, digit for digit.
+    fn notification(&self) -> Result<Incoming, Failure> {
+        let document: Box<RawValue> = match &self.json {
             Some(text) => parse("--json", text)?,
-            None => self.document()?,
+            None => raw("the notification", &self.document()?)?,
         };
-        serde_json::from_value(document).map_err(|e| usage(e.to_string()))
+        let tenant = serde_json::from_str::<Named>(document.get()).ok().and_then(|named| named.tenant);
+        Incoming::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(refused)
     }
 
     /// The fields given, under the names of the contract.
-    fn document(&self) -> Result<Value, Failure> {
+    fn document(&self) -> Result<BTreeMap<&'static str, Box<RawValue>>, Failure> {
         let recipients = self.to.iter().map(|text| recipient(text)).collect::<Result<Vec<_>, _>>()?;
-        let json = |name: &str, text: &Option<String>| text.as_ref().map(|text| parse(name, text)).transpose();
-        let mut document = Map::new();
+        let text = |name, value: &Option<String>| value.as_ref().map(|value| raw(name, value)).transpose();
+        let json = |name, value: &Option<String>| value.as_ref().map(|value| parse(name, value)).transpose();
         let fields = [
-            ("event_type", self.event_type.clone().map(Value::from)),
+            ("event_type", text("event_type", &self.event_type)?),
             ("payload", json("--payload", &self.payload)?),
-            ("idempotency_key", self.key.clone().map(Value::from)),
-            ("tenant", self.tenant.clone().map(Value::from)),
-            ("entity", self.entity.clone().map(Value::from)),
-            ("recipients", Some(json!(recipients))),
-            ("channels", Some(json!(self.channels))),
-            ("title", self.title.clone().map(Value::from)),
-            ("body", self.body.clone().map(Value::from)),
-            ("action_url", self.action_url.clone().map(Value::from)),
+            ("idempotency_key", text("--key", &self.key)?),
+            ("tenant", text("--tenant", &self.tenant)?),
+            ("entity", text("--entity", &self.entity)?),
+            ("recipients", Some(raw("--to", &recipients)?)),
+            ("channels", Some(raw("--channel", &self.channels)?)),
+            ("title", text("--title", &self.title)?),
+            ("body", text("--body", &self.body)?),
+            ("action_url", text("--action-url", &self.action_url)?),
             ("data", json("--data", &self.data)?),
-            ("priority", self.priority.map(Value::from)),
-            ("due_at", self.due_at.clone().map(Value::from)),
-            ("expires_at", self.expires_at.clone().map(Value::from)),
+            ("priority", self.priority.map(|priority| raw("--priority", &priority)).transpose()?),
+            ("due_at", text("--due-at", &self.due_at)?),
+            ("expires_at", text("--expires-at", &self.expires_at)?),
             ("source", json("--source", &self.source)?),
-            ("correlation_id", self.correlation_id.clone().map(Value::from)),
-            ("topic", self.topic.clone().map(Value::from)),
-            ("schema_version", self.schema_version.map(Value::from)),
-            ("strict", Some(self.strict.into())),
+            ("correlation_id", text("--correlation-id", &self.correlation_id)?),
+            ("topic", text("--topic", &self.topic)?),
+            ("schema_version", self.schema_version.map(|version| raw("--schema-version", &version)).transpose()?),
+            ("strict", Some(raw("--strict", &self.strict)?)),
         ];
-        for (name, value) in fields {
-            if let Some(value) = value {
-                document.insert(name.to_owned(), value);
-            }
-        }
-        Ok(document.into())
+        Ok(fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
     }
 
     async fn wait(&self, format: Format, store: &Store, id: Uuid) -> Done {
@@ -172,40 +176,34 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     })
 }
 
-/// Whether the key had been used before.
-struct Seen {
-    duplicate: bool,
-    conflict: bool,
+/// Whose a notification says that it is.
+#[derive(Deserialize)]
+struct Named {
+    tenant: Option<String>,
 }
 
-impl Seen {
-    async fn of(store: &Store, id: Uuid, asked: Timestamp) -> Result<Self, Failure> {
-        let Some(note) = store.notification(None, id).await? else { return Ok(Self { duplicate: false, conflict: false }) };
-        let conflict = store.conflicts(note.tenant, id).await?.iter().any(|conflict| conflict.noted_at >= asked);
-        Ok(Self { duplicate: note.created_at < asked, conflict })
-    }
-
-    fn say(&self, key: &str) {
-        if self.conflict {
-            say!(
-                "postcommit: key {key:?} was used before with other content; this one is not sent, the id is the first one's (--strict makes it an error)"
-            );
-        } else if self.duplicate {
-            say!("postcommit: key {key:?} was used before; the id is the first one's");
-        }
+/// Tells a person that the key had been used before.
+fn say_seen(accepted: Accepted, key: &str) {
+    if accepted.conflict {
+        say!(
+            "postcommit: key {key:?} was used before with other content; this one is not sent, the id is the first one's (--strict makes it an error)"
+        );
+    } else if accepted.duplicate {
+        say!("postcommit: key {key:?} was used before; the id is the first one's");
     }
 }
 
-fn refused(error: EnqueueError) -> Failure {
-    match error {
-        EnqueueError::Database(error) => error.into(),
-        EnqueueError::Refused(error @ Error::Invalid { .. }) => Failure::new(Exit::Usage, error.to_string()),
-        EnqueueError::Refused(error) => Failure::new(Exit::Refused, error.to_string()),
-    }
+fn refused(refusal: Refusal) -> Failure {
+    let exit = if matches!(refusal, Refusal::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
+    Failure::new(exit, refusal.to_string())
+}
+
+fn raw<T: Serialize>(name: &str, value: &T) -> Result<Box<RawValue>, Failure> {
+    to_raw_value(value).map_err(|e| Failure::new(Exit::Usage, format!("{name}: {e}")))
 }
 
 /// JSON given as text, as `@file` or as `-` for stdin.
-pub fn parse(name: &str, text: &str) -> Result<Value, Failure> {
+pub fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Failure> {
     let usage = |problem: String| Failure::new(Exit::Usage, format!("{name}: {problem}"));
     let text = read_text(text).map_err(&usage)?;
     serde_json::from_str(&text).map_err(|e| usage(format!("is not JSON: {e}")))
