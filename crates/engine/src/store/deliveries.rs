@@ -133,6 +133,9 @@ pub struct DeliveryFilter {
     /// Only to exactly this address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// Only what may have arrived without our knowing (true), or only what certainly has not (false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unclear: Option<bool>,
     /// Only due for longer than this and not under way.
     #[serde(skip)]
     pub stuck: Option<Duration>,

@@ -80,6 +80,11 @@ impl<'a> DeliveryWalk<'a> {
         if let Some(attempts) = f.attempts {
             on.push_str(&format!(" AND q.attempts >= {}", parameters.add(attempts.min(i64::from(i16::MAX)))));
         }
+        match f.unclear {
+            Some(true) => on.push_str(" AND q.unclear"),
+            Some(false) => on.push_str(" AND NOT q.unclear"),
+            None => {}
+        }
         on
     }
 
@@ -176,6 +181,10 @@ impl Walk for DeliveryWalk<'_> {
     fn first_window(&self, limit: i64) -> i64 {
         let f = self.filter;
         let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.target].iter().any(|wanted| wanted.is_some());
-        if narrow || f.attempts.is_some() || !f.states.is_empty() { limit.saturating_mul(SPARE) } else { limit.saturating_add(1) }
+        if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() {
+            limit.saturating_mul(SPARE)
+        } else {
+            limit.saturating_add(1)
+        }
     }
 }

@@ -51,6 +51,9 @@ pub struct Job {
     /// Whose deliveries; none is every tenant's.
     #[serde(skip)]
     pub tenant: Option<i32>,
+    /// Whose, by name; none is every tenant's.
+    #[serde(rename = "tenant")]
+    pub tenant_name: Option<String>,
     /// UUIDv7.
     pub id: Uuid,
     /// What it does.
@@ -106,7 +109,8 @@ struct Taken {
 }
 
 const COLUMNS: &str =
-    "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position";
+    "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position,
+    (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
 
 impl Store {
     /// Asks for a job. What it may touch is fixed now.
@@ -124,16 +128,18 @@ impl Store {
         // What happened in this tick, before, must be within the bound; what happens from the next one on must not.
         tokio::time::sleep(TICK).await;
         let asked_at = self.now().await?;
-        let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
+        // What it does says in which states.
+        let filter = DeliveryFilter { tenant, states: vec![], ..draft.filter.clone() };
         let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
         let id = new_id(asked_at);
-        let asked = serde_json::to_value(&filter).map_err(|e| DbError::Unreadable(e.to_string()))?;
+        let as_json = |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
+        let asked = as_json(&filter)?;
         let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace, next_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
         let parameters = vec![
             owner(tenant),
             id.into(),
             draft.act.name().into(),
-            asked.clone().into(),
+            asked.into(),
             self.actor.name.as_str().into(),
             asked_at.into(),
             total.into(),
@@ -142,8 +148,18 @@ impl Store {
         ];
         // What concerns everybody stands in the log of the first tenant.
         let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
-        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": asked}))).await?;
+        let told = as_json(&without_address(filter))?;
+        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told}))).await?;
         self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
+    }
+
+    /// How many deliveries such a job would be about if it were asked for now; false: there are at least so many.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<(i64, bool), DbError> {
+        let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
+        self.count_for(draft.act, &filter, self.now().await?).await
     }
 
     /// One job: this tenant's, or anybody's.
@@ -394,13 +410,18 @@ fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> 
     Ok(DeliveryFilter { tenant, ..filter })
 }
 
+/// An address is recognisable in what is shown and logged, not usable.
+fn without_address(filter: DeliveryFilter) -> DeliveryFilter {
+    DeliveryFilter { target: filter.target.map(|target| masked(&target)), ..filter }
+}
+
 fn shown(row: &Row) -> Result<Job, DbError> {
     let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
-    let mut filter = filter_of(row, tenant)?;
-    filter.target = filter.target.map(|target| masked(&target));
+    let filter = without_address(filter_of(row, tenant)?);
     let kind = row.get::<String>(2)?;
     Ok(Job {
         tenant,
+        tenant_name: row.get(15)?,
         id: row.get(1)?,
         kind: serde_json::from_value(kind.into()).map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
         filter,

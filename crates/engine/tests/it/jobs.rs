@@ -294,6 +294,23 @@ on_both! {
         assert_eq!((done.total, done.done, done.state.as_str()), (12, 11, "done"));
     }
 
+    async fn a_job_names_its_tenant_and_may_leave_out_what_may_have_arrived(world) {
+        park(&world, world.tenant, "meant", 5).await;
+        let unsure = "UPDATE postcommit.delivery_ledger SET unclear = (1 = 1) WHERE notification_id IN (SELECT id FROM postcommit.notification ORDER BY id LIMIT 2)";
+        world.execute(unsure, vec![]).await;
+        let sure = |unclear| DeliveryFilter { unclear: Some(unclear), limit: 10, ..of_type("meant") };
+        for (unclear, expected) in [(true, 2), (false, 3)] {
+            let rows = world.store.delivery_rows(&sure(unclear)).await.unwrap().rows;
+            assert!(rows.len() == expected && rows.iter().all(|row| row.unclear == unclear), "{rows:?}");
+        }
+        let asked = draft(Act::Retry, sure(false));
+        assert_eq!(world.store.count_for_job(None, &asked).await.unwrap(), (3, true));
+        let of_all = world.store.create_job(None, &asked).await.unwrap();
+        let of_one = world.store.create_job(Some(world.tenant), &draft(Act::Discard, of_type("none"))).await.unwrap();
+        assert_eq!((of_all.tenant_name, of_one.tenant_name.as_deref()), (None, Some("default")));
+        assert_eq!((run_to_the_end(&world, of_all.id).await.done, count(&world, "parked").await), (3, 2));
+    }
+
     async fn a_running_dispatcher_runs_the_jobs(world) {
         world.capture(json!({})).await;
         park(&world, world.tenant, "meant", 30).await;

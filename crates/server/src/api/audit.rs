@@ -8,9 +8,9 @@ use postcommit_engine::store::{AuditFilter, AuditRow};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, Paged, WantedPage};
 use super::problem::Problem;
-use super::read::{Params, check_lengths};
+use super::read::check_lengths;
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 
@@ -32,24 +32,18 @@ pub struct Wanted {
     from: Option<Timestamp>,
     /// Only before this time.
     to: Option<Timestamp>,
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 /// The audit log, newest first: who, what, on which filter, how many.
-#[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(Wanted, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<AuditRow>), Refusals))]
 pub async fn list_audit(
     State(api): State<Shared>,
     caller: Caller,
-    Params(wanted): Params<Wanted>,
+    Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<AuditRow>>, Problem> {
     caller.may(Scope::Admin)?;
-    let limit = wanted.limit.0;
+    let limit = page.limit();
     let names = [("actor", wanted.actor.as_deref()), ("action", wanted.action.as_deref()), ("subject", wanted.subject.as_deref())];
     check_lengths(&names, limits::NAME_CHARS)?;
     let filter = AuditFilter {
@@ -59,7 +53,7 @@ pub async fn list_audit(
         subject: wanted.subject,
         from: wanted.from,
         to: wanted.to,
-        before: wanted.cursor.as_deref().map(page::decode).transpose()?,
+        before: page.place()?,
         limit: limit + 1,
     };
     Ok(Json(Page::of(caller.store(&api).audit_rows(&filter).await?, limit, |entry| entry.id)))

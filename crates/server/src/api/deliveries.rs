@@ -1,122 +1,37 @@
 //! Deliveries: listed, looked into, retried, discarded; one, some, or all that match.
 
-use std::time::Duration;
+mod wanted;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use postcommit::{Timestamp, limits};
 use postcommit_engine::model::{DeliveryId, DeliveryKey, Scope};
 use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
-use uuid::Uuid;
+use utoipa::ToSchema;
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, Paged, WantedPage};
 use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params, check_lengths};
-use super::{AnyReason, AnyState, OfTenant, Refusals, Shared};
+use super::read::{Body, Id};
+use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
+use wanted::WantedDeliveries;
 
 /// Ids in one request.
 const IDS: usize = 1000;
 
-/// Which deliveries to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Only in this state.
-    #[param(inline)]
-    state: Option<AnyState>,
-    /// Only parked for this reason.
-    #[param(inline)]
-    reason: Option<AnyReason>,
-    /// Only on this channel.
-    #[param(max_length = 255)]
-    channel: Option<String>,
-    /// Only of this provider.
-    #[param(max_length = 255)]
-    provider: Option<String>,
-    /// Only of this event type.
-    #[param(max_length = 255)]
-    event_type: Option<String>,
-    /// Only about this entity.
-    #[param(max_length = 255)]
-    entity: Option<String>,
-    /// Only from this site.
-    #[param(max_length = 255)]
-    site: Option<String>,
-    /// Only of this notification.
-    notification: Option<Uuid>,
-    /// Only enqueued at this time or later.
-    from: Option<Timestamp>,
-    /// Only enqueued before this time.
-    to: Option<Timestamp>,
-    /// Only with so many attempts in this round, or more.
-    #[param(minimum = 0, maximum = 65_535)]
-    attempts: Option<u16>,
-    /// Only with this code of the last error.
-    #[param(max_length = 255)]
-    error_code: Option<String>,
-    /// Only to exactly this address.
-    #[param(max_length = 2048)]
-    target: Option<String>,
-    /// `true`: only due for longer than the threshold and not under way.
-    stuck: Option<bool>,
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
-}
-
-impl Wanted {
-    fn filter(self, whose: Option<i32>, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
-        let names = [
-            ("channel", self.channel.as_deref()),
-            ("provider", self.provider.as_deref()),
-            ("event_type", self.event_type.as_deref()),
-            ("entity", self.entity.as_deref()),
-            ("site", self.site.as_deref()),
-            ("error_code", self.error_code.as_deref()),
-        ];
-        check_lengths(&names, limits::NAME_CHARS)?;
-        check_lengths(&[("target", self.target.as_deref())], limits::ADDRESS_BYTES)?;
-        Ok(DeliveryFilter {
-            tenant: whose,
-            states: self.state.map(|state| state.name().to_owned()).into_iter().collect(),
-            reason: self.reason.map(|reason| reason.name().to_owned()),
-            channel: self.channel,
-            provider: self.provider,
-            event_type: self.event_type,
-            entity: self.entity,
-            site: self.site,
-            notification: self.notification,
-            from: self.from,
-            to: self.to,
-            attempts: self.attempts.map(i64::from),
-            error_code: self.error_code,
-            target: self.target,
-            stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
-            before: self.cursor.as_deref().map(page::decode).transpose()?,
-            limit: self.limit.0,
-        })
-    }
-}
-
 /// Deliveries, newest first; addresses are masked.
-#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(WantedDeliveries, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_deliveries(
     State(api): State<Shared>,
     caller: Caller,
-    Params(wanted): Params<Wanted>,
+    Paged(wanted, page): Paged<WantedDeliveries>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
     caller.may(Scope::Read)?;
-    let filter = wanted.filter(caller.whose(), api.stuck_after)?;
+    let filter = wanted.filter(api.stuck_after)?;
+    let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
     Ok(Json(Page::walked(caller.store(&api).delivery_rows(&filter).await?)))
 }
 
@@ -210,43 +125,10 @@ pub struct Many {
     ids: Option<Vec<String>>,
     /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of the tenant's. A key of
     /// scope `ops` says whose with `?tenant=`, else it is its own.
-    filter: Option<ManyFilter>,
+    filter: Option<WantedDeliveries>,
     /// With a filter: so many a second at most. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
-}
-
-/// Which parked deliveries.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ManyFilter {
-    /// Only parked for this reason.
-    #[schema(inline)]
-    reason: Option<AnyReason>,
-    /// Only on this channel.
-    #[schema(max_length = 255)]
-    channel: Option<String>,
-    /// Only of this provider.
-    #[schema(max_length = 255)]
-    provider: Option<String>,
-    /// Only of this event type.
-    #[schema(max_length = 255)]
-    event_type: Option<String>,
-    /// Only about this entity.
-    #[schema(max_length = 255)]
-    entity: Option<String>,
-    /// Only from this site.
-    #[schema(max_length = 255)]
-    site: Option<String>,
-    /// Only of this notification.
-    notification: Option<Uuid>,
-    /// Only enqueued at this time or later.
-    from: Option<Timestamp>,
-    /// Only enqueued before this time.
-    to: Option<Timestamp>,
-    /// Only with this code of the last error.
-    #[schema(max_length = 255)]
-    error_code: Option<String>,
 }
 
 /// What became of each.
@@ -325,31 +207,4 @@ fn one_done(id: &str, acted: Option<Acted>) -> OneDone {
         Some(Acted::NotFound) | None => ("not_found", None),
     };
     OneDone { id: id.to_owned(), result, state }
-}
-
-impl ManyFilter {
-    fn parked(self) -> Result<DeliveryFilter, Problem> {
-        let names = [
-            ("filter.channel", self.channel.as_deref()),
-            ("filter.provider", self.provider.as_deref()),
-            ("filter.event_type", self.event_type.as_deref()),
-            ("filter.entity", self.entity.as_deref()),
-            ("filter.site", self.site.as_deref()),
-            ("filter.error_code", self.error_code.as_deref()),
-        ];
-        check_lengths(&names, limits::NAME_CHARS)?;
-        Ok(DeliveryFilter {
-            reason: self.reason.map(|reason| reason.name().to_owned()),
-            channel: self.channel,
-            provider: self.provider,
-            event_type: self.event_type,
-            entity: self.entity,
-            site: self.site,
-            notification: self.notification,
-            from: self.from,
-            to: self.to,
-            error_code: self.error_code,
-            ..DeliveryFilter::default()
-        })
-    }
 }

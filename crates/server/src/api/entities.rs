@@ -7,42 +7,29 @@ use postcommit::limits;
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::{DeliveryRow, Resend};
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
-use super::page::{self, Limit, Page};
+use super::page::{Page, WantedPage};
 use super::problem::Problem;
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 use crate::watching::Traced;
 
-/// A page.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
-}
-
 /// Everything sent for an entity and what is scheduled for it, newest first.
-#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_entity_deliveries(
     State(api): State<Shared>,
     caller: Caller,
     Id(entity): Id<String>,
-    Params(wanted): Params<Wanted>,
+    Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
     caller.may(Scope::Read)?;
-    let before = wanted.cursor.as_deref().map(page::decode).transpose()?;
-    Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, wanted.limit.0).await?)))
+    let before = page.place()?;
+    Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
 /// What to send once more.

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, Paged, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
@@ -139,12 +139,6 @@ pub struct Wanted {
     #[serde(default)]
     #[param(inline, default = "current")]
     folder: WhichFolder,
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 /// A page of an inbox.
@@ -163,10 +157,9 @@ pub struct InboxListing {
 
 /// A user's messages, newest first.
 #[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), Wanted, OfTenant), responses((status = 200, description = "A page", body = InboxListing), Refusals))]
-pub async fn list_inbox(visitor: Visitor, Params(wanted): Params<Wanted>) -> Result<Json<InboxListing>, Problem> {
-    let before = wanted.cursor.as_deref().map(page::decode).transpose()?;
-    let limit = wanted.limit.0;
+    params(("user" = String, Path, description = "The user's id"), Wanted, WantedPage, OfTenant), responses((status = 200, description = "A page", body = InboxListing), Refusals))]
+pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<Wanted>) -> Result<Json<InboxListing>, Problem> {
+    let (before, limit) = (page.place()?, page.limit());
     let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder.into(), before, limit + 1).await?;
     let Page { items, next } = Page::of(found.messages, limit, |message| message.position);
     Ok(Json(InboxListing { items: items.into_iter().map(Into::into).collect(), next, unread: found.unread, position: found.position }))
@@ -287,7 +280,7 @@ pub struct UserToken {
 /// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
 /// more than they have.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
-    params(("user" = String, Path, description = "The user's id"), TokenWanted, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TokenWanted, WantedPage, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
 pub async fn mint_user_token(
     State(api): State<Shared>,
     caller: Caller,

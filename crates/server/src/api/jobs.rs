@@ -4,37 +4,22 @@ use axum::Json;
 use axum::extract::State;
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::Job;
-use serde::Deserialize;
-use utoipa::IntoParams;
 use uuid::Uuid;
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Id, Params};
 use super::{OfTenant, Refusals, Shared};
 use crate::auth::Caller;
 
-/// A page.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
-}
-
 /// Jobs, newest first.
-#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<Job>), Refusals))]
-pub async fn list_jobs(State(api): State<Shared>, caller: Caller, Params(wanted): Params<Wanted>) -> Result<Json<Page<Job>>, Problem> {
+pub async fn list_jobs(State(api): State<Shared>, caller: Caller, Params(page): Params<WantedPage>) -> Result<Json<Page<Job>>, Problem> {
     caller.may(Scope::Read)?;
-    let before: Option<Uuid> = wanted.cursor.as_deref().map(page::decode).transpose()?;
-    let rows = caller.store(&api).jobs(caller.whose(), before, wanted.limit.0 + 1).await?;
-    Ok(Json(Page::of(rows, wanted.limit.0, |job| job.id)))
+    let before: Option<Uuid> = page.place()?;
+    let rows = caller.store(&api).jobs(caller.whose(), before, page.limit() + 1).await?;
+    Ok(Json(Page::of(rows, page.limit(), |job| job.id)))
 }
 
 /// How far it is.

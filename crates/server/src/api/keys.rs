@@ -7,37 +7,24 @@ use postcommit::Timestamp;
 use postcommit_engine::model::{Scope, Scopes};
 use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder};
-use utoipa::{IntoParams, ToSchema};
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared, one_of};
 use crate::auth::Caller;
 
-/// A page.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
-}
-
 /// Keys, newest first, revoked and expired ones among them; never their secrets.
-#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
-pub async fn list_keys(State(api): State<Shared>, caller: Caller, Params(wanted): Params<Wanted>) -> Result<Json<Page<Key>>, Problem> {
+pub async fn list_keys(State(api): State<Shared>, caller: Caller, Params(page): Params<WantedPage>) -> Result<Json<Page<Key>>, Problem> {
     caller.may(Scope::Admin)?;
-    let before: Option<(Timestamp, String)> = wanted.cursor.as_deref().map(page::decode).transpose()?;
-    let filter = KeyFilter { tenant: caller.whose(), before, limit: wanted.limit.0 + 1 };
+    let before: Option<(Timestamp, String)> = page.place()?;
+    let filter = KeyFilter { tenant: caller.whose(), before, limit: page.limit() + 1 };
     let rows = caller.store(&api).key_rows(&filter).await?;
-    Ok(Json(Page::of(rows, wanted.limit.0, |key| (key.created_at, key.id.clone()))))
+    Ok(Json(Page::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
 }
 
 /// A key to be made.

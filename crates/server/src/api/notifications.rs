@@ -16,9 +16,9 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, Paged, WantedPage};
 use super::problem::{Kind, Problem, ProblemBody};
-use super::read::{self, Id, Params, Text, check_lengths};
+use super::read::{self, Id, Text, check_lengths};
 use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
 use crate::auth::Caller;
@@ -364,16 +364,10 @@ pub struct Wanted {
     /// Only with each of these words in the title, in any case; at most 8.
     #[param(max_length = 998)]
     title: Option<String>,
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 impl Wanted {
-    fn filter(self, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
+    fn filter(self, page: &WantedPage, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
         let words: Vec<String> = self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
         if words.len() > TITLE_WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
@@ -403,8 +397,8 @@ impl Wanted {
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             attempts: self.attempts.map(i64::from),
             words,
-            before: self.cursor.as_deref().map(page::decode).transpose()?,
-            limit: self.limit.0,
+            before: page.place()?,
+            limit: page.limit(),
         })
     }
 }
@@ -412,15 +406,15 @@ impl Wanted {
 /// Notifications, newest first.
 ///
 /// A page may end before it is full: then enough was looked at for once, and `next` goes on.
-#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, OfTenant),
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
 pub async fn list_notifications(
     State(api): State<Shared>,
     caller: Caller,
-    Params(wanted): Params<Wanted>,
+    Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<NotificationRow>>, Problem> {
     caller.may(Scope::Read)?;
-    let filter = wanted.filter(caller.whose(), api.stuck_after)?;
+    let filter = wanted.filter(&page, caller.whose(), api.stuck_after)?;
     Ok(Json(Page::walked(caller.store(&api).notification_rows(&filter).await?)))
 }
 

@@ -1,12 +1,15 @@
 //! Pages of a list: a keyset cursor that says where to go on, opaque to those who pass it back.
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::problem::Problem;
+use super::read;
 
 /// Most rows of one page.
 pub const PAGE_MAX: i64 = 200;
@@ -44,9 +47,49 @@ impl<T> Page<T> {
     }
 }
 
+/// Which page of a list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WantedPage {
+    /// Rows of a page.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
+    limit: Limit,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+impl WantedPage {
+    const NAMES: [&str; 2] = ["limit", "cursor"];
+
+    /// So many rows at most.
+    pub fn limit(&self) -> i64 {
+        self.limit.0
+    }
+
+    /// Where the page before ended.
+    pub fn place<C: DeserializeOwned>(&self) -> Result<Option<C>, Problem> {
+        self.cursor.as_deref().map(decode).transpose()
+    }
+}
+
+/// A query that says what to list, and which page of it.
+pub struct Paged<T>(pub T, pub WantedPage);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let all = read::query(parts)?;
+        let (of_page, others) = all.into_iter().partition(|(name, _)| WantedPage::NAMES.contains(&name.as_ref()));
+        Ok(Self(read::of_pairs(others)?, read::of_pairs(of_page)?))
+    }
+}
+
 /// How many rows, checked.
 #[derive(Debug, Clone, Copy)]
-pub struct Limit(pub i64);
+struct Limit(i64);
 
 impl Default for Limit {
     fn default() -> Self {
@@ -70,7 +113,7 @@ pub fn encode<C: Serialize>(cursor: &C) -> String {
 }
 
 /// Reads back what [`encode`] made.
-pub fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
+fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
     // Ours never hold a NUL, and PostgreSQL cannot be asked for one.
     let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
     let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();

@@ -135,6 +135,12 @@ impl Problem {
         self
     }
 
+    /// The field that it is about is one of that object.
+    pub fn within(mut self, object: &str) -> Self {
+        self.field = self.field.map(|field| format!("{object}.{field}"));
+        self
+    }
+
     /// Come again after so long.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds.max(1));

@@ -1,5 +1,7 @@
 //! Reading a request: a JSON body or a query, whose errors name the field.
 
+use std::borrow::Cow;
+
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -153,18 +155,28 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let query = parts.uri.query().unwrap_or("");
-        if let Some((name, _)) = form_urlencoded::parse(query.as_bytes()).find(|(_, value)| value.contains('\0')) {
-            return Err(Problem::invalid(name, NUL));
-        }
-        // Which tenant is the caller's business.
-        let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name != "tenant");
-        let rest = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
-        let pairs = form_urlencoded::parse(rest.as_bytes());
-        serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
-            .map(Self)
-            .map_err(|problem| located(&problem.path().to_string(), problem.inner().to_string()))
+        of_pairs(query(parts)?).map(Self)
     }
+}
+
+/// A parameter of a query and its value.
+pub type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
+
+/// The parameters of a query but `tenant`, which is the caller's business.
+pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
+    let pairs: Vec<Pair<'_>> = form_urlencoded::parse(parts.uri.query().unwrap_or("").as_bytes()).collect();
+    if let Some((name, _)) = pairs.iter().find(|(_, value)| value.contains('\0')) {
+        return Err(Problem::invalid(name.as_ref(), NUL));
+    }
+    Ok(pairs.into_iter().filter(|(name, _)| name != "tenant").collect())
+}
+
+/// Reads parameters, every one of which must be known.
+pub fn of_pairs<T: DeserializeOwned>(pairs: Vec<Pair<'_>>) -> Result<T, Problem> {
+    let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+    let pairs = form_urlencoded::parse(text.as_bytes());
+    serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
+        .map_err(|problem| located(&problem.path().to_string(), problem.inner().to_string()))
 }
 
 #[cfg(test)]

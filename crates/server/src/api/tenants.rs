@@ -6,39 +6,26 @@ use axum::http::StatusCode;
 use postcommit_engine::model::Scope;
 use postcommit_engine::store::{TenantError, TenantRow};
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
-use super::page::{self, Limit, Page};
+use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{Refusals, Shared};
 use crate::auth::Caller;
 
-/// A page.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Rows of a page.
-    #[serde(default)]
-    #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
-    limit: Limit,
-    /// `next` of the page before.
-    cursor: Option<String>,
-}
-
 /// Tenants by name.
-#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(Wanted),
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(WantedPage),
     responses((status = 200, description = "A page", body = Page<TenantRow>), Refusals))]
 pub async fn list_tenants(
     State(api): State<Shared>,
     caller: Caller,
-    Params(wanted): Params<Wanted>,
+    Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<TenantRow>>, Problem> {
     caller.may(Scope::Ops)?;
-    let after: Option<String> = wanted.cursor.as_deref().map(page::decode).transpose()?;
-    let rows = api.store.tenant_rows(after.as_deref(), wanted.limit.0 + 1).await?;
-    Ok(Json(Page::of(rows, wanted.limit.0, |tenant| tenant.name.clone())))
+    let after: Option<String> = page.place()?;
+    let rows = api.store.tenant_rows(after.as_deref(), page.limit() + 1).await?;
+    Ok(Json(Page::of(rows, page.limit(), |tenant| tenant.name.clone())))
 }
 
 /// A tenant to be made.

@@ -1,0 +1,116 @@
+//! Which deliveries: of a list, and of a job that acts on all that match.
+
+use std::time::Duration;
+
+use postcommit::{Timestamp, limits};
+use postcommit_engine::store::DeliveryFilter;
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use crate::api::problem::Problem;
+use crate::api::read::check_lengths;
+use crate::api::{AnyReason, AnyState};
+
+/// Which deliveries. What is not given does not matter.
+#[derive(Debug, Deserialize, IntoParams, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WantedDeliveries {
+    /// Only in this state. What is retried or discarded is `parked`, whether this says so or not.
+    #[param(inline)]
+    #[schema(inline)]
+    state: Option<AnyState>,
+    /// Only parked for this reason.
+    #[param(inline)]
+    #[schema(inline)]
+    reason: Option<AnyReason>,
+    /// Only on this channel.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    channel: Option<String>,
+    /// Only of this provider.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    provider: Option<String>,
+    /// Only of this event type.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    event_type: Option<String>,
+    /// Only about this entity.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    entity: Option<String>,
+    /// Only from this site.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    site: Option<String>,
+    /// Only of this notification.
+    notification: Option<Uuid>,
+    /// Only enqueued at this time or later.
+    from: Option<Timestamp>,
+    /// Only enqueued before this time.
+    to: Option<Timestamp>,
+    /// Only with so many attempts in this round, or more.
+    #[param(minimum = 0, maximum = 65_535)]
+    #[schema(minimum = 0, maximum = 65_535)]
+    attempts: Option<u16>,
+    /// Only with this code of the last error.
+    #[param(max_length = 255)]
+    #[schema(max_length = 255)]
+    error_code: Option<String>,
+    /// Only to exactly this address.
+    #[param(max_length = 2048)]
+    #[schema(max_length = 2048)]
+    target: Option<String>,
+    /// `true`: only what may have arrived without our knowing; `false`: only what certainly has not.
+    unclear: Option<bool>,
+    /// `true`: only due for longer than the threshold and not under way. What is parked is never stuck.
+    stuck: Option<bool>,
+}
+
+impl WantedDeliveries {
+    /// As the store looks for them; the page is the caller's matter.
+    pub fn filter(self, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
+        let names = [
+            ("channel", self.channel.as_deref()),
+            ("provider", self.provider.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("entity", self.entity.as_deref()),
+            ("site", self.site.as_deref()),
+            ("error_code", self.error_code.as_deref()),
+        ];
+        check_lengths(&names, limits::NAME_CHARS)?;
+        check_lengths(&[("target", self.target.as_deref())], limits::ADDRESS_BYTES)?;
+        Ok(DeliveryFilter {
+            states: self.state.map(|state| state.name().to_owned()).into_iter().collect(),
+            reason: self.reason.map(|reason| reason.name().to_owned()),
+            channel: self.channel,
+            provider: self.provider,
+            event_type: self.event_type,
+            entity: self.entity,
+            site: self.site,
+            notification: self.notification,
+            from: self.from,
+            to: self.to,
+            attempts: self.attempts.map(i64::from),
+            error_code: self.error_code,
+            target: self.target,
+            unclear: self.unclear,
+            stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
+            ..DeliveryFilter::default()
+        })
+    }
+
+    /// For a job that retries or discards: both are for what is parked.
+    pub fn parked(self) -> Result<DeliveryFilter, Problem> {
+        if let Some(state) = self.state.filter(|state| *state != AnyState::Parked) {
+            let detail = format!("is {}; only what is parked can be retried or discarded", state.name());
+            return Err(Problem::invalid("filter.state", detail));
+        }
+        if self.stuck == Some(true) {
+            return Err(Problem::invalid("filter.stuck", "only what is parked can be retried or discarded, and that is never stuck"));
+        }
+        self.filter(Duration::ZERO).map_err(|problem| problem.within("filter"))
+    }
+}
