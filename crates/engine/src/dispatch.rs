@@ -11,7 +11,8 @@
 //! - `bell`: wakes the loop; a poll is the floor;
 //! - `trial`: one send past the queue, to try a provider out;
 //! - `duties`: what is done now and then;
-//! - `jobs`: what an operator does to many at once.
+//! - `jobs`: what an operator does to many at once;
+//! - `presence`: that somebody is here to deliver.
 
 mod attempt;
 mod batch;
@@ -22,6 +23,7 @@ mod jobs;
 mod lanes;
 mod leases;
 mod permits;
+mod presence;
 mod settings;
 mod settler;
 mod trial;
@@ -62,6 +64,9 @@ const LINGER: Duration = Duration::from_millis(50);
 
 /// The coarser of the two databases' clocks.
 const TICK: Duration = Duration::from_millis(1);
+
+/// How long a stop waits until it has said that it leaves.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Everything a dispatcher works with.
 #[derive(Clone)]
@@ -180,6 +185,7 @@ impl Dispatcher {
         let quiet = Arc::new(AtomicBool::new(false));
         tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
         tokio::spawn(jobs::run_forever(self.crew.tools.store.clone(), quiet.clone()));
+        let present = tokio::spawn(presence::stay(self.crew.tools.store.clone(), self.worker, stop.clone()));
         self.crew.tools.metrics.dispatchers.add(1);
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
@@ -208,6 +214,8 @@ impl Dispatcher {
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
+        // Not for ever: the database may be away, and then it is noticed without a word.
+        let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
     /// One bounded pass: what is due now, or one notification whether due or not. Ends when nothing of it is under way.
@@ -228,6 +236,9 @@ impl Dispatcher {
 
     async fn pass_until(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
+        if only.is_none() {
+            self.crew.tools.store.note_pass().await?;
+        }
         let passed = self.claim_until_quiet(only, end).await;
         // Whatever happened: what was begun is finished, and what was not goes back.
         while !self.crew.leases.is_empty() {

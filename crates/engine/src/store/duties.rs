@@ -2,13 +2,56 @@
 
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::Store;
+use super::kpis::before;
 use crate::db::{DbError, Value};
 
+/// What the duty of a worker to be here is called, before its own name; and the doing of a pass.
+pub(super) const WORKER: &str = "worker:";
+pub(super) const PASS: &str = "pass";
 /// How far ahead partitions are made: an application may enqueue for so long with no server running.
 pub const PARTITION_MONTHS_AHEAD: i32 = 24;
 
+/// A worker that has not said for so long that it is here is not.
+pub(super) const PRESENT: Duration = Duration::from_secs(60);
+/// For so long a worker that ended without a word is remembered.
+const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
+
 impl Store {
+    /// A worker says that it is here. To say so is a duty of each, under a name of its own.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn be_present(&self, worker: Uuid) -> Result<(), DbError> {
+        self.note_duty(&format!("{WORKER}{worker}")).await?;
+        let long_gone = before(self.now().await?, REMEMBERED);
+        let sql = format!("DELETE FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at < $1");
+        self.db.execute_one(&sql, vec![long_gone.into()]).await.map(drop)
+    }
+
+    /// A worker says that it is here no longer.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn leave(&self, worker: Uuid) -> Result<(), DbError> {
+        self.give_back_duty(&format!("{WORKER}{worker}")).await
+    }
+
+    /// Somebody does a pass: where cron delivers, there is no worker to be seen.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn note_pass(&self) -> Result<(), DbError> {
+        self.note_duty(PASS).await
+    }
+
+    async fn note_duty(&self, name: &str) -> Result<(), DbError> {
+        let sql = "INSERT INTO postcommit.duty (name, ran_at) VALUES ($1, {now}) ON CONFLICT (name) DO UPDATE SET ran_at = {now}";
+        self.db.execute_one(sql, vec![name.into()]).await.map(drop)
+    }
+
     /// Takes a duty, if nobody has within the interval. All duties are repeatable: a crash after this only delays one.
     ///
     /// # Errors

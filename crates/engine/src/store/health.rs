@@ -5,6 +5,8 @@ use std::time::Duration;
 use postcommit::Timestamp;
 
 use super::Store;
+use super::duties::{PASS, PRESENT, WORKER};
+use super::kpis::before;
 use crate::db::{Db, DbError};
 
 /// Partitions, on PostgreSQL.
@@ -42,7 +44,44 @@ pub struct Standing {
     pub key_conflicts: i64,
 }
 
+/// Who is there to deliver, and what waits for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attendance {
+    /// Processes that deliver.
+    pub workers: i64,
+    /// When one was last heard of that ended without a word, or is here.
+    pub last_worker_at: Option<Timestamp>,
+    /// When a pass was last begun.
+    pub last_pass_at: Option<Timestamp>,
+    /// What is due and not under way, on lanes that are open.
+    pub due: i64,
+    /// Jobs that are not done.
+    pub jobs: i64,
+}
+
+/// What a row `q` of the queue must be to be claimed now.
+const IS_DUE: &str = "due_at <= {now} AND lease_token IS NULL
+    AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
+      OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+
 impl Store {
+    /// Who is there to deliver, and what waits for them.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn attendance(&self) -> Result<Attendance, DbError> {
+        let present = before(self.now().await?, PRESENT);
+        let sql = format!(
+            "SELECT (SELECT count(*) FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1),
+              (SELECT max(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%'), (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
+              (SELECT count(*) FROM postcommit.delivery_queue q WHERE {IS_DUE}),
+              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running'))"
+        );
+        let rows = self.db.query(&sql, vec![present.into()]).await?;
+        let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
+        Ok(Attendance { workers: row.get(0)?, last_worker_at: row.get(1)?, last_pass_at: row.get(2)?, due: row.get(3)?, jobs: row.get(4)? })
+    }
+
     /// What metrics tell beside the KPIs.
     ///
     /// # Errors
@@ -59,10 +98,8 @@ impl Store {
     }
 
     async fn oldest_due(&self) -> Result<Option<Timestamp>, DbError> {
-        let due = "SELECT min(due_at) FROM postcommit.delivery_queue q WHERE due_at <= {now} AND lease_token IS NULL
-            AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
-              OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
-        self.db.query(due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
+        let due = format!("SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE}");
+        self.db.query(&due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
     }
 
     /// Whether the database takes writes at all: a standby does not, nor a SQLite file on a disk that is read-only.

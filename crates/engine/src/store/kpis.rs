@@ -307,7 +307,7 @@ fn busiest(sites: Sites) -> Vec<SiteKpi> {
     listed
 }
 
-fn before(now: Timestamp, long: Duration) -> Timestamp {
+pub(super) fn before(now: Timestamp, long: Duration) -> Timestamp {
     Timestamp::from_micros(now.as_micros().saturating_sub(i64::try_from(long.as_micros()).unwrap_or(i64::MAX)))
 }
 

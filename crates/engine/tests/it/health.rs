@@ -6,9 +6,30 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use postcommit::Timestamp;
 use postcommit_engine::store::Store;
 
 on_both! {
+    async fn it_is_known_who_is_there_to_deliver(world) {
+        let nobody = world.store.attendance().await.unwrap();
+        assert_eq!((nobody.workers, nobody.last_worker_at, nobody.last_pass_at, nobody.due, nobody.jobs), (0, None, None, 0, 0));
+        world.capture(serde_json::json!({})).await;
+        world.enqueue("a", serde_json::json!({})).await;
+        assert_eq!(world.store.attendance().await.unwrap().due, 1);
+        let running = world.run().await;
+        world.until("it has said that it is here", async || world.store.attendance().await.unwrap().workers == 1).await;
+        running.finish().await;
+        assert_eq!(world.store.attendance().await.unwrap().workers, 0, "and that it leaves");
+        let ghost = uuid::Uuid::new_v4();
+        world.store.be_present(ghost).await.unwrap();
+        let past = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - 120_000_000);
+        world.execute("UPDATE postcommit.duty SET ran_at = $1 WHERE name LIKE 'worker:%'", vec![past.into()]).await;
+        let there = world.store.attendance().await.unwrap();
+        assert_eq!((there.workers, there.last_worker_at), (0, Some(past)), "one that ended without a word is not believed for ever");
+        world.pass().await;
+        assert!(world.store.attendance().await.unwrap().last_pass_at.is_some());
+    }
+
     async fn a_database_that_takes_writes_is_not_read_only(world) {
         assert!(!world.store.is_read_only().await.unwrap());
     }

@@ -1,0 +1,37 @@
+//! A dispatcher that runs says so now and then, so that people can be told when nobody delivers.
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::Stop;
+use crate::store::Store;
+
+/// A few of these fit into the time for which the store believes one.
+const EVERY: Duration = Duration::from_secs(15);
+
+/// Is present until told to stop; then no longer.
+pub async fn stay(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
+    let mut beat = tokio::time::interval(EVERY);
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            () = told(&mut stop) => break,
+        }
+        if let Err(problem) = store.be_present(worker).await {
+            tracing::debug!(%problem, "could not say that we are here");
+        }
+    }
+    if let Err(problem) = store.leave(worker).await {
+        tracing::debug!(%problem, "could not say that we leave; it will be noticed");
+    }
+}
+
+/// Nobody who could tell is no stop.
+async fn told(stop: &mut watch::Receiver<Stop>) {
+    if stop.wait_for(|stop| *stop != Stop::No).await.is_err() {
+        pending::<()>().await;
+    }
+}
