@@ -11,6 +11,8 @@ use postcommit_engine::model::Actor;
 use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
 use postcommit_engine::trace::Tracer;
+use rustix::process::getuid;
+use rustix::system::uname;
 
 use crate::output::{Exit, Failure};
 use crate::settings::Settings;
@@ -63,8 +65,21 @@ pub fn no_database(path: &Path) -> Failure {
     )
 }
 
-/// Who runs a command, as the audit log calls them.
+/// Who runs a command, as the audit log calls them: `cli:<user>@<host>`. In a container nobody sets USER, and the host is what tells one from another.
 pub fn operator() -> Actor {
-    let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
-    Actor::new(format!("cli:{}", name.unwrap_or_else(|| "unknown".into())))
+    let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
+    let name = named.or_else(|| user_name(getuid().as_raw())).unwrap_or_else(|| format!("uid {}", getuid().as_raw()));
+    let host = uname();
+    Actor::new(format!("cli:{name}@{}", host.nodename().to_string_lossy()))
+}
+
+/// The user's name, if this machine knows one.
+fn user_name(uid: u32) -> Option<String> {
+    let passwd = std::fs::read("/etc/passwd").ok()?;
+    let passwd = String::from_utf8_lossy(&passwd);
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id.parse() == Ok(uid) && !name.is_empty()).then(|| name.to_owned())
+    })
 }

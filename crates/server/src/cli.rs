@@ -7,6 +7,7 @@ mod deliveries;
 mod dispatch;
 mod doctor;
 mod enqueue;
+mod jobs;
 pub mod keys;
 mod kpis;
 mod migrate;
@@ -73,6 +74,9 @@ enum Command {
     /// Look at deliveries, retry, discard, cancel, follow
     #[command(subcommand)]
     Deliveries(deliveries::Deliveries),
+    /// What is done to many deliveries at once: look, end
+    #[command(subcommand)]
+    Jobs(jobs::Jobs),
     /// Configure providers
     #[command(subcommand)]
     Providers(providers::Providers),
@@ -129,6 +133,7 @@ impl Cli {
             Command::Enqueue(command) => command.run(format, &settings).await,
             Command::Notifications(command) => command.run(format, &settings).await,
             Command::Deliveries(command) => command.run(format, &settings).await,
+            Command::Jobs(command) => command.run(format, &settings).await,
             Command::Providers(command) => command.run(format, &settings).await,
             Command::Dispatch(command) => command.run(format, &settings).await,
             Command::Bench(command) => command.run(format, &settings).await,
@@ -167,6 +172,11 @@ async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failur
     let Some(name) = name else { return Ok(None) };
     let known = store.tenant(name).await?;
     known.map(Some).ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+}
+
+/// Whether a list must say whose each row is: it is everybody's, and there are several.
+async fn tenant_column(store: &Store, only: Option<i32>) -> Result<bool, Failure> {
+    Ok(only.is_none() && store.tenants().await?.len() > 1)
 }
 
 /// Tells a person where the list goes on.

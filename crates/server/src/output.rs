@@ -144,6 +144,26 @@ pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
+/// A JSON object in a line: `name=value`, and `outer.name=value` of one within.
+pub fn pairs(object: &serde_json::Value) -> String {
+    let mut told = Vec::new();
+    tell(object, "", &mut told);
+    told.join(" ")
+}
+
+fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
+    use serde_json::Value;
+    match value {
+        Value::Object(fields) => {
+            let below = |field: &String| if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
+            fields.iter().for_each(|(field, value)| tell(value, &below(field), told));
+        }
+        Value::Null => {}
+        Value::String(text) => told.push(format!("{name}={text}")),
+        other => told.push(format!("{name}={other}")),
+    }
+}
+
 /// A time to the second: enough for a list.
 pub fn seconds(at: postcommit::Timestamp) -> String {
     let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;

@@ -209,6 +209,7 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
 /// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.
 struct Greeting {
     url: String,
+    role: Role,
     /// A link to sign in, and the first key; for those who serve the API.
     sign_in: Option<String>,
     first_key: Option<String>,
@@ -226,7 +227,7 @@ impl Greeting {
             sign_in = Some(login_link(store, tenant, everything, &settings.api.base_url(url)).await?);
             key = first_key(store).await?;
         }
-        Ok(Self { url: url.to_owned(), sign_in, first_key: key, providers, tenants })
+        Ok(Self { url: url.to_owned(), role, sign_in, first_key: key, providers, tenants })
     }
 
     fn say(&self, settings: &Settings) {
@@ -245,11 +246,26 @@ impl Greeting {
         if self.providers.is_empty() {
             say!("  provider   none yet: `{me} providers create --help`");
         }
-        say!(
-            "\nTry, in another terminal:\n  {me}{} enqueue booking.confirmed --to {} --title 'See you soon' --wait",
-            which_database(settings),
-            somebody(&self.providers)
-        );
+        // Where nobody delivers, whoever waits would wait in vain.
+        if let (Some(somebody), false) = (self.somebody(), self.role == Role::Api) {
+            let same = if is_secret(settings) { ", with the same database.url" } else { "" };
+            let database = which_database(settings);
+            say!(
+                "\nTry, in another terminal{same}:\n  {me}{database} enqueue booking.confirmed --to {somebody} --title 'See you soon' --wait"
+            );
+        }
+    }
+
+    /// Who can be reached by what is there: by mail that is only captured, else in-app, which needs no provider of anybody's making.
+    fn somebody(&self) -> Option<&'static str> {
+        let is_default_s = |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
+        let mut own = self.providers.iter().filter(is_default_s);
+        let works = |provider: &Provider| provider.enabled && provider.paused.is_none();
+        let serves_mail = |provider: &Provider| provider.is_default && ["email", "*"].contains(&provider.channel.as_str());
+        if own.clone().any(|provider| provider.driver == "capture" && serves_mail(provider) && works(provider)) {
+            return Some("email:guest@example.com");
+        }
+        own.all(|provider| provider.channel != "in_app" || works(provider)).then_some("user:alice")
     }
 
     fn say_provider(&self, provider: &Provider) {
@@ -264,14 +280,11 @@ impl Greeting {
 /// The flag that another terminal needs; a URL with a password is not printed.
 fn which_database(settings: &Settings) -> String {
     let url = &settings.database.url;
-    match url.as_str() {
-        _ if DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok() => String::new(),
-        url => format!(" --database-url {}", without_password(url)),
-    }
+    let is_known = DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok();
+    if is_known || is_secret(settings) { String::new() } else { format!(" --database-url {url}") }
 }
 
-/// An address that the providers at hand can serve.
-fn somebody(providers: &[Provider]) -> &'static str {
-    let serves = |channel: &str| providers.iter().any(|p| p.is_default && (p.channel == channel || p.channel == "*"));
-    if serves("webhook") && !serves("email") { "webhook:https://example.com/hook" } else { "email:guest@example.com" }
+/// Whether the database's URL holds a password.
+fn is_secret(settings: &Settings) -> bool {
+    without_password(&settings.database.url) != settings.database.url
 }

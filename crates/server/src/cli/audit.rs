@@ -5,7 +5,7 @@ use postcommit::Timestamp;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 
 use super::{known_tenant, store};
-use crate::output::{self, Done, Exit, Format};
+use crate::output::{self, Done, Exit, Format, or_dash};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ impl Audit {
     }
 }
 
-const COLUMNS: [output::Column<AuditRow>; 7] = [
+const COLUMNS: [output::Column<AuditRow>; 9] = [
     ("id", |entry| entry.id.to_string()),
     ("at", |entry| output::seconds(entry.at)),
     ("tenant", |entry| entry.tenant.clone()),
@@ -66,4 +66,7 @@ const COLUMNS: [output::Column<AuditRow>; 7] = [
     ("did", |entry| entry.action.clone()),
     ("on", |entry| entry.subject.clone()),
     ("count", |entry| entry.count.to_string()),
+    // A job's entries all name it, so that what it did can be told apart.
+    ("by request", |entry| or_dash(&entry.request_id)),
+    ("details", |entry| entry.details.as_ref().map_or_else(|| "-".into(), output::pairs)),
 ];

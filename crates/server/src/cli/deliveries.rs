@@ -1,18 +1,23 @@
 //! `postcommit deliveries`.
 
+mod many;
+mod which;
+
 use std::collections::HashSet;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
 use postcommit_engine::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{DeliveryFilter, DeliveryRow, Position, Store};
+use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Position, Store};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
+use many::Many;
+use which::Which;
 
 #[derive(Debug, Subcommand)]
 pub enum Deliveries {
@@ -24,9 +29,9 @@ pub enum Deliveries {
         id: DeliveryId,
     },
     /// Set parked ones back to pending with counters reset; what was sent stays sent
-    Retry(Ids),
+    Retry(Many),
     /// End parked deliveries for good; the rows stay
-    Discard(Ids),
+    Discard(Many),
     /// Take back what is not under way yet
     Cancel(Ids),
     /// Follow attempts as they happen
@@ -49,24 +54,11 @@ pub struct Ids {
 
 #[derive(Debug, Args)]
 pub struct List {
+    #[command(flatten)]
+    which: Which,
+    /// Only what has been due for longer than the setting kpi.stuck_after_s and is not under way
     #[arg(long)]
-    tenant: Option<String>,
-    /// Where it stands
-    #[arg(long, value_parser = super::STATES)]
-    state: Option<String>,
-    /// Of parked ones
-    #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]
-    reason: Option<String>,
-    #[arg(long)]
-    channel: Option<String>,
-    #[arg(long)]
-    provider: Option<String>,
-    #[arg(long)]
-    event_type: Option<String>,
-    #[arg(long)]
-    entity: Option<String>,
-    #[arg(long, value_name = "ID")]
-    notification: Option<Uuid>,
+    stuck: bool,
     /// The page after this place; a notification's id is the place behind it
     #[arg(long, value_name = "PLACE")]
     before: Option<Position>,
@@ -79,9 +71,10 @@ impl Deliveries {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
         let store = super::acting(settings).await?;
         match self {
-            Self::List(list) => list.run(format, &store).await,
+            Self::List(list) => list.run(format, settings, &store).await,
             Self::Show { id } => show(format, &store, *id).await,
-            Self::Retry(Ids { ids }) => {
+            Self::Retry(many) if many.by_filter()? => many.run(format, &store, Act::Retry).await,
+            Self::Retry(Many { ids, .. }) => {
                 each(
                     format,
                     &store,
@@ -92,7 +85,8 @@ impl Deliveries {
                 )
                 .await
             }
-            Self::Discard(Ids { ids }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
+            Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
+            Self::Discard(Many { ids, .. }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
             Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "only what waits is cancelled").await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
         }
@@ -100,40 +94,33 @@ impl Deliveries {
 }
 
 impl List {
-    async fn run(&self, format: Format, store: &Store) -> Done {
+    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
         let filter = DeliveryFilter {
-            tenant: super::tenant(store, self.tenant.as_deref()).await?,
-            states: self.state.iter().cloned().collect(),
-            reason: self.reason.clone(),
-            channel: self.channel.clone(),
-            provider: self.provider.clone(),
-            event_type: self.event_type.clone(),
-            entity: self.entity.clone(),
-            notification: self.notification,
+            stuck: self.stuck.then(|| settings.kpi.stuck_after()),
             before: self.before,
             limit: self.limit,
-            ..DeliveryFilter::default()
+            ..self.which.filter(store).await?
         };
         let page = store.delivery_rows(&filter).await?;
-        output::list(
-            format,
-            &page.rows,
-            &[
-                ("id", |r: &DeliveryRow| r.id.clone()),
-                ("updated", |r| output::seconds(r.updated_at)),
-                ("state", |r| r.reason.as_ref().map_or_else(|| r.state.clone(), |reason| format!("{} ({reason})", r.state))),
-                ("channel", |r| or_dash(&r.channel)),
-                ("to", |r| or_dash(&r.target)),
-                ("provider", |r| or_dash(&r.provider)),
-                ("event type", |r| r.event_type.clone()),
-                ("attempts", |r| r.attempts.to_string()),
-                ("error", |r| or_dash(&r.error_code)),
-            ],
-        );
+        let tenant = super::tenant_column(store, filter.tenant).await?;
+        output::list(format, &page.rows, &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>());
         super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
 }
+
+const COLUMNS: [output::Column<DeliveryRow>; 10] = [
+    ("id", |r| r.id.clone()),
+    ("tenant", |r| r.tenant.clone()),
+    ("updated", |r| output::seconds(r.updated_at)),
+    ("state", |r| r.reason.as_ref().map_or_else(|| r.state.clone(), |reason| format!("{} ({reason})", r.state))),
+    ("channel", |r| or_dash(&r.channel)),
+    ("to", |r| or_dash(&r.target)),
+    ("provider", |r| or_dash(&r.provider)),
+    ("event type", |r| r.event_type.clone()),
+    ("attempts", |r| r.attempts.to_string()),
+    ("error", |r| or_dash(&r.error_code)),
+];
 
 fn missing(id: DeliveryId) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no delivery {id}"))

@@ -1,5 +1,6 @@
 //! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
 
+use postcommit::Timestamp;
 use postcommit_engine::channel::{self, FailOn};
 use postcommit_engine::db::LATEST;
 use postcommit_engine::egress::Egress;
@@ -51,6 +52,7 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     }
     findings.push(clock(&store).await?);
     findings.extend(partitions(&store).await?);
+    findings.push(delivering(&store).await?);
     findings.extend(queue(&store).await?);
     let providers = store.providers().await?;
     if providers.is_empty() {
@@ -89,6 +91,27 @@ async fn partitions(store: &Store) -> Result<Vec<Finding>, Failure> {
         )
     });
     Ok(std::iter::once(ahead).chain(caught).collect())
+}
+
+/// Passes that are further apart are no way to deliver.
+const PASSES_S: u64 = 600;
+
+async fn delivering(store: &Store) -> Result<Finding, Failure> {
+    let (there, now) = (store.attendance().await?, store.now().await?);
+    let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
+    let job = if there.jobs == 1 { "job" } else { "jobs" };
+    let waiting = format!("{} due, {} {job} to be done", there.due, there.jobs);
+    Ok(match (there.workers, ago(there.last_pass_at)) {
+        (1.., _) => finding("delivering", "ok", format!("{} running; {waiting}", there.workers)),
+        (_, Some(pass)) if pass <= PASSES_S => finding("delivering", "ok", format!("by passes, the last one {pass} s ago; {waiting}")),
+        _ => {
+            let last =
+                ago(there.last_worker_at.max(there.last_pass_at)).map(|s| format!(", none was heard of for {s} s")).unwrap_or_default();
+            let result = if there.due + there.jobs > 0 { "problem" } else { "warning" };
+            let what = "start `postcommit serve`, or let cron run `postcommit dispatch --once`";
+            finding("delivering", result, format!("nobody is{last}; {waiting}: {what}"))
+        }
+    })
 }
 
 async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {

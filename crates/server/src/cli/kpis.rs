@@ -1,7 +1,7 @@
 //! `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
-use postcommit_engine::store::{Kpi, Kpis, SiteKpi};
+use postcommit_engine::store::{Kpi, Kpis, Parked, SiteKpi};
 
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -60,11 +60,23 @@ const COLUMNS: &[Column] = &[
     ("retrying", |one| of(one, |kpi| kpi.queue.retrying)),
     ("scheduled", |one| of(one, |kpi| kpi.queue.scheduled)),
     ("stuck", |one| of(one, |kpi| kpi.stuck)),
-    ("parked", |one| of(one, |kpi| kpi.parked.total)),
+    ("parked", |one| parked(&one.kpi.parked)),
     ("delivered", |one| of(one, |kpi| kpi.delivered)),
     ("failed", |one| of(one, |kpi| kpi.failed)),
     ("oldest", |one| of(one, |kpi| kpi.oldest_pending_s)),
 ];
+
+/// How many, and why.
+fn parked(parked: &Parked) -> String {
+    let reasons = [
+        ("rejected", parked.rejected),
+        ("exhausted", parked.exhausted),
+        ("outcome_unknown", parked.outcome_unknown),
+        ("config", parked.config),
+    ];
+    let told: Vec<String> = reasons.iter().filter(|(_, count)| *count > 0).map(|(reason, count)| format!("{count} {reason}")).collect();
+    if told.is_empty() { "0".into() } else { format!("{} ({})", parked.total, told.join(", ")) }
+}
 
 fn of(one: &SiteKpi, number: fn(&Kpi) -> i64) -> String {
     number(&one.kpi).to_string()

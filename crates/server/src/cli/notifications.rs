@@ -1,7 +1,7 @@
 //! `postcommit notifications`.
 
 use clap::{Args, Subcommand};
-use postcommit_engine::store::{AttemptRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
+use postcommit_engine::store::{AttemptRow, AuditRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
 use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
@@ -64,23 +64,23 @@ impl List {
             ..NotificationFilter::default()
         };
         let page = store.notification_rows(&filter).await?;
-        output::list(
-            format,
-            &page.rows,
-            &[
-                ("id", |r: &NotificationRow| r.id.to_string()),
-                ("created", |r| output::seconds(r.created_at)),
-                ("status", |r| r.status.clone()),
-                ("event type", |r| r.event_type.clone()),
-                ("entity", |r| or_dash(&r.entity)),
-                ("attempts", |r| r.attempts.to_string()),
-                ("last error", |r| r.last_error.as_deref().map_or("-", |e| e.split(':').next().unwrap_or(e)).to_owned()),
-            ],
-        );
+        let tenant = super::tenant_column(store, filter.tenant).await?;
+        output::list(format, &page.rows, &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>());
         super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
 }
+
+const COLUMNS: [output::Column<NotificationRow>; 8] = [
+    ("id", |r| r.id.to_string()),
+    ("tenant", |r| r.tenant.clone()),
+    ("created", |r| output::seconds(r.created_at)),
+    ("status", |r| r.status.clone()),
+    ("event type", |r| r.event_type.clone()),
+    ("entity", |r| or_dash(&r.entity)),
+    ("attempts", |r| r.attempts.to_string()),
+    ("last error", |r| r.last_error.as_deref().map_or("-", |e| e.split(':').next().unwrap_or(e)).to_owned()),
+];
 
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
@@ -104,8 +104,11 @@ fn text(story: &Story) -> String {
     field("expires", Some(note.expires_at.to_string()));
     for delivery in &story.deliveries {
         lines.push(line(delivery));
-        lines.extend(story.attempts.iter().filter(|a| a.delivery == delivery.id).map(attempt_line));
+        lines.extend(history(story, &delivery.id));
     }
+    // What was done to it before it had deliveries, or to those that are gone.
+    let told = |subject: &str| story.deliveries.iter().any(|delivery| delivery.id == subject);
+    lines.extend(story.acts.iter().filter(|act| !told(&act.subject)).map(act_line));
     if !story.conflicts.is_empty() {
         lines.push(format!(
             "  key used again with other content, not sent: {} times, last {}",
@@ -114,6 +117,20 @@ fn text(story: &Story) -> String {
         ));
     }
     lines.join("\n")
+}
+
+/// What happened to one delivery, in order: attempts, and what people did.
+fn history(story: &Story, delivery: &str) -> Vec<String> {
+    let attempts = story.attempts.iter().filter(|attempt| attempt.delivery == delivery).map(|attempt| (attempt.at, attempt_line(attempt)));
+    let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
+    let mut all: Vec<_> = attempts.chain(acts).collect();
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, line)| line).collect()
+}
+
+fn act_line(act: &AuditRow) -> String {
+    let by = act.request_id.as_ref().map(|request| format!(" ({request})")).unwrap_or_default();
+    format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
 fn line(d: &DeliveryRow) -> String {

@@ -28,6 +28,8 @@ macro_rules! on_both {
     )*};
 }
 
+pub(crate) use on_both;
+
 mod app;
 mod hostile;
 

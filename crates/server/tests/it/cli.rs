@@ -1,18 +1,23 @@
 //! The command line as a person or a script meets it: what it prints, where, and how it ends.
 
 mod act;
+mod operate;
 mod quick_start;
 mod settings;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
+use postcommit_testkit::TestDatabase;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a migrated SQLite database and the binary at hand.
+use crate::installation::Kind;
+
+/// A folder with a migrated database and the binary at hand; the database is an SQLite file in it unless told otherwise.
 pub struct Shell {
     folder: TempDir,
+    _database: Option<TestDatabase>,
     environment: Vec<(String, String)>,
 }
 
@@ -45,15 +50,32 @@ impl From<Output> for Ran {
 impl Shell {
     /// An empty folder.
     pub fn empty() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), environment: vec![] }
+        Self { folder: tempfile::tempdir().unwrap(), _database: None, environment: vec![] }
     }
 
     /// One with a schema and a capture provider.
     pub fn ready() -> Self {
-        let shell = Self::empty();
+        Self::ready_on(Kind::Sqlite)
+    }
+
+    /// The same on either database.
+    pub fn ready_on(kind: Kind) -> Self {
+        let shell = Self::empty_on(kind);
         shell.run(&["migrate"]).ends(0);
         shell.run(&["providers", "create", "capture", "--driver", "capture"]).ends(0);
         shell
+    }
+
+    /// An empty folder, and on PostgreSQL an empty database.
+    pub fn empty_on(kind: Kind) -> Self {
+        let shell = Self::empty();
+        if kind == Kind::Sqlite {
+            return shell;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let database = runtime.block_on(postcommit_testkit::database());
+        let url = database.url.clone();
+        Self { _database: Some(database), ..shell }.with("POSTCOMMIT_DATABASE_URL", &url)
     }
 
     pub fn with(mut self, name: &str, value: &str) -> Self {

@@ -1,0 +1,120 @@
+//! Retry and discard: some by their ids, answered at once; or all that match, as a job.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use clap::Args;
+use postcommit_engine::model::DeliveryId;
+use postcommit_engine::store::{Act, Job, JobDraft, PACE, PACE_MOST, Store};
+use serde_json::json;
+
+use super::which::Which;
+use crate::cli::jobs;
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::telemetry::say;
+
+#[derive(Debug, Args)]
+pub struct Many {
+    /// Ids of deliveries, NOTIFICATION.N; or none, and say which by the options below
+    pub ids: Vec<DeliveryId>,
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "How")]
+struct How {
+    /// Only count what matches
+    #[arg(long, conflicts_with_all = ["yes", "no_wait", "pace"])]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+    /// Leave it to the processes that deliver, and do not wait for it
+    #[arg(long)]
+    no_wait: bool,
+    /// So many a second at most [default: 500]
+    #[arg(long, value_name = "A SECOND", value_parser = clap::value_parser!(i32).range(1..=i64::from(PACE_MOST)))]
+    pace: Option<i32>,
+}
+
+impl Many {
+    /// Which is meant, if it is a filter; ids and a filter are two ways to say it.
+    pub fn by_filter(&self) -> Result<bool, Failure> {
+        match (self.ids.is_empty(), self.which.is_any()) {
+            (true, true) => Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked")),
+            (false, false) => Err(usage("give either ids or a filter, not both")),
+            (is_filter, _) => Ok(is_filter),
+        }
+    }
+
+    pub async fn run(&self, format: Format, store: &Store, act: Act) -> Done {
+        if let Some(state) = self.which.state.as_ref().filter(|state| *state != "parked") {
+            return Err(usage(&format!("--state {state}: only what is parked can be retried or discarded")));
+        }
+        let filter = self.which.filter(store).await?;
+        let (tenant, draft) = (filter.tenant, JobDraft { act, filter, pace: self.how.pace });
+        let (count, is_exact) = store.count_for_job(tenant, &draft).await?;
+        let counted = format!("{}{count}", if is_exact { "" } else { "at least " });
+        if self.how.dry_run {
+            let counts = json!({"kind": act, "total": count, "is_exact": is_exact});
+            output::one(format, &counts, |_| format!("{counted} would be {}", done(act)));
+            return Ok(Exit::Ok);
+        }
+        if count > 0 && !self.how.yes {
+            confirm(&format!("{counted} will be {}", done(act)))?;
+        }
+        let job = store.create_job(tenant, &draft).await?;
+        if self.how.no_wait {
+            jobs::print(format, &job);
+            return Ok(Exit::Ok);
+        }
+        self.follow(format, store, job).await
+    }
+
+    async fn follow(&self, format: Format, store: &Store, job: Job) -> Done {
+        let seconds = job.total / i64::from(self.how.pace.unwrap_or(PACE));
+        if seconds > 2 {
+            say!("postcommit: job {} takes about {seconds} s; `postcommit jobs cancel {}` ends it", job.id, job.id);
+        }
+        let job = jobs::follow(store, job).await?;
+        jobs::print(format, &job);
+        Ok(ending(&job))
+    }
+}
+
+/// How a job that has ended lets its command end.
+fn ending(job: &Job) -> Exit {
+    match (job.state.as_str(), job.done, job.skipped) {
+        ("done", _, 0) => Exit::Ok,
+        ("done", 0, _) => Exit::Refused,
+        ("failed", 0, _) => Exit::Failed,
+        ("cancelled", 0, _) => Exit::Refused,
+        _ => Exit::Partly,
+    }
+}
+
+fn done(act: Act) -> &'static str {
+    match act {
+        Act::Retry => "retried",
+        Act::Discard => "discarded",
+        Act::Cancel => "cancelled",
+    }
+}
+
+fn usage(problem: &str) -> Failure {
+    Failure::new(Exit::Usage, problem)
+}
+
+/// Asks a person; where there is none, nothing is done that was not asked for by `--yes`.
+fn confirm(what: &str) -> Result<(), Failure> {
+    let refused = |why: &str| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return refused("nothing is done without --yes (--dry-run only counts)");
+    }
+    let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
+    let mut answer = String::new();
+    let _ = std::io::stdin().lock().read_line(&mut answer);
+    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) { Ok(()) } else { refused("nothing was done") }
+}

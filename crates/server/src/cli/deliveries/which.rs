@@ -1,0 +1,97 @@
+//! Which deliveries: of a list, and of an act on all that match.
+
+use clap::Args;
+use postcommit::Timestamp;
+use postcommit_engine::store::{DeliveryFilter, Store};
+use uuid::Uuid;
+
+use crate::cli;
+use crate::output::Failure;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Which deliveries")]
+pub struct Which {
+    /// Only this tenant's [default: every tenant's]
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Where they stand
+    #[arg(long, value_parser = cli::STATES)]
+    pub state: Option<String>,
+    /// Of parked ones: why
+    #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]
+    reason: Option<String>,
+    #[arg(long)]
+    channel: Option<String>,
+    #[arg(long)]
+    provider: Option<String>,
+    #[arg(long)]
+    event_type: Option<String>,
+    /// About this thing
+    #[arg(long)]
+    entity: Option<String>,
+    /// From this site
+    #[arg(long)]
+    site: Option<String>,
+    #[arg(long, value_name = "ID")]
+    notification: Option<Uuid>,
+    /// Enqueued at this time or later, RFC 3339
+    #[arg(long, value_name = "TIME")]
+    from: Option<Timestamp>,
+    /// Enqueued before this time
+    #[arg(long, value_name = "TIME")]
+    to: Option<Timestamp>,
+    /// With so many attempts in this round, or more
+    #[arg(long, value_name = "COUNT")]
+    attempts: Option<u16>,
+    /// With this code of the last error, e.g. http_503
+    #[arg(long, value_name = "CODE")]
+    error_code: Option<String>,
+    /// To exactly this address
+    #[arg(long, value_name = "ADDRESS")]
+    target: Option<String>,
+    /// What may have arrived without our knowing; =false: what certainly has not
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    unclear: Option<bool>,
+}
+
+impl Which {
+    /// Nothing was said.
+    pub fn is_any(&self) -> bool {
+        let texts = [
+            &self.tenant,
+            &self.state,
+            &self.reason,
+            &self.channel,
+            &self.provider,
+            &self.event_type,
+            &self.entity,
+            &self.site,
+            &self.error_code,
+            &self.target,
+        ];
+        let others = [self.notification.is_some(), self.from.is_some(), self.to.is_some(), self.attempts.is_some(), self.unclear.is_some()];
+        texts.iter().all(|text| text.is_none()) && !others.contains(&true)
+    }
+
+    /// As the store looks for them; the page is the caller's matter.
+    pub async fn filter(&self, store: &Store) -> Result<DeliveryFilter, Failure> {
+        Ok(DeliveryFilter {
+            tenant: cli::tenant(store, self.tenant.as_deref()).await?,
+            states: self.state.iter().cloned().collect(),
+            reason: self.reason.clone(),
+            channel: self.channel.clone(),
+            provider: self.provider.clone(),
+            event_type: self.event_type.clone(),
+            entity: self.entity.clone(),
+            site: self.site.clone(),
+            notification: self.notification,
+            from: self.from,
+            to: self.to,
+            attempts: self.attempts.map(i64::from),
+            error_code: self.error_code.clone(),
+            target: self.target.clone(),
+            unclear: self.unclear,
+            ..DeliveryFilter::default()
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! `postcommit jobs`: what is done to many deliveries at once.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+use postcommit_engine::clock;
+use postcommit_engine::db::DbError;
+use postcommit_engine::dispatch::run_job_once;
+use postcommit_engine::store::{Act, Job, Sliced, Store};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::settings::Settings;
+
+/// How long until it is looked again how far a job is that somebody else works on.
+const LOOK: Duration = Duration::from_millis(200);
+/// Characters of the bar.
+const BAR: usize = 30;
+
+#[derive(Debug, Subcommand)]
+pub enum Jobs {
+    /// Newest first
+    List {
+        /// Only this tenant's [default: every tenant's]
+        #[arg(long)]
+        tenant: Option<String>,
+        /// The page after the one that ended with this job
+        #[arg(long, value_name = "ID")]
+        before: Option<Uuid>,
+        /// 1 to 200
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
+        limit: i64,
+    },
+    /// How far it is
+    Show { id: Uuid },
+    /// End it after the slice that is under way; what was done stays done
+    Cancel { id: Uuid },
+}
+
+impl Jobs {
+    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+        let store = super::acting(settings).await?;
+        match self {
+            Self::List { tenant, before, limit } => {
+                let tenant = super::tenant(&store, tenant.as_deref()).await?;
+                output::list(format, &store.jobs(tenant, *before, *limit).await?, &COLUMNS);
+                Ok(Exit::Ok)
+            }
+            Self::Show { id } => {
+                print(format, &found(&store, *id).await?);
+                Ok(Exit::Ok)
+            }
+            Self::Cancel { id } => {
+                found(&store, *id).await?;
+                let was_open = store.cancel_job(None, *id).await?;
+                let job = found(&store, *id).await?;
+                if !was_open {
+                    return Err(Failure::new(Exit::Refused, format!("the job is {}: there is nothing left to end", job.state)));
+                }
+                print(format, &job);
+                Ok(Exit::Ok)
+            }
+        }
+    }
+}
+
+async fn found(store: &Store, id: Uuid) -> Result<Job, Failure> {
+    store.job(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no job {id}")))
+}
+
+const COLUMNS: [output::Column<Job>; 8] = [
+    ("id", |job| job.id.to_string()),
+    ("asked", |job| output::seconds(job.asked_at)),
+    ("tenant", |job| job.tenant_name.clone().unwrap_or_else(|| "(all)".into())),
+    ("does", |job| job.kind.name().to_owned()),
+    ("state", |job| job.state.clone()),
+    ("done", progress),
+    ("by", |job| job.asked_by.clone()),
+    ("which", which),
+];
+
+fn progress(job: &Job) -> String {
+    format!("{} of {}{}", job.done, job.total, if job.is_exact { "" } else { " or more" })
+}
+
+fn which(job: &Job) -> String {
+    let told = output::pairs(&json!(job.filter));
+    let all = if job.kind == Act::Cancel { "all that waits" } else { "all that is parked" };
+    if told.is_empty() { all.into() } else { told }
+}
+
+/// Prints one job.
+pub fn print(format: Format, job: &Job) {
+    output::one(format, job, |job| {
+        let fields = [
+            ("tenant", Some(job.tenant_name.clone().unwrap_or_else(|| "(all)".into()))),
+            ("which", Some(which(job))),
+            ("done", Some(progress(job))),
+            ("skipped", (job.skipped > 0).then(|| format!("{}: somebody else had moved them", job.skipped))),
+            ("pace", Some(format!("{} a second", job.pace))),
+            ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
+            ("finished", job.finished_at.map(|at| at.to_string())),
+            ("last error", job.last_error.clone()),
+        ];
+        let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?)));
+        std::iter::once(format!("{}  {} {}", job.id, job.kind.name(), job.state)).chain(lines).collect::<Vec<_>>().join("\n")
+    });
+}
+
+/// Works on it until it has ended, beside whoever else does: no server need be running. Ended before that, others go on with it.
+pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
+    let (id, mut bar) = (job.id, Bar::new());
+    let mut now = job;
+    while ["queued", "running"].contains(&now.state.as_str()) {
+        bar.draw(&now);
+        match run_job_once(store).await {
+            Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
+            Err(problem @ DbError::Unreachable(_)) => return Err(problem.into()),
+            // What a job is at fault for is noted with it, and it need not be this one's.
+            Ok(Sliced::Nothing) | Err(_) => {
+                let due = store.next_slice_in().await?.unwrap_or(LOOK);
+                tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;
+            }
+        }
+        now = store.job(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("job {id} is gone")))?;
+    }
+    Ok(now)
+}
+
+/// How far it is, on a terminal; nothing elsewhere.
+struct Bar {
+    since: Instant,
+    is_shown: bool,
+}
+
+impl Bar {
+    fn new() -> Self {
+        Self { since: clock::monotonic(), is_shown: std::io::stderr().is_terminal() }
+    }
+
+    fn draw(&mut self, job: &Job) {
+        if !self.is_shown {
+            return;
+        }
+        let looked_at = usize::try_from((job.done + job.skipped).min(job.total)).unwrap_or(0);
+        let full = looked_at * BAR / usize::try_from(job.total).unwrap_or(0).max(1);
+        let line = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
+        let _ = write!(std::io::stderr(), "\r\x1b[K{} {line} {}  {} s", job.kind.name(), progress(job), self.since.elapsed().as_secs());
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
