@@ -4,7 +4,7 @@
 //   <postcommit-inbox user="alice" token-url="/inbox-token"></postcommit-inbox>
 //
 // Attributes: `server` (default: where this script came from), `user`, `token` (a user token), `token-url` (asked for a fresh one, when there is none
-// or it has expired; answers {"token": "pcu_…"}). Events: `postcommit-unread` (detail.unread), `postcommit-open` (detail.message; preventDefault
+// or it has expired; answers {"token": "pcu_…"}), `theme`, and `text-…` for each of the words below. Events: `postcommit-unread` (detail.unread), `postcommit-open` (detail.message; preventDefault
 // keeps the link from being followed, for applications that route by themselves).
 //
 // What a message says is only ever set as text, so none of it can be markup; and a link is only followed to http(s), mailto and tel.
@@ -16,11 +16,11 @@ const LONGEST_WAIT_MS = 30000;
 // A stream that says nothing for so long is dead, whatever the connection thinks: the server sends a comment every 15 seconds.
 const SILENCE_MS = 45000;
 
-// Every colour is a custom property, `--postcommit-…`, that the page may set; `theme="light"` or `"dark"` overrules the system's choice.
-const DARK = `
+// Every colour is a custom property, `--postcommit-…`, that the page may set. The bell is part of the page and has the colour of the text around it; the panel
+// is light or dark as the page is, or as `theme` says.
+const DARK = `color-scheme: dark;
   --accent: var(--postcommit-accent, #8ab0ff); --surface: var(--postcommit-surface, #1b1f27); --text: var(--postcommit-text, #e8ebf0);
   --muted: var(--postcommit-muted, #a3abb8); --line: var(--postcommit-line, #363c48); --hover: var(--postcommit-hover, #262b35);
-  --badge: var(--postcommit-badge, #c6262e);
 `;
 
 const STYLE = `
@@ -28,21 +28,22 @@ const STYLE = `
   --accent: var(--postcommit-accent, #2457d6);
   --surface: var(--postcommit-surface, #fff); --text: var(--postcommit-text, #1a1d23); --muted: var(--postcommit-muted, #5a6270);
   --line: var(--postcommit-line, #d9dde4); --hover: var(--postcommit-hover, #f1f4f9); --badge: var(--postcommit-badge, #c6262e);
-  display: inline-block; position: relative; color: var(--text); font: 400 0.9375rem/1.4 var(--postcommit-font, system-ui, sans-serif); text-align: start;
+  display: inline-block; position: relative; font: 400 0.9375rem/1.4 var(--postcommit-font, system-ui, sans-serif); text-align: start;
 }
-@media (prefers-color-scheme: dark) { :host(:not([theme="light"])) { ${DARK} } }
-:host([theme="dark"]) { ${DARK} }
 :host([hidden]) { display: none; }
 * { box-sizing: border-box; }
 button { font: inherit; color: inherit; background: none; border: 0; border-radius: 6px; cursor: pointer; }
 button:hover { background: var(--hover); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.bell { position: relative; display: grid; place-items: center; width: 44px; height: 44px; border-radius: 50%; }
+.bell { position: relative; color: var(--postcommit-bell, inherit); display: grid; place-items: center; width: 44px; height: 44px; border-radius: 50%; }
+.bell:hover { background: color-mix(in srgb, currentColor 12%, transparent); }
+.bell:focus-visible { outline-color: currentColor; }
 .bell svg { width: 24px; height: 24px; }
 .badge { position: absolute; top: 2px; inset-inline-end: 0; min-width: 20px; padding: 0 5px; border-radius: 10px; background: var(--badge); color: #fff;
   font-size: 0.75rem; font-weight: 600; line-height: 20px; text-align: center; }
-.panel { position: absolute; z-index: 1000; top: calc(100% + 8px); inset-inline-end: 0; width: 26rem; max-width: calc(100vw - 24px); max-height: min(36rem, 80vh);
+.panel { color-scheme: light; color: var(--text); position: absolute; z-index: 1000; top: calc(100% + 8px); inset-inline-end: 0; width: 26rem; max-width: calc(100vw - 24px); max-height: min(36rem, 80vh);
   display: flex; flex-direction: column; background: var(--surface); border: 1px solid var(--line); border-radius: 12px; box-shadow: 0 12px 32px rgb(0 0 0 / 0.18); overflow: hidden; }
+.panel.dark { ${DARK} }
 .panel.start { inset-inline: 0 auto; }
 .panel:focus { outline: none; }
 .panel[hidden], .badge[hidden], .more[hidden], .note[hidden] { display: none; }
@@ -57,7 +58,7 @@ li:last-child { border-bottom: 0; }
 li:hover { background: var(--hover); }
 li.unread::before { content: ""; position: absolute; inset-inline-start: 12px; top: 19px; width: 8px; height: 8px; border-radius: 50%; background: var(--accent); }
 li.unread .title { font-weight: 650; }
-.title { overflow-wrap: anywhere; color: inherit; }
+.title { overflow-wrap: anywhere; color: inherit; display: -webkit-box; -webkit-line-clamp: 3; -webkit-box-orient: vertical; overflow: hidden; }
 a.title { text-decoration: none; }
 a.title:hover { text-decoration: underline; }
 .body { margin: 2px 0 0; color: var(--muted); white-space: pre-line; overflow-wrap: anywhere; display: -webkit-box; -webkit-line-clamp: 4; -webkit-box-orient: vertical; overflow: hidden; }
@@ -75,18 +76,23 @@ a.title:hover { text-decoration: underline; }
 @media (prefers-reduced-motion: no-preference) { .panel { animation: appear 0.12s ease-out; } @keyframes appear { from { opacity: 0; translate: 0 -4px; } } }
 `;
 
-/** What is shown and read out; assign to `PostcommitInbox.words` to translate. */
+/**
+ * What is shown and read out. Each is the attribute `text-…` of that name, e.g. `text-read-all="Alles gelesen"`, or assigned for all elements:
+ * `PostcommitInbox.words = { 'read-all': 'Alles gelesen' }`. What is in braces is filled in; a function is called with it.
+ */
 const WORDS = {
   inbox: 'Notifications',
-  bell: (unread) => (unread === 0 ? 'Notifications, none unread' : `Notifications, ${unread} unread`),
-  came: (title) => `New notification: ${title}`,
-  readAll: 'Mark all as read',
+  bell: 'Notifications, {unread} unread',
+  'bell-none': 'Notifications, none unread',
+  came: 'New notification: {title}',
+  'read-all': 'Mark all as read',
   read: 'Mark as read',
   unread: 'Mark as unread',
   archive: 'Archive',
   close: 'Close',
   more: 'Show more',
   empty: 'Nothing here yet.',
+  loading: 'Loading…',
   offline: 'Not connected; trying again…',
   refused: 'You are signed out of notifications.',
 };
@@ -123,6 +129,23 @@ function safeLink(url) {
   }
 }
 
+/** Whether the page is dark: its text is light. Pages turn dark in many ways, and this holds for all of them. */
+function isDarkPage() {
+  const rgb = /^rgba?\((\d+), (\d+), (\d+)/.exec(getComputedStyle(document.body).color);
+  if (!rgb) return matchMedia('(prefers-color-scheme: dark)').matches;
+  const [, red, green, blue] = rgb.map(Number);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 140;
+}
+
+/** The language that an element is in, for dates; the reader's own where none is named or it is none. */
+function languageOf(element) {
+  try {
+    return Intl.getCanonicalLocales(element.closest('[lang]')?.lang || []);
+  } catch {
+    return [];
+  }
+}
+
 /** Reads server-sent events from a stream of bytes. Calls back with {event, data, id}, and with nothing for a comment. */
 async function readEvents(bytes, onEvent, onRetry) {
   const reader = bytes.pipeThrough(new TextDecoderStream()).getReader();
@@ -153,10 +176,23 @@ class Refused extends Error {}
 class Reload extends Error {}
 
 export class PostcommitInbox extends HTMLElement {
-  static words = WORDS;
-  static observedAttributes = ['server', 'user', 'token', 'token-url'];
+  static observedAttributes = ['server', 'user', 'token', 'token-url', 'theme', 'lang', ...Object.keys(WORDS).map((name) => `text-${name}`)];
+  static #words = {};
+  static #connected = new Set();
+
+  /** The words of all elements that do not say otherwise themselves. Assigned at any time; those left out stay. */
+  static get words() {
+    return { ...WORDS, ...PostcommitInbox.#words };
+  }
+
+  static set words(words) {
+    PostcommitInbox.#words = { ...words };
+    for (const inbox of PostcommitInbox.#connected) inbox.#label();
+  }
 
   #messages = new Map();
+  /** The list was read: what is not in it is not there. */
+  #isRead = false;
   #unread = 0;
   #position = 0;
   #next = null;
@@ -176,11 +212,14 @@ export class PostcommitInbox extends HTMLElement {
   }
 
   connectedCallback() {
+    PostcommitInbox.#connected.add(this);
     document.addEventListener('pointerdown', this.#onOutside);
+    this.#label();
     this.#restart();
   }
 
   disconnectedCallback() {
+    PostcommitInbox.#connected.delete(this);
     document.removeEventListener('pointerdown', this.#onOutside);
     this.#stop?.abort();
     this.#stop = null;
@@ -188,6 +227,8 @@ export class PostcommitInbox extends HTMLElement {
 
   attributeChangedCallback(name, before, after) {
     if (before === after) return;
+    if (name === 'theme') return this.#dress();
+    if (name === 'lang' || name.startsWith('text-')) return this.#label();
     if (name === 'token') this.#token = after;
     if (this.#stop) this.#restart();
   }
@@ -198,23 +239,42 @@ export class PostcommitInbox extends HTMLElement {
   }
 
   #build(root) {
-    const words = PostcommitInbox.words;
     const badge = element('span', { class: 'badge', hidden: true, 'aria-hidden': 'true' });
     const bell = element('button', { class: 'bell', part: 'bell', type: 'button', 'aria-haspopup': 'dialog', 'aria-expanded': 'false', onclick: () => this.#toggle() }, bellIcon(), badge);
-    const readAll = element('button', { class: 'tool read-all', type: 'button', onclick: () => this.#readAll() }, words.readAll);
-    const close = element('button', { class: 'icon', type: 'button', 'aria-label': words.close, onclick: () => this.#toggle(false) }, '×');
+    const readAll = element('button', { class: 'tool read-all', type: 'button', onclick: () => this.#readAll() });
+    const close = element('button', { class: 'icon', type: 'button', onclick: () => this.#toggle(false) }, '×');
     const problem = element('p', { class: 'note problem', role: 'status', hidden: true });
-    const list = element('ul', { 'aria-label': words.inbox });
-    const empty = element('p', { class: 'note' }, words.empty);
-    const more = element('button', { class: 'more', type: 'button', hidden: true, onclick: () => this.#more() }, words.more);
-    const panel = element('section', { class: 'panel', part: 'panel', role: 'dialog', 'aria-label': words.inbox, hidden: true, tabindex: '-1' },
-      element('header', {}, element('h2', {}, words.inbox), readAll, close), problem, empty, list, more);
+    const heading = element('h2');
+    const list = element('ul');
+    const empty = element('p', { class: 'note' });
+    const more = element('button', { class: 'more', type: 'button', hidden: true, onclick: () => this.#more() });
+    const panel = element('section', { class: 'panel', part: 'panel', role: 'dialog', hidden: true, tabindex: '-1' },
+      element('header', {}, heading, readAll, close), problem, empty, list, more);
     // Read out, not shown: what came, whether the panel is open or not.
     const said = element('div', { class: 'said', role: 'status', 'aria-live': 'polite' });
     root.append(bell, panel, said);
     root.addEventListener('keydown', (event) => this.#onKey(event));
-    this.#parts = { bell, badge, panel, readAll, problem, list, empty, more, said };
+    this.#parts = { bell, badge, panel, heading, close, readAll, problem, list, empty, more, said };
+    this.#label();
+  }
+
+  /** One of the words: this element's own, all elements', or ours. */
+  #word(name, values = {}) {
+    const word = this.getAttribute(`text-${name}`) ?? PostcommitInbox.words[name];
+    return typeof word === 'function' ? word(values) : word.replace(/\{(\w+)\}/g, (whole, key) => values[key] ?? whole);
+  }
+
+  #label() {
+    const { panel, heading, close, readAll, list, more } = this.#parts;
+    for (const [part, name] of [[heading, 'inbox'], [readAll, 'read-all'], [more, 'more']]) part.textContent = this.#word(name);
+    for (const [part, name] of [[panel, 'inbox'], [list, 'inbox'], [close, 'close']]) part.setAttribute('aria-label', this.#word(name));
     this.#showUnread();
+    this.#show();
+  }
+
+  #dress() {
+    const theme = this.getAttribute('theme');
+    this.#parts.panel.classList.toggle('dark', theme === 'dark' || (theme !== 'light' && isDarkPage()));
   }
 
   #onOutside = (event) => {
@@ -238,6 +298,7 @@ export class PostcommitInbox extends HTMLElement {
 
   #toggle(open = this.#parts.panel.hidden, focus = true) {
     const { panel, bell } = this.#parts;
+    this.#dress();
     panel.hidden = !open;
     // It hangs below the bell towards the side where there is room.
     const { left, right } = bell.getBoundingClientRect();
@@ -254,7 +315,9 @@ export class PostcommitInbox extends HTMLElement {
     this.#stop = new AbortController();
     this.#messages.clear();
     this.#wait = FIRST_WAIT_MS;
-    if (this.getAttribute('user') && (this.getAttribute('token') || this.getAttribute('token-url'))) this.#live(this.#stop.signal);
+    const isSomebodys = this.getAttribute('user') && (this.getAttribute('token') || this.getAttribute('token-url'));
+    this.#isRead = !isSomebodys;
+    if (isSomebodys) this.#live(this.#stop.signal);
   }
 
   #url(path) {
@@ -270,7 +333,7 @@ export class PostcommitInbox extends HTMLElement {
       this.#token = await this.#renew();
       answer = await this.#fetch(path, options, signal);
     }
-    if (answer.status === 401 || answer.status === 403) throw new Refused(PostcommitInbox.words.refused);
+    if (answer.status === 401 || answer.status === 403) throw new Refused(this.#word('refused'));
     if (!answer.ok) throw new Error(`${answer.status}`);
     return answer;
   }
@@ -282,10 +345,10 @@ export class PostcommitInbox extends HTMLElement {
   /** One question at a time, however many want a token. */
   async #renew() {
     const url = this.getAttribute('token-url');
-    if (!url) throw new Refused(PostcommitInbox.words.refused);
+    if (!url) throw new Refused(this.#word('refused'));
     this.#freshToken ??= fetch(url, { cache: 'no-store', headers: { Accept: 'application/json' } })
       .then((answer) => {
-        if (answer.status === 401 || answer.status === 403) throw new Refused(PostcommitInbox.words.refused);
+        if (answer.status === 401 || answer.status === 403) throw new Refused(this.#word('refused'));
         if (!answer.ok) throw new Error(`${answer.status}`);
         return answer.json();
       })
@@ -310,16 +373,14 @@ export class PostcommitInbox extends HTMLElement {
 
   /** Reads the list, then follows the stream from there; and again, after a while, whenever that ends. */
   async #live(signal) {
-    let known = false;
     while (!signal.aborted) {
       try {
-        if (!known) await this.#load(signal);
-        known = true;
+        if (!this.#isRead) await this.#load(signal);
         await this.#follow(signal);
       } catch (problem) {
         if (signal.aborted) return;
         if (problem instanceof Reload) {
-          known = false;
+          this.#isRead = false;
           continue;
         }
         this.#complain(problem);
@@ -342,6 +403,7 @@ export class PostcommitInbox extends HTMLElement {
     const page = await (await this.#ask(`?limit=${PAGE}`, {}, signal)).json();
     this.#messages.clear();
     this.#position = page.position;
+    this.#isRead = true;
     this.#take(page);
   }
 
@@ -388,7 +450,7 @@ export class PostcommitInbox extends HTMLElement {
     if (event === 'message') {
       const known = this.#messages.has(said.id);
       this.#keep(said);
-      if (!known && !said.read_at) this.#parts.said.textContent = PostcommitInbox.words.came(said.title || said.event_type);
+      if (!known && !said.read_at) this.#parts.said.textContent = this.#word('came', { title: said.title || said.event_type });
     }
     if (event === 'mark') this.#keep(said);
     if (event === 'unread-count') this.#setUnread(said.unread);
@@ -446,24 +508,26 @@ export class PostcommitInbox extends HTMLElement {
     const { bell, badge, readAll } = this.#parts;
     badge.hidden = this.#unread === 0;
     badge.textContent = this.#unread > 99 ? '99+' : String(this.#unread);
-    bell.setAttribute('aria-label', PostcommitInbox.words.bell(this.#unread));
+    bell.setAttribute('aria-label', this.#word(this.#unread === 0 ? 'bell-none' : 'bell', { unread: this.#unread }));
     readAll.disabled = this.#unread === 0;
   }
 
   #complain(problem) {
     const note = this.#parts.problem;
     note.hidden = problem === null;
-    if (problem) note.textContent = problem instanceof Refused ? problem.message : PostcommitInbox.words.offline;
+    if (problem) note.textContent = problem instanceof Refused ? problem.message : this.#word('offline');
+    if (!this.#isRead) this.#show();
   }
 
   #show() {
-    const { list, empty, more } = this.#parts;
+    const { list, empty, more, problem } = this.#parts;
     const focused = this.shadowRoot.activeElement;
     const held = focused?.closest('li')?.dataset.id;
     const which = held && [...focused.closest('li').querySelectorAll('a, button')].indexOf(focused);
     const newestFirst = [...this.#messages.values()].sort((a, b) => b.position - a.position);
     list.replaceChildren(...newestFirst.map((message) => this.#item(message)));
-    empty.hidden = newestFirst.length > 0;
+    empty.textContent = this.#word(this.#isRead ? 'empty' : 'loading');
+    empty.hidden = newestFirst.length > 0 || (!this.#isRead && !problem.hidden);
     more.hidden = this.#next === null;
     if (held) this.#focusAgain(held, which);
   }
@@ -477,7 +541,7 @@ export class PostcommitInbox extends HTMLElement {
   }
 
   #item(message) {
-    const words = PostcommitInbox.words;
+    const language = languageOf(this);
     const text = message.title || message.event_type;
     const link = safeLink(message.action_url);
     const title = link
@@ -486,12 +550,12 @@ export class PostcommitInbox extends HTMLElement {
     const at = new Date(message.created_at);
     const unread = !message.read_at;
     // Which message a button is about is read out with it.
-    const tool = (word, mark) => element('button', { class: `tool ${mark}`, type: 'button', 'aria-label': `${word}: ${text}`, onclick: () => this.#mark(message, mark) }, word);
+    const tool = (mark) => element('button', { class: `tool ${mark}`, type: 'button', 'aria-label': `${this.#word(mark)}: ${text}`, onclick: () => this.#mark(message, mark) }, this.#word(mark));
     return element('li', { class: unread ? 'unread' : '', 'data-id': message.id }, title,
       ...(message.body ? [element('p', { class: 'body' }, message.body)] : []),
       element('div', { class: 'foot' },
-        element('time', { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleString([], { dateStyle: 'medium', timeStyle: 'short' })),
-        element('span', { class: 'tools' }, unread ? tool(words.read, 'read') : tool(words.unread, 'unread'), tool(words.archive, 'archive'))));
+        element('time', { datetime: at.toISOString(), title: at.toLocaleString(language) }, at.toLocaleString(language, { dateStyle: 'medium', timeStyle: 'short' })),
+        element('span', { class: 'tools' }, unread ? tool('read') : tool('unread'), tool('archive'))));
   }
 }
 

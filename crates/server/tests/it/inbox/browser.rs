@@ -110,3 +110,43 @@ async fn b1_the_component_lives_on_postgres_beside_another_process_that_delivers
     the_inbox_lives(place, &page_on).await;
     drop(worker);
 }
+
+/// It speaks the page's language, whenever that is told; the bell has the colour of the text around it and the panel that of the page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_component_takes_words_and_colours_from_the_page() {
+    let place = Place::sqlite().await;
+    let server = place.serve("all", &[]);
+    let token = server.token(&place.key("default", &["operate"]).await, "alice");
+    place.enqueue("alice", &"A long story. ".repeat(40), "https://example.com/").await;
+    let browser = Browser::start(390, 720);
+    browser.open(&format!("http://{}/inbox/demo", server.address));
+    assert_eq!(browser.run("return document.documentElement.scrollWidth <= innerWidth"), true, "nothing sticks out of a small page");
+    show(&browser, "alice", &token);
+    unread_is(&browser, 1);
+    let text = |part: &str| browser.run(&format!("return {INBOX}.querySelector('{part}').textContent"));
+    let label = || browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')"));
+    browser
+        .run("customElements.get('postcommit-inbox').words = { inbox: 'Mitteilungen', bell: ({ unread }) => `Mitteilungen: ${unread}` }");
+    assert_eq!((text("h2"), label(), text(".read-all")), (json!("Mitteilungen"), json!("Mitteilungen: 1"), json!("Mark all as read")));
+    browser.run("const inbox = document.querySelector('postcommit-inbox'); inbox.setAttribute('text-bell', '{unread} neu'); inbox.setAttribute('text-read', 'Gelesen')");
+    assert_eq!((label(), text("li .read")), (json!("1 neu"), json!("Gelesen")), "an element's own words come first");
+
+    let colours = format!(
+        "{INBOX}.querySelector('.bell').click(); const panel = {INBOX}.querySelector('.panel'); if (panel.hidden) {INBOX}.querySelector('.bell').click();
+         const of = (part) => getComputedStyle({INBOX}.querySelector(part)).color; return [of('.bell'), of('.title'), panel.classList.contains('dark')]"
+    );
+    browser.run("document.body.style.cssText = 'background: #000; color: #eee'");
+    assert_eq!(
+        browser.run(&colours),
+        json!(["rgb(238, 238, 238)", "rgb(232, 235, 240)", true]),
+        "in a page that is dark, whatever the system is"
+    );
+    browser.run("document.body.style.cssText = 'background: #fff; color: #222'; document.querySelector('header').style.color = 'white'");
+    assert_eq!(browser.run(&colours), json!(["rgb(255, 255, 255)", "rgb(26, 29, 35)", false]), "a dark bar in a light page");
+    browser.run("document.querySelector('postcommit-inbox').setAttribute('theme', 'dark')");
+    assert_eq!(browser.run(&colours), json!(["rgb(255, 255, 255)", "rgb(232, 235, 240)", true]), "as it was told");
+    let height = format!(
+        "const title = {INBOX}.querySelector('li .title'); return title.getBoundingClientRect().height / parseFloat(getComputedStyle(title).lineHeight)"
+    );
+    assert!(browser.run(&height).as_f64().is_some_and(|lines| lines < 3.5), "a long title leaves room for others");
+}
