@@ -21,8 +21,17 @@ pub const DEFAULTS: &str = include_str!("default.toml");
 const FILE: &str = "postcommit.toml";
 
 /// Variables of ours that are no settings.
-const NOT_SETTINGS: [&str; 6] =
-    ["POSTCOMMIT_OUTPUT", "POSTCOMMIT_CONFIG", "POSTCOMMIT_CRASH", "POSTCOMMIT_SWEEP", "POSTCOMMIT_SWEEP_ONLY", "POSTCOMMIT_SEED"];
+const NOT_SETTINGS: [&str; 8] = [
+    "POSTCOMMIT_OUTPUT",
+    "POSTCOMMIT_CONFIG",
+    // Of applications, as the documentation calls them.
+    "POSTCOMMIT_URL",
+    "POSTCOMMIT_KEY",
+    "POSTCOMMIT_CRASH",
+    "POSTCOMMIT_SWEEP",
+    "POSTCOMMIT_SWEEP_ONLY",
+    "POSTCOMMIT_SEED",
+];
 
 /// All settings, checked.
 #[derive(Debug, Clone, Deserialize)]

@@ -117,6 +117,15 @@ impl Store {
         self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?.iter().map(listed).collect()
     }
 
+    /// Those of whom nothing is sent, by name; 100 at most.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn suspended_tenants(&self) -> Result<Vec<TenantRow>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE suspended_at IS NOT NULL ORDER BY name LIMIT 100");
+        self.db.query(&sql, vec![]).await?.iter().map(listed).collect()
+    }
+
     /// One tenant.
     ///
     /// # Errors

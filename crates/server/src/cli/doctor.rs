@@ -58,6 +58,7 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     if providers.is_empty() {
         findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));
     }
+    findings.extend(suspended(&store).await?);
     let tenants = store.tenants().await?;
     findings.extend(providers.iter().map(|p| provider(settings, p, tenants.get(&p.tenant).map_or("default", String::as_str))));
     Ok(findings)
@@ -112,6 +113,22 @@ async fn delivering(store: &Store) -> Result<Finding, Failure> {
             finding("delivering", result, format!("nobody is{last}; {waiting}: {what}"))
         }
     })
+}
+
+/// What of them waits is not late: nobody is to send it.
+async fn suspended(store: &Store) -> Result<Vec<Finding>, Failure> {
+    let tenants = store.suspended_tenants().await?;
+    Ok(tenants
+        .iter()
+        .map(|tenant| {
+            let why = tenant.suspended_reason.as_deref().unwrap_or("no reason was given");
+            finding(
+                "tenant",
+                "warning",
+                format!("{}: suspended: {why}; `postcommit tenants resume {}` lets it go on", tenant.name, tenant.name),
+            )
+        })
+        .collect())
 }
 
 async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {

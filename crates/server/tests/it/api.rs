@@ -31,6 +31,7 @@ macro_rules! on_both {
 pub(crate) use on_both;
 
 mod app;
+pub use app::App;
 mod hostile;
 
 mod limits;

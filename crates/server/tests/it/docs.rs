@@ -1,5 +1,6 @@
 //! What the documentation tells people to run is run: the snippets of docs/enqueue.md, against fresh databases.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -88,30 +89,82 @@ async fn a1_the_python_snippet_for_sqlite_does_what_the_page_says() {
     check(&store, &succeeds("python", &ran)).await;
 }
 
-/// Every `postcommit …` line of the pages is a command the binary knows.
+/// Every page that people read.
+fn pages() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let files = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.chain([root.join("README.md")]).filter(|path| path.extension().is_some_and(|kind| kind == "md"));
+    pages.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+/// What follows `postcommit ` in lines of commands, and in text between backticks.
+fn commands(text: &str) -> Vec<&str> {
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("$ "));
+    let spans = text.split('`').skip(1).step_by(2);
+    lines.chain(spans).filter_map(|said| said.strip_prefix("postcommit ")).collect()
+}
+
+/// Every `postcommit …` of the pages is a command the binary knows.
 #[test]
 fn commands_in_the_documentation_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let pages = ["README.md", "docs/clients.md", "docs/enqueue.md", "docs/operations.md", "docs/providers.md", "docs/sql.md"];
     let known =
         |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_postcommit")).args(words).arg("--help").output().unwrap().status.success();
-    let mut seen = 0;
-    for page in pages {
-        let text = std::fs::read_to_string(root.join(page)).unwrap();
-        for line in
-            text.lines().filter_map(|line| line.trim().strip_prefix("postcommit ").or_else(|| line.trim().strip_prefix("$ postcommit ")))
-        {
-            // The greeting begins with the version.
-            if line.starts_with(|c: char| c.is_ascii_digit()) {
-                continue;
-            }
+    let mut seen = BTreeSet::new();
+    for (page, text) in pages() {
+        for line in commands(&text) {
             let words: Vec<&str> =
                 line.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-')).take(2).collect();
-            let noun = words.first().copied().unwrap_or("");
-            let depth = if ["notifications", "deliveries", "providers", "config"].contains(&noun) { 2 } else { 1 };
-            assert!(!noun.is_empty() && known(&words[..depth.min(words.len())]), "{page}: postcommit {line}");
-            seen += 1;
+            // The greeting begins with the version, and prose may have the name as well.
+            let Some(noun) = words.first().copied().filter(|noun| known(&[noun])) else {
+                assert!(!line.starts_with(|c: char| c.is_ascii_lowercase()), "{page}: postcommit {line}");
+                continue;
+            };
+            let has_verbs = ["notifications", "deliveries", "jobs", "providers", "keys", "tenants", "config"].contains(&noun);
+            let depth = if has_verbs { 2 } else { 1 };
+            if seen.insert(words[..depth.min(words.len())].join(" ")) {
+                assert!(known(&words[..depth.min(words.len())]), "{page}: postcommit {line}");
+            }
         }
     }
-    assert!(seen > 3, "only {seen} commands were found: has the form of the pages changed?");
+    assert!(seen.len() > 15, "only {seen:?} were found: has the form of the pages changed?");
+}
+
+/// The commands of a page's `console` blocks, each with the lines that it goes on over.
+fn console(page: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+    let mut commands: Vec<String> = Vec::new();
+    let (mut inside, mut goes_on) = (false, false);
+    for line in text.lines() {
+        if line.starts_with("```") {
+            inside = line == "```console";
+        } else if let (true, Some(command)) = (inside, line.strip_prefix("$ ")) {
+            commands.push(command.to_owned());
+            goes_on = command.matches('\'').count() % 2 == 1;
+        } else if let (true, true, Some(command)) = (inside, goes_on, commands.last_mut()) {
+            command.push_str(&format!("\n{line}"));
+            goes_on = command.matches('\'').count() % 2 == 1;
+        }
+    }
+    commands
+}
+
+/// What the page of the API tells people to type is typed, word for word but for where the server is.
+#[test]
+fn the_requests_of_the_documentation_are_answered() {
+    let app = crate::api::App::at_rest(crate::installation::Kind::Sqlite);
+    let key = app.first_key();
+    let mut typed = 0;
+    for command in ["docs/api.md", "docs/inbox.md"].into_iter().flat_map(console) {
+        // A stream does not end, and the key is this server's.
+        if command.starts_with("curl -N") || command.starts_with("export ") {
+            continue;
+        }
+        let here = app.address().to_string();
+        let command = command.replace("localhost:7410", &here).replace("https://notify.example.com", &format!("http://{here}"));
+        let ran = Command::new("sh").args(["-c", &command]).env("KEY", key).env("POSTCOMMIT_KEY", key).output().unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&succeeds(&command, &ran)).unwrap_or_else(|e| panic!("{command}: {e}"));
+        assert!(answer.get("type").is_none(), "{command}: {answer}");
+        typed += 1;
+    }
+    assert!(typed >= 5, "only {typed} were found: has the form of the pages changed?");
 }

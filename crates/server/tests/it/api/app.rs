@@ -53,6 +53,11 @@ impl App {
         self.address = address(&self.server);
     }
 
+    /// The key that the first start printed.
+    pub fn first_key(&self) -> &str {
+        &self.first_key
+    }
+
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -65,7 +65,8 @@ on_both! {
         assert_eq!(client.post("/v1/deliveries/discard", &json!({"ids": [all[4]]})).expect(200).json()["done"], 1);
         assert_eq!(app.pass()["sent"], 3);
         assert_eq!(states(&app, &all), ["sent", "discarded", "sent", "sent", "discarded", "parked"]);
-        for (body, field) in [(json!({}), "ids"), (json!({"ids": []}), "ids"), (json!({"ids": vec!["x"; 1001]}), "ids"), (json!({"filter": {}, "pace_per_s": 0}), "pace_per_s")] {
+        for (body, field) in [(json!({}), "ids"), (json!({"ids": []}), "ids"), (json!({"ids": vec!["x"; 1001]}), "ids"), (json!({"filter": {}, "pace_per_s": 0}), "pace_per_s"),
+            (json!({"filter": {"state": "sent"}}), "filter.state"), (json!({"filter": {"stuck": true}}), "filter.stuck")] {
             refused(client.post("/v1/deliveries/retry", &body), 422, Some(field));
         }
     }
@@ -75,7 +76,10 @@ on_both! {
         let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
         let (these, others) = (park(&app, &client, &receiver, "these", 40), park(&app, &client, &receiver, "others", 2));
         receiver.be_kind();
-        let job = client.post("/v1/deliveries/retry", &json!({"filter": {"event_type": "these"}})).expect(202).json();
+        let job = client.post("/v1/deliveries/retry", &json!({"filter": {"event_type": "these", "state": "parked", "unclear": false, "attempts": 1}})).expect(202).json();
+        assert_eq!((&job["tenant"], &job["filter"]), (&json!("default"), &json!({"event_type": "these", "unclear": false, "attempts": 1})));
+        assert_eq!(items(client.get("/v1/deliveries?unclear=false")).len(), 42);
+        assert_eq!(items(client.get("/v1/deliveries?unclear=true")).len(), 0);
         assert_eq!((&job["total"], &job["done"], &job["state"], &job["is_exact"]), (&json!(40), &json!(0), &json!("queued"), &json!(true)), "{job}");
         let stopped = client.post("/v1/deliveries/discard", &json!({"filter": {"event_type": "others"}, "pace_per_s": 1})).expect(202).json();
         assert_eq!(stopped["pace_per_s"], 1, "named as it was asked for: {stopped}");

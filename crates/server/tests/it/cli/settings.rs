@@ -74,6 +74,17 @@ fn doctor_ends_with_one_only_for_problems() {
 }
 
 #[test]
+fn doctor_names_who_is_suspended_and_variables_of_applications_are_theirs() {
+    let shell = Shell::ready().with("POSTCOMMIT_KEY", "pc_0_0").with("POSTCOMMIT_URL", "https://notify.example.com");
+    shell.run(&["tenants", "create", "acme"]).ends(0);
+    shell.run(&["tenants", "suspend", "acme", "--reason", "unpaid"]).ends(0);
+    let ran = shell.run(&["doctor"]).ends(0);
+    assert!(ran.stdout.contains("acme: suspended: unpaid; `postcommit tenants resume acme`"), "{}", ran.stdout);
+    assert!(ran.stderr.is_empty(), "they are no settings that somebody spelt wrongly: {}", ran.stderr);
+    assert!(shell.with("POSTCOMMIT_KEYS", "x").run(&["doctor"]).ends(0).stderr.contains("POSTCOMMIT_KEYS is not a setting"));
+}
+
+#[test]
 fn completions_are_printed_for_the_usual_shells() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(Shell::empty().run(&["completions", shell]).ends(0).stdout.contains("deliveries"));
