@@ -235,10 +235,10 @@ impl Dispatcher {
     }
 
     async fn pass_until(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
-        let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         if only.is_none() {
             self.crew.tools.store.note_pass().await?;
         }
+        let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let passed = self.claim_until_quiet(only, end).await;
         // Whatever happened: what was begun is finished, and what was not goes back.
         while !self.crew.leases.is_empty() {
