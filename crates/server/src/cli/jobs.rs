@@ -99,7 +99,7 @@ pub fn print(format: Format, job: &Job) {
             ("which", Some(which(job))),
             ("done", Some(progress(job))),
             ("skipped", (job.skipped > 0).then(|| format!("{}: somebody else had moved them", job.skipped))),
-            ("pace", Some(format!("{} a second", job.pace))),
+            ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
             ("finished", job.finished_at.map(|at| at.to_string())),
             ("last error", job.last_error.clone()),

@@ -54,7 +54,7 @@ impl Many {
             return Err(usage(&format!("--state {state}: only what is parked can be retried or discarded")));
         }
         let filter = self.which.filter(store).await?;
-        let (tenant, draft) = (filter.tenant, JobDraft { act, filter, pace: self.how.pace });
+        let (tenant, draft) = (filter.tenant, JobDraft { act, filter, pace_per_s: self.how.pace });
         let (count, is_exact) = store.count_for_job(tenant, &draft).await?;
         let counted = format!("{}{count}", if is_exact { "" } else { "at least " });
         if self.how.dry_run {
