@@ -18,7 +18,7 @@ mod tenants;
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{Refusal, Store};
 
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
@@ -199,4 +199,10 @@ async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
 /// The store, for commands that need nothing else.
 async fn store(settings: &Settings) -> Result<Store, Failure> {
     app::store(settings).await
+}
+
+/// A notification that is not taken.
+fn refused(refusal: Refusal) -> Failure {
+    let exit = if matches!(refusal, Refusal::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
+    Failure::new(exit, refusal.to_string())
 }

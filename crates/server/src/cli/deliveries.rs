@@ -1,6 +1,7 @@
 //! `postcommit deliveries`.
 
 mod many;
+mod resend;
 mod which;
 
 use std::collections::HashSet;
@@ -17,6 +18,7 @@ use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
 use many::Many;
+use resend::Again;
 use which::Which;
 
 #[derive(Debug, Subcommand)]
@@ -34,6 +36,8 @@ pub enum Deliveries {
     Discard(Many),
     /// Take back what is not under way yet
     Cancel(Ids),
+    /// Send once more what was last sent for an entity over a channel; the first one is not touched
+    Resend(Again),
     /// Follow attempts as they happen
     Tail {
         /// Begin this many seconds ago
@@ -88,6 +92,7 @@ impl Deliveries {
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
             Self::Discard(Many { ids, .. }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
             Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "only what waits is cancelled").await,
+            Self::Resend(again) => again.run(format, &store).await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
         }
     }

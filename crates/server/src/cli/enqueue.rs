@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use postcommit::{Error, Recipient};
 use postcommit_engine::clock;
-use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Refusal, Store};
+use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Store};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -90,7 +90,7 @@ impl Enqueue {
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
         let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
-        let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(refused)?;
+        let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
@@ -111,7 +111,7 @@ impl Enqueue {
             None => raw("the notification", &self.document()?)?,
         };
         let tenant = serde_json::from_str::<Named>(document.get()).ok().and_then(|named| named.tenant);
-        Incoming::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(refused)
+        Incoming::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(super::refused)
     }
 
     /// The fields given, under the names of the contract.
@@ -191,11 +191,6 @@ fn say_seen(accepted: Accepted, key: &str) {
     } else if accepted.duplicate {
         say!("postcommit: key {key:?} was used before; the id is the first one's");
     }
-}
-
-fn refused(refusal: Refusal) -> Failure {
-    let exit = if matches!(refusal, Refusal::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
-    Failure::new(exit, refusal.to_string())
 }
 
 fn raw<T: Serialize>(name: &str, value: &T) -> Result<Box<RawValue>, Failure> {

@@ -93,6 +93,24 @@ on_both! {
         assert_eq!(parked(&shell), 1);
     }
 
+    fn c11_what_was_sent_for_an_entity_is_sent_once_more(kind) {
+        let shell = Shell::ready_on(kind);
+        let first = shell.enqueue("booking.confirmed", &["--entity", "b-1"]);
+        shell.dispatch();
+        let resend = |more: &[&str]| shell.run(&[&["deliveries", "resend", "b-1", "--channel", "email"], more].concat());
+        let again = resend(&["--request-id", "r-1"]).ends(0).stdout.trim().to_owned();
+        shell.dispatch();
+        let told = shell.run(&["notifications", "show", &again]).ends(0).stdout;
+        assert!(told.contains("manual:b-1:email::r-1") && told.contains("resend by cli:"), "{told}");
+        let repeated = resend(&["--request-id", "r-1"]).ends(0);
+        assert!(repeated.stdout.trim() == again && repeated.stderr.contains("was used before"), "{} {}", repeated.stdout, repeated.stderr);
+        assert_ne!(resend(&[]).ends(0).stdout.trim(), first);
+        assert_eq!(shell.run(&["deliveries", "list", "--entity", "b-1", "-o", "json"]).ends(0).json().as_array().unwrap().len(), 3);
+        assert!(resend(&["--event-type", "booking.reminder"]).ends(3).stderr.contains("nothing was sent for"), "and it says so");
+        resend(&["--tenant", "nobody"]).ends(3);
+        assert!(resend(&["--request-id", "a b"]).ends(2).stderr.contains("request_id"));
+    }
+
     fn jobs_are_listed_shown_and_ended(kind) {
         let shell = rejecting(kind);
         park(&shell, "these", 2);

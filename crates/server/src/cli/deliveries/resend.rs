@@ -1,0 +1,53 @@
+//! `postcommit deliveries resend`.
+
+use clap::Args;
+use postcommit_engine::store::{Resend, Store};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::cli;
+use crate::output::{self, Done, Exit, Failure, Format};
+use crate::telemetry::say;
+
+#[derive(Debug, Args)]
+pub struct Again {
+    /// About what, e.g. a booking's id
+    entity: String,
+    /// Over which channel
+    #[arg(long)]
+    channel: String,
+    /// Only of this event type [default: whatever was last]
+    #[arg(long)]
+    event_type: Option<String>,
+    /// The same again is not sent again [default: every call is a new send]
+    #[arg(long, value_name = "ID")]
+    request_id: Option<String>,
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+impl Again {
+    pub async fn run(&self, format: Format, store: &Store) -> Done {
+        let tenant = cli::tenant(store, Some(&self.tenant)).await?;
+        let tenant = tenant.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {:?}", self.tenant)))?;
+        let wish = Resend {
+            entity: self.entity.clone(),
+            channel: self.channel.clone(),
+            event_type: self.event_type.clone(),
+            request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
+        };
+        wish.check().map_err(cli::refused)?;
+        let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
+        let copied = store.copied(tenant, &wish).await.map_err(cli::refused)?.ok_or_else(none)?;
+        let accepted = store.resend(tenant, &wish, copied).await.map_err(cli::refused)?;
+        if accepted.conflict {
+            let problem = format!("--request-id {} was used before, for notification {}; nothing is sent", wish.request_id, accepted.id);
+            return Err(Failure::new(Exit::Refused, problem));
+        }
+        if accepted.duplicate {
+            say!("postcommit: --request-id {} was used before; the id is that one's", wish.request_id);
+        }
+        output::one(format, &json!({"id": accepted.id, "duplicate": accepted.duplicate}), |_| accepted.id.to_string());
+        Ok(Exit::Ok)
+    }
+}
