@@ -246,13 +246,14 @@ on_both! {
         let lane = world.provider(world.limited(2)).await;
         let calls = world.waiting_calls(lane, 2).await;
         let held = claim(&world.store, lane, 1).await.claim.deliveries;
-        assert_eq!((held.len(), held[0].key.notification), (1, calls[0]));
+        // Both came within one tick of the clock, perhaps: either may be first.
+        assert!(held.len() == 1 && calls.contains(&held[0].key.notification));
         world.expire_leases().await;
         // One permit died with it. The other lets the loss be noted, comes back, and sends one of the two.
         world.pass().await;
         world.pass().await;
         assert_eq!(world.count("delivery_ledger").await, 1);
-        assert_eq!(world.attempts(calls[0]).await[0].code.as_deref(), Some("lease_expired"));
+        assert_eq!(world.attempts(held[0].key.notification).await[0].code.as_deref(), Some("lease_expired"));
         world.pass().await;
         assert_eq!(world.count("delivery_ledger").await, 1, "both permits are used");
         // As if the time had passed.
