@@ -12,6 +12,7 @@ pub mod inbox;
 pub mod jobs;
 pub mod keys;
 pub mod kpis;
+pub mod login;
 pub mod notifications;
 pub mod page;
 pub mod problem;
@@ -120,7 +121,8 @@ pub fn router(api: Shared) -> Router {
     router
         .route("/openapi.json", get(describe))
         .merge(assets::routes())
-        .route("/login", get(session::login_page).post(session::login))
+        .route("/", get(login::home))
+        .route("/login", get(login::login_page).post(login::login))
         .fallback(no_such_route)
         .method_not_allowed_fallback(|| async { Problem::new(Kind::MethodNotAllowed, "the route is known, but not with this method") })
         .layer(from_fn_with_state(api.clone(), inbox::cors::answer_browsers))

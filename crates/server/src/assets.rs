@@ -1,4 +1,4 @@
-//! What browsers are given: the inbox component, and a page that shows it.
+//! What browsers are given: the inbox component, a page that shows it, and what the pages of signing in are made of.
 
 use axum::Router;
 use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
@@ -6,11 +6,14 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 
 /// Name, kind and content of each.
-const ASSETS: [(&str, &str, &str); 4] = [
+const ASSETS: [(&str, &str, &str); 7] = [
     ("/inbox.js", "text/javascript; charset=utf-8", include_str!("assets/inbox.js")),
     ("/inbox/demo", "text/html; charset=utf-8", include_str!("assets/inbox_demo.html")),
     ("/inbox/demo.js", "text/javascript; charset=utf-8", include_str!("assets/inbox_demo.js")),
     ("/inbox/demo.css", "text/css; charset=utf-8", include_str!("assets/inbox_demo.css")),
+    ("/sign-in.js", "text/javascript; charset=utf-8", include_str!("assets/sign_in.js")),
+    ("/sign-in.css", "text/css; charset=utf-8", include_str!("assets/sign_in.css")),
+    ("/icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
 ];
 
 /// The same for everybody, wherever their page is: there is nothing in them but code.

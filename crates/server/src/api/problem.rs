@@ -89,7 +89,7 @@ pub struct ProblemBody {
     /// The status of the answer.
     pub status: u16,
     /// What is wrong and what is allowed.
-    detail: String,
+    pub detail: String,
     /// The field it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,

@@ -36,6 +36,7 @@ mod hostile;
 
 mod limits;
 mod lists;
+mod pages;
 mod parked;
 mod providers;
 mod repeated;

@@ -1,0 +1,36 @@
+//! Signing in by a real browser: what it sends of itself is not what a client of ours would.
+
+use postcommit_testkit::Browser;
+
+use super::app::App;
+use super::sessions::link;
+
+on_both! {
+    fn a_person_signs_in_by_the_link_and_out_again(kind) {
+        let app = App::at_rest(kind);
+        let (browser, home) = (Browser::start(960, 720), format!("http://{}", app.address()));
+        let says = |words: &str| browser.until(&format!("document.body.innerText.includes('{words}')"));
+        browser.open(&home);
+        says("Nobody is signed in here");
+        let link = format!("{home}/login?token={}", link(&app));
+        browser.open(&link);
+        if let Some(folder) = std::env::var_os("TEST_PICTURES") {
+            browser.picture(&std::path::Path::new(&folder).join("sign-in.png"));
+        }
+        browser.run("document.querySelector('button').click()");
+        says("Signed in as");
+        assert_eq!(browser.run("return location.pathname"), "/");
+        says("ops");
+        if let Some(folder) = std::env::var_os("TEST_PICTURES") {
+            browser.picture(&std::path::Path::new(&folder).join("signed-in.png"));
+        }
+        browser.reload();
+        says("Signed in as");
+        browser.run("document.querySelector('button').click()");
+        says("Nobody is signed in here");
+        // Once: who opens it again is told so, by a page.
+        browser.open(&link);
+        browser.run("document.querySelector('button').click()");
+        says("was used or is too old");
+    }
+}
