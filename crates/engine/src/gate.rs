@@ -2,14 +2,18 @@
 //!
 //! A request that comes while nothing is under way is committed at once: nobody waits for company, and there is no timer. While a commit is under way those who come gather, and the
 //! next one takes them all. What was handed in is committed whether its caller still listens or not.
+//!
+//! A key that an application's open transaction holds would keep all of them waiting. Once it is known, whoever uses it is kept apart from the others.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
-use crate::store::{ACCEPT_BATCH, Accepted, Incoming, Refusal, Store};
+use crate::clock;
+use crate::store::{ACCEPT_BATCH, Accepted, Incoming, Refusal, Store, key_of};
 
 /// Commits under way at once on PostgreSQL. SQLite has one writer.
 const UNDER_WAY: usize = 3;
@@ -18,6 +22,11 @@ const BYTES: usize = 1024 * 1024;
 /// Who may wait, and with how many bytes, before the next is told to come later.
 const WAITING: usize = 20_000;
 const WAITING_BYTES: usize = 64 * BYTES;
+
+/// How long a held key is remembered after it was last found so, how many are, and how many of those who use one are tried at once.
+const HELD: Duration = Duration::from_secs(10);
+const HELD_KEYS: usize = 1000;
+const APART: usize = 2;
 
 type Answer = Result<Accepted, Refusal>;
 
@@ -31,6 +40,9 @@ struct Shared {
     store: Store,
     most: usize,
     queue: Mutex<Queue>,
+    /// Keys, with their tenants, that somebody's transaction held a moment ago.
+    held: Mutex<HashMap<(String, String), Instant>>,
+    apart: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -45,7 +57,8 @@ impl Gate {
     #[must_use]
     pub fn new(store: Store) -> Self {
         let most = if store.db().kind() == "postgres" { UNDER_WAY } else { 1 };
-        Self { shared: Arc::new(Shared { store, most, queue: Mutex::default() }) }
+        let (queue, held, apart) = (Mutex::default(), Mutex::default(), Arc::new(Semaphore::new(APART)));
+        Self { shared: Arc::new(Shared { store, most, queue, held, apart }) }
     }
 
     /// Enqueues and commits, with whoever comes at the same time. The id is durable when this returns. Dropped before that, it is committed all the same, or not at all.
@@ -55,7 +68,11 @@ impl Gate {
     pub async fn accept(&self, incoming: Incoming) -> Answer {
         let (reply, answer) = oneshot::channel();
         let lost = || Refusal::Unavailable("the commit ended without an answer; repeat it under the same key".into());
-        self.shared.enter(incoming, reply)?;
+        if self.shared.is_held(&incoming) {
+            self.shared.enter_apart(incoming, reply)?;
+        } else {
+            self.shared.enter(incoming, reply)?;
+        }
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
 
@@ -68,6 +85,45 @@ impl Gate {
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<(String, String), Instant>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_held(&self, incoming: &Incoming) -> bool {
+        let held = self.held();
+        // Nearly always there is none.
+        !held.is_empty() && held.get(&key_of(incoming)).is_some_and(|until| *until > clock::monotonic())
+    }
+
+    /// Remembers what was found of a key.
+    fn note(&self, key: (String, String), answer: &Answer) {
+        let (now, mut held) = (clock::monotonic(), self.held());
+        if !matches!(answer, Err(Refusal::Held)) {
+            held.remove(&key);
+            return;
+        }
+        if held.len() >= HELD_KEYS {
+            held.retain(|_, until| *until > now);
+        }
+        if held.len() < HELD_KEYS {
+            held.insert(key, now + HELD);
+        }
+    }
+
+    /// Commits it by itself, if not too many are at that.
+    fn enter_apart(self: &Arc<Self>, incoming: Incoming, reply: oneshot::Sender<Answer>) -> Result<(), Refusal> {
+        let place = self.apart.clone().try_acquire_owned().map_err(|_| Refusal::Held)?;
+        let this = self.clone();
+        tokio::spawn(async move {
+            let key = key_of(&incoming);
+            let answer = this.store.accept(vec![incoming]).await.pop().unwrap_or(Err(Refusal::Held));
+            this.note(key, &answer);
+            drop(place);
+            let _ = reply.send(answer);
+        });
+        Ok(())
     }
 
     fn enter(self: &Arc<Self>, incoming: Incoming, reply: oneshot::Sender<Answer>) -> Result<(), Refusal> {
@@ -130,7 +186,11 @@ async fn commit(turn: Turn) {
         if batch.is_empty() {
             return;
         }
-        for (reply, answer) in replies.into_iter().zip(turn.0.store.accept(batch).await) {
+        let keys: Vec<_> = batch.iter().map(key_of).collect();
+        for ((reply, key), answer) in replies.into_iter().zip(keys).zip(turn.0.store.accept(batch).await) {
+            if matches!(answer, Err(Refusal::Held)) {
+                turn.0.note(key, &answer);
+            }
             // Who no longer listens has lost nothing: it is committed.
             let _ = reply.send(answer);
         }

@@ -33,6 +33,7 @@ mod story;
 mod tenants;
 mod walk;
 
+pub(crate) use accept::key_of;
 pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use claim::{Claim, Lease, Want};

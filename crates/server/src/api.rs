@@ -263,6 +263,10 @@ impl From<Refusal> for Problem {
         match refusal {
             Refusal::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
             Refusal::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
+            Refusal::Held => {
+                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
+                Self::new(Kind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
+            }
             Refusal::Unavailable(problem) => {
                 tracing::warn!(%problem, "a notification could not be accepted");
                 Self::new(Kind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)

@@ -33,6 +33,11 @@ const PLANS: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off";
 /// such statistics settling 500 took 15 s instead of 6 ms; tests/it/planner.rs looks.
 const HOT_PLANS: &str = "-c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan";
 
+/// How long a lock is waited for. Somebody outside may hold one for as long as they like, and whoever waits has a connection that others need; what is settled
+/// or claimed must not be given up as soon.
+const WAITS: &str = "-c lock_timeout=5s";
+const HOT_WAITS: &str = "-c lock_timeout=30s";
+
 /// Two pools of connections: what is right for a list is a trap for the hot path.
 #[derive(Clone)]
 pub struct Postgres {
@@ -87,7 +92,7 @@ impl Postgres {
     pub async fn open(url: &str) -> Result<Self, DbError> {
         let (config, tls) = configure(url)?;
         let mut hot = config.clone();
-        hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default()));
+        hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default().replacen(WAITS, HOT_WAITS, 1)));
         let (pool, hot) = (pool(&config, &tls, POOL_SIZE)?, pool(&hot, &tls, HOT_POOL_SIZE)?);
         let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default(), tenant: None, waits: Arc::default() };
         drop(db.client().await?);
@@ -238,8 +243,9 @@ fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> 
     let mut config: Config = url.parse().map_err(|_| DbError::Url("is not a valid PostgreSQL URL".into()))?;
     config.application_name("postcommit").connect_timeout(Duration::from_secs(10)).keepalives_idle(Duration::from_secs(30));
     // No call is ever cancelled from our side, so the server must not let one hang for ever.
-    let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s -c lock_timeout=30s";
-    let options = config.get_options().map_or_else(|| format!("{guards} {PLANS}"), |given| format!("{guards} {PLANS} {given}"));
+    let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s";
+    let ours = format!("{guards} {WAITS} {PLANS}");
+    let options = config.get_options().map_or_else(|| ours.clone(), |given| format!("{ours} {given}"));
     config.options(options).tcp_user_timeout(Duration::from_secs(30));
     let tls = (config.get_ssl_mode() == SslMode::Require).then(|| tls::connector(root_certificates.as_deref())).transpose()?;
     Ok((config, tls))
@@ -253,6 +259,11 @@ fn borrow(parameters: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
 /// operator or the server going away (57), the system (58), a lock or a conflict with somebody else (55P03, 40), a server that is read-only now (25006).
 fn is_passing(code: &str) -> bool {
     ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) || ["55P03", "25006"].contains(&code)
+}
+
+/// Whether a lock was waited for in vain.
+pub(crate) fn is_held(error: &DbError) -> bool {
+    matches!(error, DbError::Unreachable(said) if said.ends_with("(55P03)"))
 }
 
 /// Tells what will pass from a refused statement.

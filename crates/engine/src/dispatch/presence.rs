@@ -15,6 +15,7 @@ const EVERY: Duration = Duration::from_secs(15);
 /// Is present until told to stop; then no longer.
 pub async fn stay(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
     let mut beat = tokio::time::interval(EVERY);
+    let mut is_new = true;
     loop {
         tokio::select! {
             _ = beat.tick() => {}
@@ -23,6 +24,11 @@ pub async fn stay(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
         if let Err(problem) = store.be_present(worker).await {
             tracing::debug!(%problem, "could not say that we are here");
         }
+        // Not at the start, when there is other work to do.
+        if !is_new && let Err(problem) = store.forget_workers().await {
+            tracing::debug!(%problem, "could not forget who is gone");
+        }
+        is_new = false;
     }
     if let Err(problem) = store.leave(worker).await {
         tracing::debug!(%problem, "could not say that we leave; it will be noticed");

@@ -1,5 +1,6 @@
 //! Accepting notifications from outside, many in one commit, each with its own answer.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use postcommit::{Notification, Source, Timestamp};
@@ -51,17 +52,32 @@ impl Store {
     }
 }
 
-/// All in one statement. Where it is refused, half of it and half of it again, so that in the end only what is at fault is.
+/// All in one statement. Where it is refused, half of it and half of it again, so that in the end only what is at fault is. Where somebody holds a key, each for
+/// itself: an application's transaction that stays open must not keep anybody waiting but those who use its key.
 async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
     let mut answers = Vec::with_capacity(batch.len());
     let mut parts = vec![batch];
+    let mut held = HashSet::new();
     while let Some(part) = parts.pop() {
+        if let [one] = part
+            && held.contains(&key_of(one))
+        {
+            answers.push(Err(Refusal::Held));
+            continue;
+        }
         match enter_postgres(db, part).await {
             Ok(accepted) => answers.extend(accepted.into_iter().map(Ok)),
             Err(DbError::Refused { .. }) if part.len() > 1 => {
                 let (first, second) = part.split_at(part.len() / 2);
                 parts.extend([second, first]);
             }
+            Err(problem) if postgres::is_held(&problem) => match part {
+                [one] => {
+                    held.insert(key_of(one));
+                    answers.push(Err(Refusal::Held));
+                }
+                many => parts.extend(many.chunks(1).rev()),
+            },
             Err(problem) => {
                 let refusal = Refusal::from(problem);
                 answers.extend(part.iter().map(|_| Err(refusal.clone())));
@@ -71,7 +87,14 @@ async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
     answers
 }
 
-const ACCEPT_POSTGRES: &str = "SELECT id, duplicate, conflict FROM postcommit.accept($1) ORDER BY place";
+/// What of it may be held.
+pub(crate) fn key_of(incoming: &Incoming) -> (String, String) {
+    (incoming.note().tenant.clone(), incoming.note().idempotency_key.clone())
+}
+
+/// A key is waited for this long, which is many commits.
+const ACCEPT_POSTGRES: &str = "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '1s', true))
+    SELECT a.id, a.duplicate, a.conflict FROM patience, LATERAL postcommit.accept(CASE WHEN patience IS NOT NULL THEN $1::jsonb END) a ORDER BY a.place";
 
 async fn enter_postgres(db: &Postgres, batch: &[Incoming]) -> Result<Vec<Accepted>, DbError> {
     let said = said(batch)?;

@@ -25,7 +25,14 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn be_present(&self, worker: Uuid) -> Result<(), DbError> {
-        self.note_duty(&format!("{WORKER}{worker}")).await?;
+        self.note_duty(&format!("{WORKER}{worker}")).await
+    }
+
+    /// Forgets workers that ended without a word, long ago.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn forget_workers(&self) -> Result<(), DbError> {
         let long_gone = before(self.now().await?, REMEMBERED);
         let sql = format!("DELETE FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at < $1");
         self.db.execute_one(&sql, vec![long_gone.into()]).await.map(drop)

@@ -21,6 +21,9 @@ pub enum Refusal {
         /// What is wrong and what is allowed.
         problem: String,
     },
+    /// Its key is in use by a transaction that is still open: whether it will be a duplicate is not known yet.
+    #[error("idempotency_key: is in use by a transaction that is still open; repeat it when that has ended")]
+    Held,
     /// The database cannot take it now. It may have been written: repeated under the same key it is enqueued once.
     #[error("{0}")]
     Unavailable(String),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::{AuditEntry, Store};
 use crate::db::{DbError, Row, Statement, Value};
@@ -11,8 +12,21 @@ use crate::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, Provi
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
     guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
+/// Changes of providers under way at once in one process: somebody outside may hold their rows, and whoever waits for one has a connection that others need.
+static CHANGES: Semaphore = Semaphore::const_new(2);
+/// And how long others wait for their turn.
+const TURN: Duration = Duration::from_secs(5);
+
 /// The channel has no default yet.
 const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
+
+async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
+    let busy = || DbError::Unreachable("others change providers, or somebody holds them; try again".into());
+    match tokio::time::timeout(TURN, CHANGES.acquire()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        _ => Err(busy()),
+    }
+}
 
 /// The row of a draft, at once the default where that takes it from nobody; else see [`take_over`].
 fn insert() -> String {
@@ -117,6 +131,7 @@ impl Store {
 
     /// Writes a description, which decides, and then makes it the default if it is to be.
     async fn describe(&self, tenant: i32, draft: &ProviderDraft, write: Statement, entry: AuditEntry) -> Result<bool, DbError> {
+        let _turn = turn().await?;
         let mut statements = self.alone(tenant, draft);
         let deciding = statements.len();
         statements.push(write);
@@ -149,6 +164,7 @@ impl Store {
         let rows = self.db.query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()]).await?;
         let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
         if waiting == 0 {
+            let _turn = turn().await?;
             let sql = "DELETE FROM postcommit.provider WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
             let deleted = self.change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name)).await?;
             // Work arrived in between.
@@ -165,6 +181,7 @@ impl Store {
     pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
+        let _turn = turn().await?;
         let entry = AuditEntry::of_lane(lane, "provider.pause").details(serde_json::json!({"reason": why}));
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
@@ -174,6 +191,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
+        let _turn = turn().await?;
         let sql =
             "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now} WHERE id = $1";
         self.change(sql, vec![lane.into()], AuditEntry::of_lane(lane, "provider.resume")).await

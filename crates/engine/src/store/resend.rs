@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::accept::{Accepted, enter_one_postgres, enter_one_sqlite};
-use super::{AuditEntry, DeliveryFilter, Incoming, Refusal, Store};
+use super::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
 use crate::crash_point;
 use crate::db::{Db, DbError, postgres, sqlite};
 use crate::model::{Routes, StoredNotification, reached_on, short_name};
@@ -65,7 +65,19 @@ pub struct Copied {
 }
 
 impl Store {
-    /// The newest notification of an entity that went over the channel, ready to be sent once more. None when nothing did.
+    /// What this very request was answered with before, if it was: the same again is told the same, whatever came in between.
+    ///
+    /// # Errors
+    /// As the database says; and when the request was for another event type.
+    pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, Refusal> {
+        let filter =
+            NotificationFilter { tenant: Some(tenant), idempotency_key: Some(wish.key()), limit: 1, ..NotificationFilter::default() };
+        let Some(first) = self.notification_rows(&filter).await?.rows.pop() else { return Ok(None) };
+        let conflict = wish.event_type.as_ref().is_some_and(|wanted| *wanted != first.event_type);
+        Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
+    }
+
+    /// The newest notification of an entity that was sent over the channel, ready to be sent once more. None when nothing was.
     ///
     /// # Errors
     /// As the database says; and when nobody can be reached that way any more.
@@ -77,6 +89,15 @@ impl Store {
         if recipients.is_empty() {
             let problem = format!("nobody whom notification {of} names can be reached on {:?} any more", wish.channel);
             return Err(Refusal::invalid("channel", problem));
+        }
+        for recipient in &recipients {
+            let Recipient::Provider { provider, .. } = recipient else { continue };
+            if !providers.iter().any(|known| known.name == *provider && known.enabled) {
+                return Err(Refusal::invalid(
+                    "channel",
+                    format!("notification {of} went by provider {provider:?}, which is gone or disabled"),
+                ));
+            }
         }
         let again = serde_json::to_string(&Again::of(&note, wish, recipients)).map_err(|e| DbError::Unreadable(e.to_string()))?;
         let incoming = Incoming::read(&again, &note.tenant_name)?;
@@ -120,7 +141,11 @@ impl Store {
             }
         };
         crash_point!("enqueue.after_commit");
-        Ok(accepted)
+        if !accepted.conflict {
+            return Ok(accepted);
+        }
+        // Two of the same request at once, and something new in between: one of them copied that.
+        Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
     async fn newest_over(&self, tenant: i32, wish: &Resend) -> Result<Option<Uuid>, DbError> {
@@ -129,6 +154,8 @@ impl Store {
             entity: Some(wish.entity.clone()),
             channel: Some(wish.channel.clone()),
             event_type: wish.event_type.clone(),
+            // What was taken back, too late or given up never went out, and what waits still will.
+            states: vec!["sent".into(), "delivered".into()],
             limit: 1,
             ..DeliveryFilter::default()
         };

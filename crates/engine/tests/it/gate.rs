@@ -1,5 +1,6 @@
 //! Accepting from outside: many requests share a commit, each gets its own answer; on both databases.
 
+use postcommit_engine::db::Db;
 use postcommit_engine::gate::Gate;
 use postcommit_engine::store::{Accepted, Incoming, Refusal};
 use serde_json::{Value, json};
@@ -154,4 +155,32 @@ on_both! {
         world.pass().await;
         assert_eq!(world.delivery(accepted.id).await.state, "sent");
     }
+}
+
+/// On SQLite an open transaction that has written keeps everybody waiting, and there is nothing to be done about it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_an_open_transaction_holds_keeps_nobody_else_waiting() {
+    let world = World::postgres().await;
+    let application = world.another_store().await;
+    let Db::Postgres(application) = application.db() else { unreachable!() };
+    let mut client = application.client().await.unwrap();
+    let open = client.transaction().await.unwrap();
+    open.batch_execute("SELECT postcommit.enqueue('a', '{}', 'held', recipients => '[{\"email\": \"guest@example.com\"}]')").await.unwrap();
+
+    let gate = Gate::new(world.store.clone());
+    let mut requests = JoinSet::new();
+    for i in 0..12 {
+        let gate = gate.clone();
+        let key = if i % 3 == 0 { "held".to_owned() } else { format!("k{i}") };
+        requests.spawn(async move { (key.clone(), gate.accept(keyed(&key)).await) });
+    }
+    for (key, answer) in requests.join_all().await {
+        let is_held = matches!(answer, Err(Refusal::Held));
+        assert!(is_held == (key == "held") && (is_held || answer.is_ok()), "{key}: {answer:?}");
+    }
+    assert_eq!(gate.accept(keyed("held")).await, Err(Refusal::Held));
+    open.batch_execute("ROLLBACK").await.unwrap();
+    let accepted = gate.accept(keyed("held")).await.unwrap();
+    assert!(!accepted.duplicate);
+    assert_eq!(gate.accept(keyed("held")).await.unwrap(), Accepted { duplicate: true, ..accepted });
 }

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use postcommit_engine::db::Db;
 use postcommit_engine::model::{PROVIDERS, ProviderDraft};
 use serde_json::json;
+use tokio::task::JoinSet;
 
 use crate::world::World;
 
@@ -139,4 +141,29 @@ on_both! {
         world.store.make_in_app(world.tenant).await.unwrap();
         assert_eq!(world.store.providers_of(world.tenant).await.unwrap().len(), PROVIDERS + 1);
     }
+}
+
+/// Somebody holds a provider's row, in psql say. Who wants to change it waits; everybody else goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_somebody_holds_keeps_only_its_changes_waiting() {
+    let world = World::postgres().await;
+    world.capture(json!({})).await;
+    let change = world.change(&ProviderDraft { concurrency: 3, ..world.draft("capture", "capture", json!({})) }).await;
+    let outside = world.another_store().await;
+    let Db::Postgres(outside) = outside.db() else { unreachable!() };
+    let mut client = outside.client().await.unwrap();
+    let open = client.transaction().await.unwrap();
+    open.batch_execute("SELECT 1 FROM postcommit.provider FOR UPDATE").await.unwrap();
+    let mut changes = JoinSet::new();
+    for _ in 0..20 {
+        let (store, change) = (world.store.clone(), change.clone());
+        changes.spawn(async move { store.update_provider(&change).await });
+    }
+    for _ in 0..50 {
+        world.store.now().await.unwrap();
+    }
+    assert!(changes.try_join_next().is_none(), "nobody waited for them");
+    open.batch_execute("ROLLBACK").await.unwrap();
+    let changed = changes.join_all().await.into_iter().filter(|changed| matches!(changed, Ok(true))).count();
+    assert_eq!(changed, 1, "and one of them was first");
 }

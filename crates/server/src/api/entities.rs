@@ -68,15 +68,18 @@ pub async fn resend_entity(
     let wish = Resend { entity, channel, event_type, request_id };
     wish.check()?;
     let tenant = caller.tenant();
-    let none = || Problem::not_found("delivery over that channel");
-    let mut copied = caller.store_of_one(&api).copied(tenant, &wish).await?.ok_or_else(none)?;
-    api.check_providers(tenant, &copied.incoming).await?;
+    let store = caller.store_of_one(&api);
+    let conflicting = |conflict: Problem| conflict.about("request_id");
+    if let Some(before) = store.resent(tenant, &wish).await? {
+        return Ok(enqueued(&before).map_err(conflicting)?.into_response());
+    }
+    let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
+    let mut copied = store.copied(tenant, &wish).await?.ok_or_else(none)?;
     let trace = Enqueueing::below(&api, traced);
     copied.incoming = trace.mark(copied.incoming);
     let accepted = caller.store_of_all(&api).resend(tenant, &wish, copied).await?;
     trace.end(&api, 1);
-    let resent = enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?;
-    Ok(resent.into_response())
+    Ok(enqueued(&accepted).map_err(conflicting)?.into_response())
 }
 
 /// What of it to take back.

@@ -37,9 +37,14 @@ impl Again {
             request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
         };
         wish.check().map_err(cli::refused)?;
-        let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
-        let copied = store.copied(tenant, &wish).await.map_err(cli::refused)?.ok_or_else(none)?;
-        let accepted = store.resend(tenant, &wish, copied).await.map_err(cli::refused)?;
+        let accepted = match store.resent(tenant, &wish).await.map_err(cli::refused)? {
+            Some(before) => before,
+            None => {
+                let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
+                let copied = store.copied(tenant, &wish).await.map_err(cli::refused)?.ok_or_else(none)?;
+                store.resend(tenant, &wish, copied).await.map_err(cli::refused)?
+            }
+        };
         if accepted.conflict {
             let problem = format!("--request-id {} was used before, for notification {}; nothing is sent", wish.request_id, accepted.id);
             return Err(Failure::new(Exit::Refused, problem));

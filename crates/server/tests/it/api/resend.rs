@@ -6,6 +6,7 @@ use postcommit_testkit::{HttpServer, Reply};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
+use crate::installation::wait_until;
 
 /// A booking's confirmation to a web hook and to a user's inbox. The number has more digits than a float.
 fn confirmed(receiver: &HttpServer, entity: &str) -> Value {
@@ -68,6 +69,10 @@ on_both! {
 
         let reminder = json!({"event_type": "booking.reminder", "entity": entity, "recipients": [{"webhook": receiver.url("/x")}]});
         app.wait_for_state(&app.enqueue(&client, &reminder), "sent");
+        // Whoever lost their answer gets it again, whatever came in between.
+        assert_eq!(client.post(&path, &json!({"channel": "webhook", "request_id": "r-1"})).expect(200).json()["id"], one["id"]);
+        let _ = app.ops().send("PATCH", "/v1/providers/hooks", Some(br#"{"enabled": false}"#)).expect(200);
+        assert_eq!(client.post(&path, &wish("r-1")).expect(200).json()["id"], one["id"]);
         let other = json!({"channel": "webhook", "event_type": "booking.reminder", "request_id": "r-1"});
         assert_eq!(refused(client.post(&path, &other), 409, Some("request_id"))["type"], "urn:postcommit:problem:key-conflict");
     }
@@ -91,7 +96,26 @@ on_both! {
         app.create_tenant("other");
         let _ = refused(app.client("other", &["operate"]).post("/v1/entities/b-1/resend", &json!({"channel": "webhook"})), 404, None);
         let _ = app.ops().send("PATCH", "/v1/providers/hooks", Some(br#"{"enabled": false}"#)).expect(200);
-        let _ = refused(resend(json!({"channel": "webhook"})), 422, Some("recipients[0].provider"));
+        let _ = refused(resend(json!({"channel": "webhook"})), 422, Some("channel"));
         assert_eq!(receiver.requests().len(), 1);
+    }
+
+    fn c11_what_never_went_out_is_not_sent_once_more(kind) {
+        let app = App::start(kind);
+        let receiver = HttpServer::start(|request| Reply::status(if request.path == "/gone" { 410 } else { 200 }));
+        let client = app.client("default", &["enqueue", "operate"]);
+        let about = |title: &str, path: &str| json!({"event_type": "a", "entity": "b-1", "title": title, "recipients": [{"webhook": receiver.url(path)}]});
+        app.wait_for_state(&app.enqueue(&client, &about("right", "/x")), "sent");
+        let given_up = app.enqueue(&client, &about("given up", "/gone"));
+        app.wait_for_state(&given_up, "parked");
+        let _ = client.post(&format!("/v1/deliveries/{given_up}.1/discard"), &json!({})).expect(200);
+        let _ = app.ops().post("/v1/providers/hooks/pause", &json!({"reason": "a test"})).expect(200);
+        let taken_back = app.enqueue(&client, &about("taken back", "/x"));
+        wait_until("it to be expanded", || app.story(&taken_back)["deliveries"][0]["channel"] == "webhook");
+        let _ = client.post(&format!("/v1/notifications/{taken_back}/cancel"), &json!({})).expect(200);
+        let waiting = app.enqueue(&client, &about("waiting", "/x"));
+        wait_until("it to be expanded", || app.story(&waiting)["deliveries"][0]["channel"] == "webhook");
+        let again = text(&client.post("/v1/entities/b-1/resend", &json!({"channel": "webhook"})).expect(202).json(), "id");
+        assert_eq!(app.story(&again)["title"], "right");
     }
 }
