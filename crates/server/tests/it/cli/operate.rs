@@ -40,10 +40,10 @@ on_both! {
         let shell = Shell::ready_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
         let doctor = || shell.run(&["doctor", "-o", "json"]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
-        assert!(result == "warning" && detail.starts_with("nobody is; 0 due"), "{detail}");
+        assert!(result == "warning" && detail.starts_with("no process delivers; 0 due"), "{detail}");
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(1), "delivering");
-        assert!(result == "problem" && detail.contains("1 due") && detail.contains("`postcommit serve`") && detail.contains("`postcommit dispatch --once`"), "{detail}");
+        assert!(result == "problem" && detail.contains("1 due") && detail.contains("`postcommit serve --role worker`") && detail.contains("`postcommit dispatch --once`"), "{detail}");
         shell.dispatch();
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
