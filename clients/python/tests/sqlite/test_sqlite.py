@@ -39,6 +39,13 @@ class Sqlite(unittest.TestCase):
         self.connection.commit()
         self.assertEqual(self.count(), 1)
 
+    def test_a_file_without_our_schema_says_what_to_do(self) -> None:
+        bare = sqlite3.connect(":memory:")
+        self.addCleanup(bare.close)
+        for act in (lambda: enqueue(bare, "e"), lambda: cancel(bare, "b-1")):
+            with self.assertRaisesRegex(sqlite3.OperationalError, "no such table.*run `postcommit migrate"):
+                act()
+
     def test_keys_limits_many_and_cancel(self) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
         first = enqueue(self.connection, "e", idempotency_key=self.key, entity=self.key, due_at=LATER)
