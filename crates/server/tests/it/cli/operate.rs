@@ -109,6 +109,8 @@ on_both! {
         assert!(resend(&["--event-type", "booking.reminder"]).ends(3).stderr.contains("nothing was sent for"), "and it says so");
         resend(&["--tenant", "nobody"]).ends(3);
         assert!(resend(&["--request-id", "a b"]).ends(2).stderr.contains("request_id"));
+        let waited = resend(&["--wait", "--timeout", "0"]).ends(1);
+        assert!(waited.stdout.contains("event type  booking.confirmed") && waited.stderr.contains("not finished within 0 s"), "{}", waited.stderr);
     }
 
     fn jobs_are_listed_shown_and_ended(kind) {
