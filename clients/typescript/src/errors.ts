@@ -34,6 +34,11 @@ export class Refused extends PostcommitError {
   }
 }
 
+/** The server's certificate is not one that is trusted here, or it is another server's. Nothing was sent, and asking again will not help. */
+export class Untrusted extends PostcommitError {
+  override name = "Untrusted";
+}
+
 /**
  * The server could not be reached, was too busy, or answered nothing that can be read. Whether anything was enqueued is not known; to
  * enqueue the same again under the same key is safe.

@@ -1,4 +1,4 @@
-import { Unavailable } from "./errors.js";
+import { PostcommitError, Unavailable } from "./errors.js";
 import type { Json } from "./notification.js";
 import { events } from "./sse.js";
 import { type Transport, after, busy, capped, reason, refuse, segment } from "./transport.js";
@@ -16,6 +16,9 @@ export interface InboxMessage {
   read_at?: string | null;
   archived_at?: string | null;
 }
+
+/** Which messages. */
+export type Folder = "current" | "unread" | "archived";
 
 /** Messages, newest first. */
 export interface InboxPage {
@@ -53,10 +56,13 @@ export class Inbox {
     this.#path = `/v1/inbox/${segment("user", user)}`;
   }
 
-  /** A page of at most `limit` messages (1 to 200, default 50), newest first, from `cursor` on; `current`, the default, are all but the archived. */
-  async list(which: { folder?: "current" | "unread" | "archived"; limit?: number; cursor?: string } = {}): Promise<InboxPage> {
+  /**
+   * A page of at most `limit` messages (1 to 200, default 50), newest first, from `cursor` on; `current`, the default, are all but the archived.
+   * A folder's name alone will do: `list("unread")`.
+   */
+  async list(which: Folder | { folder?: Folder; limit?: number; cursor?: string } = {}): Promise<InboxPage> {
     const query = new URLSearchParams();
-    for (const [name, value] of Object.entries(which)) if (value !== undefined) query.set(name, String(value));
+    for (const [name, value] of Object.entries(typeof which === "string" ? { folder: which } : which)) if (value !== undefined) query.set(name, String(value));
     const told = await this.#transport.request("GET", query.size ? `${this.#path}?${query}` : this.#path);
     if (!Array.isArray(told.items) || typeof told.unread !== "number" || typeof told.position !== "number") {
       throw new Unavailable("an answer that cannot be read: it has no items, unread or position");
@@ -132,7 +138,7 @@ export class Inbox {
         }
       } catch (error) {
         if (error instanceof Error && "status" in error) throw error;
-        if (error instanceof Unavailable) throw error;
+        if (error instanceof PostcommitError) throw error;
         problem = `the stream broke: ${reason(error)}`;
       } finally {
         line.close();

@@ -1,4 +1,4 @@
-import { Conflict, Invalid, PostcommitError, Refused, Unavailable } from "./errors.js";
+import { Conflict, Invalid, PostcommitError, Refused, Unavailable, Untrusted } from "./errors.js";
 
 /** The most bytes of an answer that are read. */
 export const ANSWER_BYTES = 4 * 1024 * 1024;
@@ -76,6 +76,7 @@ export class Transport {
       response = await this.ask(method, path, signal, {}, body);
       read = await capped(response);
     } catch (error) {
+      if (error instanceof PostcommitError) throw error;
       if (signal.aborted) return { problem: `no answer within ${this.#timeout} ms` };
       return { problem: `no answer: ${reason(error)}` };
     }
@@ -87,13 +88,18 @@ export class Transport {
     return { told: told ?? {} };
   }
 
-  ask(method: string, path: string, signal: AbortSignal, headers: Record<string, string>, body?: string): Promise<Response> {
+  async ask(method: string, path: string, signal: AbortSignal, headers: Record<string, string>, body?: string): Promise<Response> {
     const all: Record<string, string> = { authorization: this.#authorization, ...headers };
     if (body !== undefined) all["content-type"] = "application/json";
     // A redirect would carry the key elsewhere.
     const init: RequestInit = { method, headers: all, redirect: "manual", signal, cache: "no-store", credentials: "omit" };
     if (body !== undefined) init.body = body;
-    return this.#fetch(this.#base + path, init);
+    try {
+      return await this.#fetch(this.#base + path, init);
+    } catch (error) {
+      if (isUntrusted(error)) throw new Untrusted(`the certificate of ${this.#base} is not trusted: ${reason(error)}`);
+      throw error;
+    }
   }
 
   /** Before the next try, after so many; throws when there is none. */
@@ -150,6 +156,13 @@ export async function capped(response: Response): Promise<string> {
 export function reason(error: unknown): string {
   const cause = error instanceof Error && error.cause instanceof Error ? error.cause : error;
   return cause instanceof Error ? shortened(cause.message || cause.name) : "unknown";
+}
+
+/** Whether it was the certificate. Node names what is wrong with one by OpenSSL's names; browsers do not tell. */
+function isUntrusted(error: unknown): boolean {
+  const cause = error instanceof Error ? error.cause : undefined;
+  const code = typeof cause === "object" && cause !== null && "code" in cause ? String(cause.code) : "";
+  return /^(ERR_TLS_)?CERT_|_CERT(_|$)|^UNABLE_TO_VERIFY_LEAF_SIGNATURE$|^HOSTNAME_MISMATCH$/.test(code);
 }
 
 /** Percent-encoded, so that it stays one segment of a path. */

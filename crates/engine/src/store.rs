@@ -41,7 +41,7 @@ pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
-pub use health::{Attendance, PartitionHealth, QueueHealth, Standing};
+pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
 pub use incoming::{Incoming, Refusal};
 pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};

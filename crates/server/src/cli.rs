@@ -15,10 +15,12 @@ mod notifications;
 mod providers;
 mod tenants;
 
+use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use postcommit_engine::store::{Refusal, Store};
+use uuid::Uuid;
 
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
@@ -68,7 +70,7 @@ enum Command {
     Migrate(migrate::Migrate),
     /// Enqueue a notification
     Enqueue(Box<enqueue::Enqueue>),
-    /// Look at notifications
+    /// Look at notifications, take one back
     #[command(subcommand)]
     Notifications(notifications::Notifications),
     /// Look at deliveries, retry, discard, cancel, follow
@@ -194,6 +196,23 @@ async fn acting(settings: &Settings) -> Result<Store, Failure> {
 /// The number of a tenant that must be there.
 async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
     store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
+}
+
+/// An id given on the command line. How a parser of ids fails is of no use to a person.
+fn id(text: &str) -> Result<Uuid, String> {
+    text.parse().map_err(|_| "is no id: one looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
+}
+
+/// Asks a person; where there is none, nothing is done that was not asked for by `--yes`. `hint` says what else one can do.
+fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
+    let refused = |why: String| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return refused(format!("nothing is done without --yes{hint}"));
+    }
+    let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
+    let mut answer = String::new();
+    let _ = std::io::stdin().lock().read_line(&mut answer);
+    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) { Ok(()) } else { refused("nothing was done".into()) }
 }
 
 /// The store, for commands that need nothing else.

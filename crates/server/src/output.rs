@@ -1,7 +1,7 @@
 //! What commands print: data on stdout, as a table, one JSON document or JSON lines. And how they end.
 
 use std::fmt;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 
 use postcommit_engine::db::DbError;
 use serde::Serialize;
@@ -86,6 +86,21 @@ pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     }
 }
 
+/// How wide a line of a bounded list is on a terminal.
+const WIDEST: usize = 160;
+
+/// Prints a list whose last column may be long: on a terminal its lines end somewhere. A program, or a file, gets the whole.
+pub fn bounded_list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
+    if format != Format::Text || !std::io::stdout().is_terminal() {
+        return list(format, rows, columns);
+    }
+    print(&table(rows, columns).lines().map(cut).collect::<Vec<_>>().join("\n"));
+}
+
+fn cut(line: &str) -> String {
+    if line.chars().count() <= WIDEST { line.to_owned() } else { line.chars().take(WIDEST - 1).chain(['…']).collect() }
+}
+
 /// Prints one thing; `text` says how for people.
 pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) {
     match format {
@@ -168,4 +183,16 @@ fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
 pub fn seconds(at: postcommit::Timestamp) -> String {
     let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;
     postcommit::Timestamp::from_micros(whole).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_wide_says_that_it_goes_on() {
+        assert_eq!(cut(&"é".repeat(WIDEST)), "é".repeat(WIDEST));
+        let shown = cut(&"é".repeat(WIDEST + 1));
+        assert!(shown.ends_with('…') && shown.chars().count() == WIDEST);
+    }
 }

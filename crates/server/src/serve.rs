@@ -37,6 +37,16 @@ pub enum Role {
     Worker,
 }
 
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Api => "api",
+            Self::Worker => "worker",
+        }
+    }
+}
+
 /// How to serve.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
@@ -64,6 +74,9 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     })?;
     let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
     Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
+    // For whoever reads the log by program: what the greeting says to people, without what is secret.
+    let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
+    tracing::info!(version, role = how.role.name(), listen, database, "ready");
     match dispatcher {
         Some(dispatcher) => dispatcher.run(stop).await,
         None => {
@@ -241,6 +254,9 @@ impl Greeting {
         }
         if let Some(key) = &self.first_key {
             say!("  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others");
+        }
+        if self.role == Role::Api {
+            say!("  delivers   nothing: another process must, `{me} serve --role worker`");
         }
         self.providers.iter().for_each(|provider| self.say_provider(provider));
         if self.providers.is_empty() {

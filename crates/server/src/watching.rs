@@ -59,7 +59,7 @@ async fn page(State(page): State<Arc<Page>>, headers: HeaderMap) -> Response {
     let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let let_in = page.open || shown.is_some_and(|shown| is_same(shown, &page.token));
     if !let_in {
-        let why = "metrics are for loopback, or for who shows the setting metrics.token as a bearer token\n";
+        let why = "metrics are open where the server listens on loopback with no proxy before it; elsewhere show the setting metrics.token as a bearer token\n";
         return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], why).into_response();
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page.scrape.text().await).into_response()

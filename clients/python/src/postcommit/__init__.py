@@ -6,7 +6,7 @@ Inside your transaction, where you share a database with the server: ``postcommi
 
 from . import key
 from .client import Postcommit
-from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable
+from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable, Untrusted
 from .inbox import Inbox, InboxEvent, InboxPage, UserToken
 from .notification import Enqueued, Fields, Notification, Status
 
@@ -24,6 +24,7 @@ __all__ = [
     "Refused",
     "Status",
     "Unavailable",
+    "Untrusted",
     "UserToken",
     "key",
 ]

@@ -43,6 +43,10 @@ class Refused(PostcommitError):
         self.detail = detail
 
 
+class Untrusted(PostcommitError):
+    """The server's certificate is not one that this client trusts, or it is another server's. Nothing was sent, and asking again will not help."""
+
+
 class Unavailable(PostcommitError):
     """The server could not be reached, was too busy, or answered nothing that can be read.
 

@@ -65,7 +65,10 @@ def cancel(on: Session | Connection, entity: str, event_type: str | None = None,
     what = {"tenant": tenant, "entity": entity, "event_type": event_type}
     if not _is_sqlite(connection):
         return int(connection.execute(_CANCEL, what).scalar_one())
-    count = int(connection.execute(_SQLITE_CANCELLABLE, what).scalar_one())
+    try:
+        count = int(connection.execute(_SQLITE_CANCELLABLE, what).scalar_one())
+    except DBAPIError as error:
+        raise _hinted(error) from None
     connection.execute(_SQLITE_CANCEL, what)
     return count
 
@@ -116,8 +119,15 @@ def _enqueue_sqlite(connection: Connection, note: Mapping[str, Any], strict: boo
         message = str(error.orig)
         if statements.is_sqlite_conflict(message):
             raise Conflict(note["idempotency_key"], _id_of_key(connection, arguments)) from None
-        raise statements.sqlite_refusal(message) or error from None
+        raise statements.sqlite_refusal(message) or _hinted(error) from None
     return _id_of_key(connection, arguments)
+
+
+def _hinted(error: DBAPIError) -> DBAPIError:
+    """The same error; of a file that is not ours yet it says what to do."""
+    if statements.is_unmigrated(str(error.orig)):
+        error.add_detail(statements.UNMIGRATED)
+    return error
 
 
 def _id_of_key(connection: Connection, arguments: Mapping[str, Any]) -> UUID:

@@ -43,7 +43,10 @@ def cancel(connection: sqlite3.Connection, entity: str, event_type: str | None =
     late and not counted, but it will not be tried again."""
     what = {"tenant": tenant, "entity": entity, "event_type": event_type}
     cursor = _cursor(connection)
-    count: int = cursor.execute(statements.SQLITE_CANCELLABLE, what).fetchone()[0]
+    try:
+        count: int = cursor.execute(statements.SQLITE_CANCELLABLE, what).fetchone()[0]
+    except sqlite3.Error as error:
+        raise _hinted(error) from None
     cursor.execute(statements.SQLITE_CANCEL, what)
     return count
 
@@ -56,8 +59,13 @@ def _enqueue(connection: sqlite3.Connection, note: Mapping[str, Any], strict: bo
     except sqlite3.Error as error:
         if statements.is_sqlite_conflict(str(error)):
             raise Conflict(note["idempotency_key"], _id_of_key(cursor, arguments)) from None
-        raise statements.sqlite_refusal(str(error)) or error from None
+        raise statements.sqlite_refusal(str(error)) or _hinted(error) from None
     return _id_of_key(cursor, arguments)
+
+
+def _hinted(error: sqlite3.Error) -> sqlite3.Error:
+    """The same kind of error; of a file that is not ours yet it says what to do."""
+    return type(error)(f"{error}; {statements.UNMIGRATED}") if statements.is_unmigrated(str(error)) else error
 
 
 def _id_of_key(cursor: sqlite3.Cursor, arguments: Mapping[str, Any]) -> UUID:

@@ -110,6 +110,15 @@ def sqlite_refusal(message: str) -> PostcommitError | None:
     return None
 
 
+def is_unmigrated(message: str) -> bool:
+    """The file is there, but nobody has made our tables in it."""
+    return re.search(r"no such table: (main\.)?postcommit_", message) is not None
+
+
+#: What to do then.
+UNMIGRATED = "this file has no schema of Postcommit's: run `postcommit migrate --database-url sqlite:FILE`"
+
+
 def is_sqlite_conflict(message: str) -> bool:
     """Triggers can raise fixed texts only; this one stands for a strict conflict."""
     return "was used with other content" in message

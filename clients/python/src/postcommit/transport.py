@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 from uuid import UUID
 
-from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable
+from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable, Untrusted
 
 #: The most bytes of an answer that are read.
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -144,7 +144,11 @@ class Transport:
         headers = {**self._headers, **more}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection.request(method, self._prefix + path, body.encode() if body is not None else None, headers)
+        try:
+            connection.request(method, self._prefix + path, body.encode() if body is not None else None, headers)
+        except ssl.SSLCertVerificationError as error:
+            # It would be an OSError, and those are tried again.
+            raise Untrusted(f"the certificate of {self.server} is not trusted: {error.verify_message}") from None
         return connection.getresponse()
 
     def _exchange(self, method: str, path: str, body: str | None) -> Answer:

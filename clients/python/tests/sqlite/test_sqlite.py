@@ -8,8 +8,10 @@ import unittest
 from uuid import uuid4
 
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 from postcommit import Conflict, Invalid
+from postcommit import sqlalchemy as by_sqlalchemy
 from postcommit.sqlite import cancel, enqueue, enqueue_many
 
 from .. import sqlalchemy_cases
@@ -38,6 +40,21 @@ class Sqlite(unittest.TestCase):
         self.assertEqual(self.count(), 0)
         self.connection.commit()
         self.assertEqual(self.count(), 1)
+
+    def test_a_file_without_our_schema_says_what_to_do(self) -> None:
+        bare = sqlite3.connect(":memory:")
+        self.addCleanup(bare.close)
+        for act in (lambda: enqueue(bare, "e"), lambda: cancel(bare, "b-1")):
+            with self.assertRaisesRegex(sqlite3.OperationalError, "no such table.*run `postcommit migrate"):
+                act()
+
+    def test_sqlalchemy_says_it_too(self) -> None:
+        engine = create_engine("sqlite://")
+        self.addCleanup(engine.dispose)
+        with engine.connect() as bare:
+            for act in (lambda: by_sqlalchemy.enqueue(bare, "e"), lambda: by_sqlalchemy.cancel(bare, "b-1")):
+                with self.assertRaisesRegex(OperationalError, "run `postcommit migrate"):
+                    act()
 
     def test_keys_limits_many_and_cancel(self) -> None:
         self.connection.execute("BEGIN IMMEDIATE")

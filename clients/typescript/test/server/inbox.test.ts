@@ -30,7 +30,7 @@ test("a message comes, is read and put away", async () => {
   await inbox.markUnread(id);
   assert.equal(await inbox.markAllRead(page.position), 1);
   await inbox.archive(id);
-  assert.deepEqual([(await inbox.list()).items.length, (await inbox.list({ folder: "archived" })).items.length], [0, 1]);
+  assert.deepEqual([(await inbox.list()).items.length, (await inbox.list("archived")).items.length], [0, 1]);
   await inbox.unarchive(id);
   assert.equal((await inbox.list()).items.length, 1);
 });

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use uuid::Uuid;
 
 use super::Store;
 use super::duties::{PASS, PRESENT, WORKER};
@@ -29,8 +30,17 @@ pub struct QueueHealth {
     pub oldest_due_s: i64,
     /// Results that came too late, ever.
     pub stale_settles: i64,
-    /// Keys used again with other content, ever.
-    pub conflicts: i64,
+}
+
+/// Keys that were used again with other content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyConflicts {
+    /// How often.
+    pub count: i64,
+    /// The one that holds the key that was used last.
+    pub notification: Uuid,
+    /// What the refused one was about to tell.
+    pub event_type: String,
 }
 
 /// What metrics tell beside the KPIs.
@@ -55,6 +65,8 @@ pub struct Attendance {
     pub last_pass_at: Option<Timestamp>,
     /// What is due and not under way, on lanes that are open.
     pub due: i64,
+    /// Since when the oldest of it is.
+    pub oldest_due_at: Option<Timestamp>,
     /// Jobs that are not done.
     pub jobs: i64,
 }
@@ -75,11 +87,18 @@ impl Store {
             "SELECT (SELECT count(*) FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1),
               (SELECT max(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%'), (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
               (SELECT count(*) FROM postcommit.delivery_queue q WHERE {IS_DUE}),
-              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running'))"
+              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running')), (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE})"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
-        Ok(Attendance { workers: row.get(0)?, last_worker_at: row.get(1)?, last_pass_at: row.get(2)?, due: row.get(3)?, jobs: row.get(4)? })
+        Ok(Attendance {
+            workers: row.get(0)?,
+            last_worker_at: row.get(1)?,
+            last_pass_at: row.get(2)?,
+            due: row.get(3)?,
+            jobs: row.get(4)?,
+            oldest_due_at: row.get(5)?,
+        })
     }
 
     /// What metrics tell beside the KPIs.
@@ -140,7 +159,17 @@ impl Store {
             parked: count("SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'parked'").await?,
             oldest_due_s: oldest.map_or(0, |at| i64::try_from(now.since(at).as_secs()).unwrap_or(i64::MAX)),
             stale_settles: self.stale_settles().await?,
-            conflicts: count("SELECT count(*) FROM postcommit.key_conflict").await?,
         })
+    }
+
+    /// Keys used again with other content within `window`; none when there were none.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn key_conflicts(&self, window: Duration) -> Result<Option<KeyConflicts>, DbError> {
+        let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id, event_type FROM postcommit.key_conflict
+            WHERE noted_at > $1 ORDER BY id DESC LIMIT 1";
+        let rows = self.db.query(sql, vec![before(self.now().await?, window).into()]).await?;
+        rows.first().map(|row| Ok(KeyConflicts { count: row.get(0)?, notification: row.get(1)?, event_type: row.get(2)? })).transpose()
     }
 }

@@ -15,7 +15,8 @@ on_both! {
         assert_eq!((nobody.workers, nobody.last_worker_at, nobody.last_pass_at, nobody.due, nobody.jobs), (0, None, None, 0, 0));
         world.capture(serde_json::json!({})).await;
         world.enqueue("a", serde_json::json!({})).await;
-        assert_eq!(world.store.attendance().await.unwrap().due, 1);
+        let waiting = world.store.attendance().await.unwrap();
+        assert!(waiting.due == 1 && waiting.oldest_due_at.is_some() && nobody.oldest_due_at.is_none());
         let running = world.run().await;
         world.until("it has said that it is here", async || world.store.attendance().await.unwrap().workers == 1).await;
         running.finish().await;

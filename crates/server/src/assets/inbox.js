@@ -200,6 +200,7 @@ export class PostcommitInbox extends HTMLElement {
   #freshToken = null;
   #stop = null;
   #wait = FIRST_WAIT_MS;
+  #isRefused = false;
   #parts = null;
 
   constructor() {
@@ -506,15 +507,20 @@ export class PostcommitInbox extends HTMLElement {
 
   #showUnread() {
     const { bell, badge, readAll } = this.#parts;
-    badge.hidden = this.#unread === 0;
-    badge.textContent = this.#unread > 99 ? '99+' : String(this.#unread);
-    bell.setAttribute('aria-label', this.#word(this.#unread === 0 ? 'bell-none' : 'bell', { unread: this.#unread }));
+    // A bell that is silent because nobody lets it in must not look like one for which nothing came.
+    badge.hidden = this.#unread === 0 && !this.#isRefused;
+    badge.textContent = this.#isRefused ? '!' : this.#unread > 99 ? '99+' : String(this.#unread);
+    const said = this.#word(this.#unread === 0 ? 'bell-none' : 'bell', { unread: this.#unread });
+    bell.setAttribute('aria-label', this.#isRefused ? this.#word('refused') : said);
+    bell.title = this.#isRefused ? this.#word('refused') : '';
     readAll.disabled = this.#unread === 0;
   }
 
   #complain(problem) {
     const note = this.#parts.problem;
     note.hidden = problem === null;
+    this.#isRefused = problem instanceof Refused;
+    this.#showUnread();
     if (problem) note.textContent = problem instanceof Refused ? problem.message : this.#word('offline');
     if (!this.#isRead) this.#show();
   }

@@ -53,7 +53,7 @@ impl Audit {
             before: self.before,
             limit: self.limit,
         };
-        output::list(format, &store.audit_rows(&filter).await?, &COLUMNS);
+        output::bounded_list(format, &store.audit_rows(&filter).await?, &COLUMNS);
         Ok(Exit::Ok)
     }
 }

@@ -1,5 +1,6 @@
 //! `postcommit deliveries`.
 
+mod cancel;
 mod many;
 mod resend;
 mod which;
@@ -14,6 +15,7 @@ use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Position, Store
 use serde_json::json;
 use uuid::Uuid;
 
+use super::notifications::{captured, history, standing};
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -34,8 +36,8 @@ pub enum Deliveries {
     Retry(Many),
     /// End parked deliveries for good; the rows stay
     Discard(Many),
-    /// Take back what is not under way yet
-    Cancel(Ids),
+    /// Take back what is not under way yet: by ids, or all about an entity
+    Cancel(cancel::Cancel),
     /// Send once more what was last sent for an entity over a channel; the first one is not touched
     Resend(Again),
     /// Follow attempts as they happen
@@ -47,13 +49,6 @@ pub enum Deliveries {
         #[arg(long)]
         no_follow: bool,
     },
-}
-
-#[derive(Debug, Args)]
-pub struct Ids {
-    /// Ids of deliveries, NOTIFICATION.N; one or more
-    #[arg(required = true)]
-    ids: Vec<DeliveryId>,
 }
 
 #[derive(Debug, Args)]
@@ -91,7 +86,7 @@ impl Deliveries {
             }
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
             Self::Discard(Many { ids, .. }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
-            Self::Cancel(Ids { ids }) => each(format, &store, ids, "cancel", "cancelled", "only what waits is cancelled").await,
+            Self::Cancel(cancel) => cancel.run(format, &store).await,
             Self::Resend(again) => again.run(format, &store).await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
         }
@@ -135,21 +130,36 @@ async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
     let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
-    let text = |_: &serde_json::Value| {
-        let fields = serde_json::to_value(&row).unwrap_or_default();
-        let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let fields = fields
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(name, value)| format!("{name:<16}{}", shown(value)));
-        fields.chain(attempts.iter().map(super::notifications::attempt_line)).collect::<Vec<_>>().join("\n")
-    };
-    let mut story = json!(row);
-    story["attempt_log"] = json!(attempts);
-    output::one(format, &story, text);
+    let (captured, story) = (captured(store, key.tenant).await?, store.story(None, id.notification).await?);
+    let mut told = json!(row);
+    told["attempt_log"] = json!(attempts);
+    output::one(format, &told, |_| {
+        let past = story.iter().flat_map(|story| history(story, &row.id));
+        std::iter::once(format!("{}  {}", row.id, standing(&row, &captured))).chain(fields(&row)).chain(past).collect::<Vec<_>>().join("\n")
+    });
     Ok(Exit::Ok)
+}
+
+/// What there is to say of a delivery, in the order in which one asks.
+fn fields(row: &DeliveryRow) -> Vec<String> {
+    let error = row.error_code.as_ref().map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
+    let fields = [
+        ("event type", Some(row.event_type.clone())),
+        ("tenant", Some(row.tenant.clone())),
+        ("entity", row.entity.clone()),
+        ("channel", row.channel.clone()),
+        ("to", row.target.clone()),
+        ("provider", row.provider.clone()),
+        ("reference", row.provider_ref.clone()),
+        ("attempts", Some(format!("{} in this round", row.attempts))),
+        ("next", row.next_attempt_at.map(|at| at.to_string())),
+        ("last error", error),
+        ("unclear", row.unclear.then(|| "an attempt of this round may have arrived".to_owned())),
+        ("enqueued", Some(row.created_at.to_string())),
+        ("sent", row.sent_at.map(|at| at.to_string())),
+        ("updated", Some(row.updated_at.to_string())),
+    ];
+    fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?))).collect()
 }
 
 /// Acts on each, says what became of it, and ends by how many it worked for.

@@ -1,12 +1,14 @@
 //! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
 
+use std::time::Duration;
+
 use postcommit::Timestamp;
 use postcommit_engine::channel::{self, FailOn};
 use postcommit_engine::db::LATEST;
 use postcommit_engine::egress::Egress;
 use postcommit_engine::model::Provider;
 use postcommit_engine::secret::Secrets;
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{Attendance, Store};
 use serde::Serialize;
 
 use crate::app;
@@ -52,15 +54,19 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     }
     findings.push(clock(&store).await?);
     findings.extend(partitions(&store).await?);
-    findings.push(delivering(&store).await?);
+    findings.push(delivering(&store.attendance().await?, store.now().await?));
     findings.extend(queue(&store).await?);
+    findings.extend(reused_keys(&store).await?);
     let providers = store.providers().await?;
     if providers.is_empty() {
         findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));
     }
     findings.extend(suspended(&store).await?);
     let tenants = store.tenants().await?;
-    findings.extend(providers.iter().map(|p| provider(settings, p, tenants.get(&p.tenant).map_or("default", String::as_str))));
+    for one in &providers {
+        let found = provider(settings, one, tenants.get(&one.tenant).map_or("default", String::as_str));
+        findings.push(if found.result == "ok" && swallows(one, &providers) { swallowing(one, found) } else { found });
+    }
     Ok(findings)
 }
 
@@ -94,25 +100,31 @@ async fn partitions(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(std::iter::once(ahead).chain(caught).collect())
 }
 
-/// Passes that are further apart are no way to deliver.
-const PASSES_S: u64 = 600;
+/// Where passes deliver, they come so often that nothing waits longer.
+const PASSES_S: u64 = 120;
+/// Passes that are further apart are no way to deliver, even where nothing waits.
+const PASSES_MOST_S: u64 = 600;
 
-async fn delivering(store: &Store) -> Result<Finding, Failure> {
-    let (there, now) = (store.attendance().await?, store.now().await?);
+/// Who delivers. One pass by hand is no cron: once something has been due for longer than passes may be apart, nobody delivers.
+fn delivering(there: &Attendance, now: Timestamp) -> Finding {
     let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
     let job = if there.jobs == 1 { "job" } else { "jobs" };
     let waiting = format!("{} due, {} {job} to be done", there.due, there.jobs);
-    Ok(match (there.workers, ago(there.last_pass_at)) {
+    let is_late = there.jobs > 0 || ago(there.oldest_due_at).is_some_and(|late| late > PASSES_S);
+    match (there.workers, ago(there.last_pass_at)) {
         (1.., _) => finding("delivering", "ok", format!("{} running; {waiting}", there.workers)),
-        (_, Some(pass)) if pass <= PASSES_S => finding("delivering", "ok", format!("by passes, the last one {pass} s ago; {waiting}")),
+        (_, Some(pass)) if pass <= PASSES_S || (pass <= PASSES_MOST_S && !is_late) => {
+            finding("delivering", "ok", format!("by passes, the last one {pass} s ago; {waiting}"))
+        }
         _ => {
             let last =
                 ago(there.last_worker_at.max(there.last_pass_at)).map(|s| format!(", none was heard of for {s} s")).unwrap_or_default();
             let result = if there.due + there.jobs > 0 { "problem" } else { "warning" };
-            let what = "start `postcommit serve`, or let cron run `postcommit dispatch --once`";
-            finding("delivering", result, format!("nobody is{last}; {waiting}: {what}"))
+            let what =
+                "start `postcommit serve` or `postcommit serve --role worker`, or let cron run `postcommit dispatch --once` every minute";
+            finding("delivering", result, format!("no process delivers{last}; {waiting}: {what}"))
         }
-    })
+    }
 }
 
 /// What of them waits is not late: nobody is to send it.
@@ -141,7 +153,7 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
             "queue",
             "problem",
             format!(
-                "{waiting}; the oldest has been due for {late} s: is `postcommit serve` running, does its provider's rate hold it back?"
+                "{waiting}; the oldest has been due for {late} s: does a process deliver (see above), does its provider's rate hold it back?"
             ),
         ),
     }];
@@ -152,14 +164,30 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
             format!("{} results came after their lease had run out; if this grows, raise dispatch.lease_s", health.stale_settles),
         ));
     }
-    if health.conflicts > 0 {
-        findings.push(finding(
-            "keys",
-            "warning",
-            format!("{} times a key was used again with other content; those were not sent (table key_conflict)", health.conflicts),
-        ));
-    }
     Ok(findings)
+}
+
+async fn reused_keys(store: &Store) -> Result<Option<Finding>, Failure> {
+    let Some(reused) = store.key_conflicts(Duration::from_secs(7 * 86_400)).await? else { return Ok(None) };
+    let times = if reused.count == 1 { "once".to_owned() } else { format!("{} times", reused.count) };
+    let detail = format!(
+        "within 7 days a key was used again with other content {times}, and that was not sent; last by {:?}: `postcommit notifications show {}` is the one that holds its key",
+        reused.event_type, reused.notification
+    );
+    Ok(Some(finding("keys", "warning", detail)))
+}
+
+/// Whether it takes what a provider that is missing would have sent: fine for a trial, not beside providers that send.
+fn swallows(one: &Provider, all: &[Provider]) -> bool {
+    let sends = |other: &Provider| other.tenant == one.tenant && !["capture", "in_app"].contains(&other.driver.as_str());
+    one.driver == "capture" && one.is_default && one.enabled && all.iter().any(sends)
+}
+
+fn swallowing(one: &Provider, found: Finding) -> Finding {
+    let takes =
+        if one.channel == "*" { "every channel without another default".to_owned() } else { format!("the channel {}", one.channel) };
+    let detail = format!("{}: it takes {takes}; it records and sends nothing", found.detail);
+    finding("provider", "warning", detail)
 }
 
 fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> Finding {
@@ -189,4 +217,33 @@ fn usable(settings: &Settings, provider: &Provider) -> Result<(), String> {
     };
     let egress = Egress::new(&settings.egress).map_err(|e| e.to_string())?;
     channel::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_pass_by_hand_is_no_cron() {
+        let now = Timestamp::from_micros(1_800_000_000_000_000);
+        let ago = |seconds: i64| Some(Timestamp::from_micros(now.as_micros() - seconds * 1_000_000));
+        let judged = |pass, due| {
+            let oldest_due_at = ago(due).filter(|_| due > 0);
+            let there =
+                Attendance { workers: 0, last_worker_at: None, last_pass_at: ago(pass), due: i64::from(due > 0), oldest_due_at, jobs: 0 };
+            delivering(&there, now).result
+        };
+        for (pass, due, expected) in [
+            (30, 0, "ok"),
+            (30, 300, "ok"),
+            (300, 0, "ok"),
+            (300, 100, "ok"),
+            (300, 121, "problem"),
+            (121, 121, "problem"),
+            (601, 1, "problem"),
+            (601, 0, "warning"),
+        ] {
+            assert_eq!(judged(pass, due), expected, "a pass {pass} s ago, something due for {due} s");
+        }
+    }
 }

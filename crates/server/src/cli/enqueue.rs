@@ -89,15 +89,21 @@ impl Enqueue {
             say!("postcommit: no recipient is named: the notification will be parked");
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
+        let tenant = note.note().tenant.clone();
+        let is_new = store.tenant(&tenant).await?.is_none();
         let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
         }
+        if is_new {
+            // A misspelt name is a tenant like any other.
+            say!("postcommit: there was no tenant {tenant:?}: it was made, and has no providers of its own yet");
+        }
         say_seen(accepted, &key);
         if self.wait {
-            let done = self.wait(format, &store, id).await?;
+            let done = wait(format, &store, id, self.timeout).await?;
             return Ok(if conflict { Exit::Refused } else { done });
         }
         output::one(format, &json!({"id": id, "duplicate": duplicate, "conflict": conflict}), |_| id.to_string());
@@ -142,24 +148,25 @@ impl Enqueue {
         ];
         Ok(fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
     }
+}
 
-    async fn wait(&self, format: Format, store: &Store, id: Uuid) -> Done {
-        let started = clock::monotonic();
-        let mut look = tokio::time::interval(Duration::from_millis(100));
-        let mut status = String::from("pending");
-        while ["pending", "sending", "retrying"].contains(&status.as_str()) && started.elapsed() < Duration::from_secs(self.timeout) {
-            look.tick().await;
-            let gone = || Failure::new(Exit::NotFound, format!("notification {id} is gone"));
-            status = store.notification_row(id).await?.ok_or_else(gone)?.status;
+/// Waits until it is sent or given up, for so many seconds, and shows it.
+pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Done {
+    let started = clock::monotonic();
+    let mut look = tokio::time::interval(Duration::from_millis(100));
+    let mut status = String::from("pending");
+    while ["pending", "sending", "retrying"].contains(&status.as_str()) && started.elapsed() < Duration::from_secs(timeout) {
+        look.tick().await;
+        let gone = || Failure::new(Exit::NotFound, format!("notification {id} is gone"));
+        status = store.notification_row(id).await?.ok_or_else(gone)?.status;
+    }
+    super::notifications::show(format, store, id).await?;
+    match status.as_str() {
+        "sent" | "delivered" => Ok(Exit::Ok),
+        "pending" | "sending" | "retrying" => {
+            Err(Failure::new(Exit::Failed, format!("not finished within {timeout} s: {}", why_not_yet(store, id).await?)))
         }
-        super::notifications::show(format, store, id).await?;
-        match status.as_str() {
-            "sent" | "delivered" => Ok(Exit::Ok),
-            "pending" | "sending" | "retrying" => {
-                Err(Failure::new(Exit::Failed, format!("not finished within {} s: {}", self.timeout, why_not_yet(store, id).await?)))
-            }
-            _ => Ok(Exit::Failed),
-        }
+        _ => Ok(Exit::Failed),
     }
 }
 
@@ -172,7 +179,10 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     Ok(match (lane.and_then(|lane| lane.paused), waiting.next_attempt_at) {
         (Some(why), _) => format!("its provider is paused: {why}"),
         (None, Some(at)) if at > now => format!("it is {}, next at {at}", waiting.state),
-        _ => format!("it is {}; is `postcommit serve` running?", waiting.state),
+        _ if store.attendance().await?.workers == 0 => {
+            format!("it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`", waiting.state)
+        }
+        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for why", waiting.state),
     })
 }
 

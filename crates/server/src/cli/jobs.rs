@@ -27,16 +27,22 @@ pub enum Jobs {
         #[arg(long)]
         tenant: Option<String>,
         /// The page after the one that ended with this job
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = super::id)]
         before: Option<Uuid>,
         /// 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
     /// How far it is
-    Show { id: Uuid },
+    Show {
+        #[arg(value_parser = super::id)]
+        id: Uuid,
+    },
     /// End it after the slice that is under way; what was done stays done
-    Cancel { id: Uuid },
+    Cancel {
+        #[arg(value_parser = super::id)]
+        id: Uuid,
+    },
 }
 
 impl Jobs {

@@ -31,15 +31,15 @@ pub enum Keys {
     },
     /// Take a key back, at once and for good
     Revoke {
-        /// Its public part: the middle of pc_<id>_<secret>
+        /// Its public part, the middle of pc_<id>_<secret>; or the whole key
         id: String,
     },
     /// Print a link that signs in once, within 15 minutes
     LoginLink {
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// What the session may do; repeatable
-        #[arg(long = "scope", value_name = "SCOPE", default_value = "ops")]
+        /// What the session may do; repeatable, or with commas
+        #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', default_value = "ops")]
         scopes: Vec<String>,
     },
 }
@@ -50,8 +50,8 @@ pub struct Create {
     name: String,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site; repeatable
-    #[arg(long = "scope", value_name = "SCOPE", required = true)]
+    /// enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site; repeatable, or with commas
+    #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', required = true)]
     scopes: Vec<String>,
     /// Until when, RFC 3339 [default: for ever]
     #[arg(long, value_name = "TIME")]
@@ -98,7 +98,9 @@ impl Create {
     }
 }
 
-async fn revoke(format: Format, store: &Store, id: &str) -> Done {
+async fn revoke(format: Format, store: &Store, given: &str) -> Done {
+    // Of a whole key only the public part is used, and repeated.
+    let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
     let key = store.key_row(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
     let revoked = store.revoke_key(key.tenant, id).await?;
     let result = if revoked { "revoked" } else { "was revoked before" };

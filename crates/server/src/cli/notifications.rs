@@ -1,7 +1,10 @@
 //! `postcommit notifications`.
 
+use std::collections::HashSet;
+
 use clap::{Args, Subcommand};
 use postcommit_engine::store::{AttemptRow, AuditRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
@@ -14,6 +17,13 @@ pub enum Notifications {
     /// One with its deliveries and attempts
     Show {
         /// The notification's id
+        #[arg(value_parser = super::id)]
+        id: Uuid,
+    },
+    /// Take back what of it is not sent yet
+    Cancel {
+        /// The notification's id
+        #[arg(value_parser = super::id)]
         id: Uuid,
     },
 }
@@ -43,9 +53,13 @@ pub struct List {
 
 impl Notifications {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
-        let store = super::store(settings).await?;
+        let store = super::acting(settings).await?;
         match self {
             Self::Show { id } => show(format, &store, *id).await,
+            Self::Cancel { id } => {
+                let (cancelled, under_way) = store.cancel_notification(None, *id).await?.ok_or_else(|| missing(*id))?;
+                taken_back(format, cancelled, under_way)
+            }
             Self::List(list) => list.run(format, &store).await,
         }
     }
@@ -84,12 +98,33 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
 
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
-    let missing = || Failure::new(Exit::NotFound, format!("there is no notification {id}"));
-    output::one(format, &store.story(None, id).await?.ok_or_else(missing)?, text);
+    let story = store.story(None, id).await?.ok_or_else(|| missing(id))?;
+    let captured = captured(store, story.notification.tenant).await?;
+    output::one(format, &story, |story| text(story, &captured));
     Ok(Exit::Ok)
 }
 
-fn text(story: &Story) -> String {
+fn missing(id: Uuid) -> Failure {
+    Failure::new(Exit::NotFound, format!("there is no notification {id}"))
+}
+
+/// A tenant's providers that record what they are given and send nothing.
+pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<String>, Failure> {
+    let providers = store.providers_of(tenant).await?;
+    Ok(providers.into_iter().filter(|provider| provider.driver == "capture").map(|provider| provider.name).collect())
+}
+
+/// What became of what was to be taken back. That nothing was left to take back is no failure.
+pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> Done {
+    output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
+        let late =
+            if under_way > 0 { format!("; {under_way} under way, too late for this attempt, not tried again") } else { String::new() };
+        format!("{cancelled} cancelled{late}")
+    });
+    Ok(Exit::Ok)
+}
+
+fn text(story: &Story, captured: &HashSet<String>) -> String {
     let note = &story.notification;
     let mut lines = vec![format!("{}  {}", note.id, story.status)];
     let mut field = |name: &str, value: Option<String>| lines.extend(value.map(|value| format!("  {name:<12}{value}")));
@@ -103,7 +138,7 @@ fn text(story: &Story) -> String {
     field("due", (note.due_at > note.created_at).then(|| note.due_at.to_string()));
     field("expires", Some(note.expires_at.to_string()));
     for delivery in &story.deliveries {
-        lines.push(line(delivery));
+        lines.push(line(delivery, captured));
         lines.extend(history(story, &delivery.id));
     }
     // What was done to it before it had deliveries, or to those that are gone.
@@ -111,8 +146,8 @@ fn text(story: &Story) -> String {
     lines.extend(story.acts.iter().filter(|act| !told(&act.subject)).map(act_line));
     if !story.conflicts.is_empty() {
         lines.push(format!(
-            "  key used again with other content, not sent: {} times, last {}",
-            story.conflicts.len(),
+            "  key used again with other content, not sent: {}, last {}",
+            if story.conflicts.len() == 1 { "once".to_owned() } else { format!("{} times", story.conflicts.len()) },
             story.conflicts[story.conflicts.len() - 1].noted_at
         ));
     }
@@ -120,7 +155,7 @@ fn text(story: &Story) -> String {
 }
 
 /// What happened to one delivery, in order: attempts, and what people did.
-fn history(story: &Story, delivery: &str) -> Vec<String> {
+pub(super) fn history(story: &Story, delivery: &str) -> Vec<String> {
     let attempts = story.attempts.iter().filter(|attempt| attempt.delivery == delivery).map(|attempt| (attempt.at, attempt_line(attempt)));
     let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
     let mut all: Vec<_> = attempts.chain(acts).collect();
@@ -133,11 +168,17 @@ fn act_line(act: &AuditRow) -> String {
     format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
-fn line(d: &DeliveryRow) -> String {
+/// Where a delivery stands, why, and whether it is only said to have been sent.
+pub(super) fn standing(d: &DeliveryRow, captured: &HashSet<String>) -> String {
+    let is_recorded = d.state == "sent" && d.provider.as_ref().is_some_and(|name| captured.contains(name));
+    let reason = d.reason.clone().or_else(|| is_recorded.then(|| "recorded, not sent".to_owned()));
+    format!("{}{}", d.state, reason.map(|reason| format!(" ({reason})")).unwrap_or_default())
+}
+
+fn line(d: &DeliveryRow, captured: &HashSet<String>) -> String {
     if d.n == 0 && d.state == "pending" {
         return "  .0 pending  not expanded yet".to_owned();
     }
-    let reason = d.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default();
     let error = d
         .error_code
         .as_ref()
@@ -146,16 +187,16 @@ fn line(d: &DeliveryRow) -> String {
     let next = d.next_attempt_at.filter(|_| d.state == "retrying").map(|at| format!("  next {at}")).unwrap_or_default();
     let maybe = if d.unclear && d.state == "parked" { "  it may have arrived" } else { "" };
     format!(
-        "  .{} {}{reason}  {} to {} by {}{next}{error}{maybe}",
+        "  .{} {}  {} to {} by {}{next}{error}{maybe}",
         d.n,
-        d.state,
+        standing(d, captured),
         or_dash(&d.channel),
         or_dash(&d.target),
         or_dash(&d.provider)
     )
 }
 
-pub(super) fn attempt_line(a: &AttemptRow) -> String {
+fn attempt_line(a: &AttemptRow) -> String {
     let error = a
         .code
         .as_ref()

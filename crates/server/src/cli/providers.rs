@@ -1,5 +1,7 @@
 //! `postcommit providers`.
 
+mod test;
+
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
@@ -22,7 +24,11 @@ pub enum Providers {
     /// Configure a new provider
     Create(Description),
     /// All of them
-    List,
+    List {
+        /// Only this tenant's [default: every tenant's]
+        #[arg(long)]
+        tenant: Option<String>,
+    },
     /// One, without its secrets
     Show {
         name: String,
@@ -46,11 +52,16 @@ pub enum Providers {
         #[arg(long, default_value = "default")]
         tenant: String,
     },
+    /// Send a test message at once, past the queue; ends with 1 when it was not sent
+    Test(test::Test),
     /// Remove one that nothing waits for
     Delete {
         name: String,
         #[arg(long, default_value = "default")]
         tenant: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
     },
 }
 
@@ -106,12 +117,11 @@ impl Providers {
         match self {
             Self::Create(description) => description.create(format, settings, &store).await,
             Self::Update(description) => description.update(format, settings, &store).await,
-            Self::List => list(format, &store).await,
+            Self::List { tenant } => list(format, &store, super::tenant(&store, tenant.as_deref()).await?).await,
+            Self::Test(test) => test.run(format, settings, &store).await,
             Self::Show { name, tenant } => {
                 let provider = find(&store, tenant, name).await?.1;
-                output::one(format, &shown(&provider, &store.tenants().await?), |value| {
-                    serde_json::to_string_pretty(value).unwrap_or_default()
-                });
+                output::one(format, &shown(&provider, &store.tenants().await?), text);
                 Ok(Exit::Ok)
             }
             Self::Pause { name, tenant, reason } => {
@@ -123,10 +133,15 @@ impl Providers {
                 store.resume_lane(find(&store, tenant, name).await?.1.id).await?;
                 say(format, name, "resumed")
             }
-            Self::Delete { name, tenant } => {
-                let (tenant, _) = find(&store, tenant, name).await?;
+            Self::Delete { name, tenant, yes } => {
+                let (tenant, provider) = find(&store, tenant, name).await?;
+                let left = after(&provider, &store.providers_of(tenant).await?);
+                if !yes {
+                    super::confirm(&format!("provider {name} will be deleted; {left}"), "")?;
+                }
                 let (keys, egress) = (app::keys(settings), egress(settings)?);
                 workshop(&store, &keys, &egress).delete(tenant, name).await?;
+                say!("postcommit: {left}");
                 say(format, name, "deleted")
             }
         }
@@ -252,9 +267,63 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Value {
     value
 }
 
-async fn list(format: Format, store: &Store) -> Done {
+/// Who takes what it took, once it is gone.
+fn after(gone: &Provider, all: &[Provider]) -> String {
+    if !(gone.is_default && gone.enabled) {
+        return format!("what names it from then on is parked; the channel {} does not depend on it", gone.channel);
+    }
+    let serving = |channel: &str| all.iter().find(|p| p.name != gone.name && p.is_default && p.enabled && p.channel == channel);
+    let note = |next: &Provider| if next.driver == "capture" { ", which records and sends nothing" } else { "" };
+    match serving(&gone.channel).or_else(|| serving("*")) {
+        Some(next) => format!("the channel {} then goes to {}{}", gone.channel, next.name, note(next)),
+        None if gone.channel == "*" => "nothing then serves a channel without a default of its own: what comes for one is parked".into(),
+        None => format!("nothing then serves the channel {}: what comes for it is parked", gone.channel),
+    }
+}
+
+/// A provider for people: how it stands, then how it is set.
+fn text(provider: &Value) -> String {
+    let word = |value: &Value| match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        Value::Bool(is) => Some(if *is { "yes" } else { "no" }.to_owned()),
+        other => Some(other.to_string()),
+    };
+    let pairs = |name: &str| Some(output::pairs(&provider[name])).filter(|pairs| !pairs.is_empty());
+    let rate = provider["rate_per_s"].as_f64().map(|per_s| format!("{per_s} a second, burst {}", provider["burst"]));
+    let fields = [
+        ("tenant", word(&provider["tenant"])),
+        ("channel", word(&provider["channel"])),
+        ("driver", word(&provider["driver"])),
+        ("default", word(&provider["is_default"])),
+        ("held until", word(&provider["not_before"])),
+        ("guarantee", word(&provider["guarantee"])),
+        ("policy", pairs("policy").or_else(|| word(&provider["policy"]))),
+        ("concurrency", word(&provider["concurrency"])),
+        ("rate", rate),
+        ("timeout", provider["timeout_ms"].as_i64().map(|ms| format!("{ms} ms"))),
+        ("settings", pairs("settings")),
+        ("secrets", word(&provider["secrets"])),
+    ];
+    let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<13}{}", value.as_ref()?)));
+    std::iter::once(format!("{}  {}", plain(&provider["name"]), lane(provider))).chain(lines).collect::<Vec<_>>().join("\n")
+}
+
+fn lane(provider: &Value) -> String {
+    match (provider["paused"].as_str(), provider["suspended"] == true, provider["enabled"] == true) {
+        (Some(why), ..) => format!("paused: {why}"),
+        (None, true, _) => "tenant suspended".to_owned(),
+        (None, false, false) => "disabled".to_owned(),
+        (None, false, true) => "open".to_owned(),
+    }
+}
+
+async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
     let (tenants, now) = (store.tenants().await?, store.now().await?);
-    let mut providers = store.providers().await?;
+    let mut providers = match only {
+        Some(tenant) => store.providers_of(tenant).await?,
+        None => store.providers().await?,
+    };
     // A hold that is over holds nothing.
     providers.iter_mut().filter(|p| p.not_before.is_some_and(|at| at <= now)).for_each(|p| p.not_before = None);
     let rows: Vec<Value> = providers.iter().map(|p| shown(p, &tenants)).collect();
@@ -265,11 +334,7 @@ async fn list(format: Format, store: &Store) -> Done {
         ("driver", |p| plain(&p["driver"])),
         ("guarantee", |p| plain(&p["guarantee"])),
         ("default", |p| if p["is_default"] == true { "yes" } else { "no" }.to_owned()),
-        ("lane", |p| match (p["paused"].as_str(), p["enabled"] == true) {
-            (Some(why), _) => format!("paused: {why}"),
-            (None, false) => "disabled".to_owned(),
-            (None, true) => "open".to_owned(),
-        }),
+        ("lane", lane),
         ("rate", |p| match (p["rate_per_s"].as_f64(), p["burst"].as_i64()) {
             (Some(per_s), Some(burst)) => format!("{per_s}/s, burst {burst}"),
             _ => "-".to_owned(),

@@ -1,6 +1,7 @@
 //! The command line as a person or a script meets it: what it prints, where, and how it ends.
 
 mod act;
+mod first_days;
 mod operate;
 mod quick_start;
 mod settings;

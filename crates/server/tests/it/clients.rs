@@ -134,6 +134,60 @@ async fn the_typescript_client_on_both_databases() {
     }
 }
 
+/// A server with a certificate of its own making, which nobody trusts.
+fn untrusted_house(folder: &Path) -> House {
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let path = |name: &str| folder.join(name).display().to_string();
+    std::fs::write(path("certificate.pem"), made.cert.pem()).unwrap();
+    std::fs::write(path("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    House::with(&[("SERVER_TLS_CERTIFICATE", &path("certificate.pem")), ("SERVER_TLS_KEY", &path("key.pem"))])
+}
+
+const PYTHON_UNTRUSTED: &str = r#"
+import os, time
+from postcommit import Postcommit, Untrusted
+time.sleep = lambda _: exit("it was tried again")
+client = Postcommit(os.environ["POSTCOMMIT_URL"], "pc_1_secret")
+for act in (lambda: client.enqueue("e"), lambda: next(client.inbox("u").stream())):
+    try:
+        act()
+        exit("it was trusted")
+    except Untrusted as error:
+        print(error)
+"#;
+
+#[test]
+fn a_certificate_that_is_not_trusted_is_not_asked_again_by_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let house = untrusted_house(folder.path());
+    let ran = python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let said = succeeds("python", &ran);
+    assert!(said.matches("is not trusted: self").count() == 2 && !said.contains("secret"), "{said}");
+}
+
+const NODE_UNTRUSTED: &str = r#"
+import { Postcommit, Untrusted } from "@postcommit/client";
+let asked = 0;
+const counted = (...args) => (asked++, fetch(...args));
+const client = new Postcommit(process.env.POSTCOMMIT_URL, "pc_1_secret", { fetch: counted });
+for (const act of [() => client.enqueue({ event_type: "e" }), () => client.inbox("u").stream().next()]) {
+  await act().then(() => { throw new Error("it was trusted"); }, (error) => { if (!(error instanceof Untrusted)) throw error; console.log(error.message); });
+}
+if (asked !== 2) throw new Error(`asked ${asked} times`);
+"#;
+
+#[test]
+fn a_certificate_that_is_not_trusted_is_not_asked_again_by_typescript() {
+    built();
+    let folder = tempfile::tempdir().unwrap();
+    let house = untrusted_house(folder.path());
+    let file = package("typescript").join("build").join("untrusted.mjs");
+    std::fs::write(&file, NODE_UNTRUSTED).unwrap();
+    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let said = succeeds("node", &ran);
+    assert!(said.matches("is not trusted: ").count() == 2 && !said.contains("secret"), "{said}");
+}
+
 async fn the_sdk_speaks_with(place: &Place) {
     let client = http::Client::new(place.told("POSTCOMMIT_URL"), place.told("POSTCOMMIT_KEY")).unwrap();
     let booking = |title: &str| {

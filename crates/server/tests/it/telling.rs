@@ -100,7 +100,8 @@ fn elsewhere_than_on_loopback_metrics_take_a_token() {
     let token = "0123456789abcdef";
     let shell = Shell::ready().with("POSTCOMMIT_METRICS_TOKEN", token).with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
     let (_server, address) = serve(&shell);
-    assert!(get(&address, "/metrics", "").starts_with("HTTP/1.1 401"));
+    let refused = get(&address, "/metrics", "");
+    assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("with no proxy before it"), "{refused}");
     assert!(get(&address, "/metrics", "authorization: Bearer 0123456789abcdeX\r\n").starts_with("HTTP/1.1 401"));
     assert!(get(&address, "/metrics", &format!("authorization: Bearer {token}\r\n")).starts_with("HTTP/1.1 200"));
     assert!(!shell.run(&["config", "show"]).ends(0).stdout.contains(token));

@@ -1,14 +1,12 @@
 //! Retry and discard: some by their ids, answered at once; or all that match, as a job.
 
-use std::io::{BufRead, IsTerminal, Write};
-
 use clap::Args;
 use postcommit_engine::model::DeliveryId;
 use postcommit_engine::store::{Act, Job, JobDraft, PACE, PACE_MOST, Store};
 use serde_json::json;
 
 use super::which::Which;
-use crate::cli::jobs;
+use crate::cli::{self, jobs};
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::telemetry::say;
 
@@ -63,7 +61,7 @@ impl Many {
             return Ok(Exit::Ok);
         }
         if count > 0 && !self.how.yes {
-            confirm(&format!("{counted} will be {}", done(act)))?;
+            cli::confirm(&format!("{counted} will be {}", done(act)), " (--dry-run only counts)")?;
         }
         let job = store.create_job(tenant, &draft).await?;
         if self.how.no_wait {
@@ -105,16 +103,4 @@ fn done(act: Act) -> &'static str {
 
 fn usage(problem: &str) -> Failure {
     Failure::new(Exit::Usage, problem)
-}
-
-/// Asks a person; where there is none, nothing is done that was not asked for by `--yes`.
-fn confirm(what: &str) -> Result<(), Failure> {
-    let refused = |why: &str| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
-    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        return refused("nothing is done without --yes (--dry-run only counts)");
-    }
-    let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
-    let mut answer = String::new();
-    let _ = std::io::stdin().lock().read_line(&mut answer);
-    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) { Ok(()) } else { refused("nothing was done") }
 }

@@ -24,6 +24,12 @@ pub struct Again {
     request_id: Option<String>,
     #[arg(long, default_value = "default")]
     tenant: String,
+    /// Wait until it is sent or given up, and show it
+    #[arg(long)]
+    wait: bool,
+    /// How long to wait, in seconds
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    timeout: u64,
 }
 
 impl Again {
@@ -51,6 +57,9 @@ impl Again {
         }
         if accepted.duplicate {
             say!("postcommit: --request-id {} was used before; the id is that one's", wish.request_id);
+        }
+        if self.wait {
+            return cli::enqueue::wait(format, store, accepted.id, self.timeout).await;
         }
         output::one(format, &json!({"id": accepted.id, "duplicate": accepted.duplicate}), |_| accepted.id.to_string());
         Ok(Exit::Ok)

@@ -32,7 +32,7 @@ pub struct Which {
     /// From this site
     #[arg(long)]
     site: Option<String>,
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = cli::id)]
     notification: Option<Uuid>,
     /// Enqueued at this time or later, RFC 3339
     #[arg(long, value_name = "TIME")]

@@ -135,7 +135,22 @@ fn a_provider_s_life() {
     shell.run(&["providers", "pause", "hooks"]).ends(0);
     assert!(shell.run(&["providers", "list"]).ends(0).stdout.contains("paused: by hand"));
     shell.run(&["providers", "resume", "hooks"]).ends(0);
-    shell.run(&["providers", "delete", "hooks"]).ends(0);
+    assert!(
+        shell
+            .run(&["providers", "show", "hooks"])
+            .ends(0)
+            .stdout
+            .starts_with("hooks  open\n  tenant       default\n  channel      webhook\n")
+    );
+    let asked = shell.run(&["providers", "delete", "hooks"]).ends(4).stderr;
+    assert!(
+        asked.contains("the channel webhook then goes to capture, which records and sends nothing: nothing is done without --yes"),
+        "{asked}"
+    );
+    let gone = shell.run(&["providers", "delete", "hooks", "--yes"]).ends(0).stderr;
+    assert!(gone.contains("the channel webhook then goes to capture, which records and sends nothing"), "{gone}");
+    let last = shell.run(&["providers", "delete", "capture", "--yes"]).ends(0).stderr;
+    assert!(last.contains("what comes for one is parked"), "{last}");
     shell.run(&["providers", "show", "hooks"]).ends(3);
 }
 

@@ -40,10 +40,10 @@ on_both! {
         let shell = Shell::ready_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
         let doctor = || shell.run(&["doctor", "-o", "json"]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
-        assert!(result == "warning" && detail.starts_with("nobody is; 0 due"), "{detail}");
+        assert!(result == "warning" && detail.starts_with("no process delivers; 0 due"), "{detail}");
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(1), "delivering");
-        assert!(result == "problem" && detail.contains("1 due") && detail.contains("`postcommit serve`") && detail.contains("`postcommit dispatch --once`"), "{detail}");
+        assert!(result == "problem" && detail.contains("1 due") && detail.contains("`postcommit serve --role worker`") && detail.contains("`postcommit dispatch --once`"), "{detail}");
         shell.dispatch();
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
@@ -109,6 +109,8 @@ on_both! {
         assert!(resend(&["--event-type", "booking.reminder"]).ends(3).stderr.contains("nothing was sent for"), "and it says so");
         resend(&["--tenant", "nobody"]).ends(3);
         assert!(resend(&["--request-id", "a b"]).ends(2).stderr.contains("request_id"));
+        let waited = resend(&["--wait", "--timeout", "0"]).ends(1);
+        assert!(waited.stdout.contains("event type  booking.confirmed") && waited.stderr.contains("not finished within 0 s"), "{}", waited.stderr);
     }
 
     fn jobs_are_listed_shown_and_ended(kind) {

@@ -38,6 +38,12 @@ async fn the_inbox_lives(place: Place, page_on: &Server) {
     let token = page_on.token(&place.key("default", &["operate"]).await, "alice");
     let browser = Browser::start(960, 720);
     browser.open(&format!("http://{}/inbox/demo", page_on.address));
+    show(&browser, "alice", "pcu_wrong");
+    browser.until(&format!("{INBOX}.querySelector('.badge').textContent === '!' && !{INBOX}.querySelector('.badge').hidden"));
+    assert_eq!(
+        browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")),
+        "You are signed out of notifications."
+    );
     show(&browser, "alice", &token);
     browser.run("window.same = true");
 

@@ -1,0 +1,35 @@
+//! `postcommit deliveries cancel`: some by their ids, or all about an entity.
+
+use clap::Args;
+use postcommit_engine::model::DeliveryId;
+use postcommit_engine::store::Store;
+
+use crate::cli;
+use crate::output::{Done, Format};
+
+#[derive(Debug, Args)]
+pub struct Cancel {
+    /// Ids of deliveries, NOTIFICATION.N; one or more
+    #[arg(required_unless_present = "entity", conflicts_with = "entity")]
+    ids: Vec<DeliveryId>,
+    /// Everything about this thing that is not sent yet, e.g. a cancelled booking's reminders
+    #[arg(long)]
+    entity: Option<String>,
+    /// Of that, only this event type
+    #[arg(long, requires = "entity")]
+    event_type: Option<String>,
+    /// Whose thing it is
+    #[arg(long, requires = "entity", default_value = "default")]
+    tenant: String,
+}
+
+impl Cancel {
+    pub async fn run(&self, format: Format, store: &Store) -> Done {
+        let Some(entity) = &self.entity else {
+            return super::each(format, store, &self.ids, "cancel", "cancelled", "only what waits is cancelled").await;
+        };
+        let tenant = cli::known_tenant(store, &self.tenant).await?;
+        let (cancelled, under_way) = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;
+        cli::notifications::taken_back(format, cancelled, under_way)
+    }
+}
