@@ -1,5 +1,6 @@
 //! The drivers: each turns a message into an outcome, and knows nothing of storage, timing or retries.
 
+mod blots;
 mod capture;
 pub(crate) mod http;
 mod in_app;

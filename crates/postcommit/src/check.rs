@@ -25,6 +25,20 @@ pub fn chars(text: &str, min: usize, max: usize) -> Result<(), String> {
     one_line(text)
 }
 
+/// A user's id is a part of paths: no character and no step in it that a door or a proxy would not let through, however it is encoded.
+pub fn user_id(id: &str) -> Result<(), String> {
+    chars(id, 1, limits::NAME_CHARS)?;
+    if let Some(c) = id.chars().find(|c| c.is_control()) {
+        return Err(format!("holds {c:?}; control characters are not allowed"));
+    }
+    match id.split(['/', '\\']).find(|part| matches!(*part, "." | "..")) {
+        Some(step) => {
+            Err(format!("holds {step:?} as a whole or between slashes, which is not allowed: it could not be opened by its path"))
+        }
+        None => Ok(()),
+    }
+}
+
 pub fn bytes(text: &str, max: usize) -> Result<(), String> {
     if text.len() > max {
         return Err(format!("has {} bytes; at most {max} are allowed", text.len()));

@@ -12,7 +12,8 @@ use crate::{check, limits};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipient {
-    /// A user by the application's id; addresses and preferences are looked up when sending.
+    /// A user by the application's id, 1 to 255 characters: no control characters, and no `.` or `..` as a whole or between slashes. Addresses and preferences are
+    /// looked up when sending.
     User(String),
     /// A named list, resolved when sending.
     List(String),
@@ -132,7 +133,7 @@ impl Recipient {
             Self::Phone(number) => check::phone(number),
             Self::Slack(url) | Self::Teams(url) | Self::Webhook(url) => check::web_url(url),
             Self::Provider { provider, .. } => check::short_name(provider),
-            Self::User(id) => check::chars(id, 1, limits::NAME_CHARS),
+            Self::User(id) => check::user_id(id),
             Self::List(_) => Ok(()),
         }
     }

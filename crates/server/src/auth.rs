@@ -265,7 +265,10 @@ impl Caller {
                     from_our_own_page(&parts.headers, &session)?;
                 }
                 let caller = Self::by_session(session, &shown)?;
-                api.store.renew_session(token.reveal(), SESSION_LASTS).await?;
+                // Whoever is signed in may look while the database takes no writes; the session then ends a little earlier.
+                if let Err(problem) = api.store.renew_session(token.reveal(), SESSION_LASTS).await {
+                    tracing::warn!(%problem, "a session could not be renewed; its request is answered");
+                }
                 caller
             }
         };

@@ -41,7 +41,7 @@ use tokio::time::timeout;
 pub use answer::{RequestId, Serves, Waits, named_routes};
 pub use room::holder;
 pub use settings::ServerSettings;
-pub use streams::Streams;
+pub use streams::{Full, Streams};
 #[allow(unused_imports, reason = "handlers name them")]
 pub use {body::Body, client::Client, streams::LongAnswer};
 

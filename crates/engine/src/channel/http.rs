@@ -74,14 +74,28 @@ fn retry_after(answer: &Answer) -> Option<Duration> {
 }
 
 /// The beginning of the answer as one line of text, with our own secrets blotted out.
-fn excerpt(body: &[u8], secrets: &[String]) -> String {
+pub(super) fn excerpt(body: &[u8], secrets: &[String]) -> String {
     // Blotted before it is cut: half a secret is one too.
-    let mut text = String::from_utf8_lossy(body).into_owned();
-    for secret in secrets.iter().filter(|secret| secret.len() > 1) {
-        text = text.replace(secret.as_str(), "[redacted]");
-    }
+    let text = String::from_utf8_lossy(body).into_owned();
+    let text = secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| blotted(text, secret));
     let line: String = text.chars().take(EXCERPT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
+}
+
+/// Without that secret, in whichever case it is written: `%2f` is `%2F`, and some lower what they repeat.
+fn blotted(text: String, secret: &str) -> String {
+    let (lower, secret) = (text.to_ascii_lowercase(), secret.to_ascii_lowercase());
+    let (mut left, mut from) = (String::new(), 0);
+    for (at, found) in lower.match_indices(&secret) {
+        left.push_str(&text[from..at]);
+        left.push_str("[redacted]");
+        from = at + found.len();
+    }
+    if from == 0 {
+        return text;
+    }
+    left.push_str(&text[from..]);
+    left
 }
 
 #[cfg(test)]
@@ -136,6 +150,7 @@ mod tests {
     #[test]
     fn an_excerpt_is_one_line_without_secrets() {
         assert_eq!(excerpt(b"token hush\r\n\0 refused", &["hush".to_owned()]), "token [redacted]    refused");
+        assert_eq!(excerpt("é HUSH, hush é".as_bytes(), &["Hush".to_owned()]), "é [redacted], [redacted] é");
         assert_eq!(excerpt(&vec![b'x'; 10_000], &[]).len(), EXCERPT_CHARS);
     }
 }

@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
-use url::{Position, Url};
+use url::Url;
 use uuid::Uuid;
 
+use super::blots::Blots;
 use super::{Driver, Message, Parts, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress};
@@ -184,13 +185,12 @@ impl Webhook {
 
     /// A receiver may echo what it was sent: neither the secrets nor the address's path and query may come back into the audit.
     fn blots(&self, target: &str) -> Vec<String> {
-        let mut blots: Vec<String> = self.secret.iter().flat_map(|secret| secret.reveal().split_whitespace()).map(str::to_owned).collect();
-        blots.push(target.to_owned());
-        if let Ok(url) = self.url_for(target) {
-            blots.push(url[Position::BeforePath..].to_owned());
-            blots.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() > 3));
-        }
-        blots
+        let mut blots = Blots::default();
+        // Revealed to be looked for.
+        self.secret.iter().for_each(|secret| blots.secrets(secret.reveal()));
+        self.headers.values().for_each(|value| blots.header(&String::from_utf8_lossy(value.as_bytes())));
+        blots.address(target, self.url_for(target).ok().as_ref());
+        blots.into_texts()
     }
 
     fn own_rules(&self, mut report: Report) -> Report {

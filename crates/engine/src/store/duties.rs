@@ -16,8 +16,9 @@ pub const PARTITION_MONTHS_AHEAD: i32 = 24;
 
 /// A worker that has not said for so long that it is here is not.
 pub(super) const PRESENT: Duration = Duration::from_secs(60);
-/// For so long a worker that ended without a word is remembered.
-const REMEMBERED: Duration = Duration::from_secs(7 * 86_400);
+/// For so long a worker that ended without a word is remembered. Each start has a name of its own: one that is killed and started again every few seconds
+/// leaves a row each time, and all are read by whoever asks who is here.
+const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 
 impl Store {
     /// A worker says that it is here. To say so is a duty of each, under a name of its own.

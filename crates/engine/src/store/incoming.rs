@@ -111,6 +111,9 @@ const FIELDS: [&str; 19] = [
 /// What a `traceparent` takes in a source, with room for how PostgreSQL writes it.
 const TRACE_ROOM: usize = 128;
 
+/// The most decimals that a `numeric` of PostgreSQL keeps; its JSON is made of those. The same holds on SQLite: what one takes, the other takes.
+const DECIMALS: i64 = 16_383;
+
 /// A notification that will be accepted, as far as can be told without the database.
 #[derive(Debug, Clone)]
 pub struct Incoming {
@@ -155,8 +158,9 @@ impl Incoming {
         // What was checked is kept once, as it was written.
         note.payload = serde_json::Value::Null;
         note.data = None;
-        let payload = compact(raw.payload.map_or("{}", RawValue::get))?;
-        Ok(Self { note, payload, data: raw.data.map(|data| compact(data.get())).transpose()?, has_key: raw.idempotency_key.is_some() })
+        let payload = compact("payload", raw.payload.map_or("{}", RawValue::get))?;
+        let data = raw.data.map(|data| compact("data", data.get())).transpose()?;
+        Ok(Self { note, payload, data, has_key: raw.idempotency_key.is_some() })
     }
 
     /// The key that came beside it, as a header. One inside that differs is refused.
@@ -220,8 +224,12 @@ impl Incoming {
     }
 }
 
-/// JSON without the spaces between its parts; what is in texts stays.
-fn compact(json: &str) -> Result<Box<RawValue>, Refusal> {
+/// JSON without the spaces between its parts; what is in texts stays. A number that PostgreSQL would refuse without saying where is refused here.
+fn compact(field: &str, json: &str) -> Result<Box<RawValue>, Refusal> {
+    let most = numbers_in(json).map(decimals).max().unwrap_or(0);
+    if most > DECIMALS {
+        return Err(Refusal::invalid(field, format!("holds a number with {most} decimals; at most {DECIMALS} are allowed")));
+    }
     let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
     for c in json.chars() {
         if !is_text && c.is_ascii_whitespace() {
@@ -232,6 +240,26 @@ fn compact(json: &str) -> Result<Box<RawValue>, Refusal> {
         text.push(c);
     }
     RawValue::from_string(text).map_err(|e| Refusal::of_parser(&e))
+}
+
+/// The numbers in JSON, as they are written.
+fn numbers_in(json: &str) -> impl Iterator<Item = &str> {
+    let (mut is_text, mut is_escaped) = (false, false);
+    json.split(move |c: char| {
+        is_text ^= c == '"' && !is_escaped;
+        is_escaped = is_text && c == '\\' && !is_escaped;
+        is_text || !(c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E'))
+    })
+    .filter(|part| part.contains(|c: char| c.is_ascii_digit()))
+}
+
+/// Digits after the point, once a number is written without an exponent.
+fn decimals(number: &str) -> i64 {
+    let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let written = digits.split_once('.').map_or(0, |(_, after)| i64::try_from(after.len()).unwrap_or(i64::MAX));
+    // One that does not fit moves the point further than anybody can write.
+    let moved = exponent.parse().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
+    written.saturating_sub(moved).max(0)
 }
 
 /// Reads any JSON and refuses an object that has a key twice.
@@ -341,6 +369,20 @@ mod tests {
         assert!(refused(&deep).1.contains("recursion"));
         let deep = format!(r#"{{"event_type": "a", "payload": {}{}}}"#, "[".repeat(33), "]".repeat(33));
         assert_eq!(refused(&deep).0.as_deref(), Some("payload"));
+    }
+
+    #[test]
+    fn decimals_are_counted_in_numbers_alone() {
+        for (json, most) in [
+            (r#"{"a": 1, "b": [-0.25, 1e3], "c": "1e-99999 \\"}"#, 2),
+            (r#"{"1.23456": "\\\"0.123", "x": 1.5E-3}"#, 4),
+            ("[1.2345e2, 1.5e+1]", 2),
+            ("[1.2345e9, true, null]", 0),
+            ("1e-99999999999999999999", i64::MAX),
+            ("0e99999999999999999999", 0),
+        ] {
+            assert_eq!(numbers_in(json).map(decimals).max(), Some(most), "{json}");
+        }
     }
 
     #[test]

@@ -31,6 +31,20 @@ on_both! {
         assert!(world.store.attendance().await.unwrap().last_pass_at.is_some());
     }
 
+    async fn workers_that_were_killed_are_forgotten_after_two_hours(world) {
+        let (now, minute) = (world.store.now().await.unwrap().as_micros(), 60_000_000);
+        for (name, minutes) in [("worker:long-gone", 121), ("worker:gone", 119), ("another duty", 121)] {
+            let at = Timestamp::from_micros(now - minutes * minute);
+            world.execute("INSERT INTO postcommit.duty (name, ran_at) VALUES ($1, $2)", vec![name.into(), at.into()]).await;
+        }
+        let here = uuid::Uuid::new_v4();
+        world.store.be_present(here).await.unwrap();
+        let rows = world.sql("SELECT name FROM postcommit.duty", vec![]).await;
+        let known: Vec<String> = rows.iter().map(|row| row.get(0).unwrap()).collect();
+        let expected = ["another duty".to_owned(), "worker:gone".to_owned(), format!("worker:{here}")];
+        assert!(expected.iter().all(|name| known.contains(name)) && !known.iter().any(|name| name == "worker:long-gone"), "{known:?}");
+    }
+
     async fn a_database_that_takes_writes_is_not_read_only(world) {
         assert!(!world.store.is_read_only().await.unwrap());
     }

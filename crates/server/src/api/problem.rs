@@ -37,6 +37,8 @@ pub enum Kind {
     NotJson,
     /// Too many requests.
     RateLimited,
+    /// As many go on as may.
+    TooManyStreams,
     /// Our fault.
     Internal,
     /// The database cannot be reached, or takes no writes. Nothing was accepted.
@@ -59,6 +61,7 @@ impl Kind {
             Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
             Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Something is wrong here"),
+            Self::TooManyStreams => (StatusCode::SERVICE_UNAVAILABLE, "too-many-streams", "There are too many streams"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is not at hand"),
         }
     }

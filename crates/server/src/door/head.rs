@@ -9,8 +9,8 @@ pub const HEAD_BYTES: usize = 32 * 1024;
 /// The most header fields; hyper's own limit too.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
-/// What comes next in a path is a name that applications choose, and may hold a slash. The router takes paths apart before it decodes them, so that an encoded one
-/// stays within its segment; and a proxy that decodes it beforehand finds no route by that, or one for which the caller must have the right all the same.
+/// What comes next in a path is a name that applications choose, and may hold a slash or a backslash. The router takes paths apart before it decodes them, so that
+/// an encoded one stays within its segment; and a proxy that decodes it beforehand finds no route by that, or one for which the caller must have the right all the same.
 const NAMED_BY_OTHERS: [&str; 2] = ["/v1/entities/", "/v1/inbox/"];
 
 /// What was found at the beginning of some bytes.
@@ -128,19 +128,19 @@ fn check_target(target: &str) -> Result<(), Refusal> {
     path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, is_named_by_others && place == 3))
 }
 
-fn check_segment(segment: &str, may_hold_slashes: bool) -> Result<(), Refusal> {
+fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), Refusal> {
     for (at, _) in segment.match_indices('%') {
         let code = segment.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match code {
             None => return Err(Refusal::bad("the path holds a % that encodes nothing")),
             Some(0..0x20 | 0x7f) => return Err(Refusal::bad("the path holds an encoded control character")),
-            Some(b'/') if may_hold_slashes => {}
+            Some(b'/' | b'\\') if is_named_by_others => {}
             Some(b'/' | b'\\' | b'.') => return Err(Refusal::bad("the path holds an encoded slash, backslash or dot")),
             Some(_) => {}
         }
     }
     // Also as somebody would read it who decodes before looking.
-    if segment.replace("%2f", "%2F").split("%2F").any(|part| part == "." || part == "..") {
+    if segment.to_ascii_uppercase().replace("%5C", "%2F").split("%2F").any(|part| part == "." || part == "..") {
         return Err(Refusal::bad("the path holds a . or .. segment"));
     }
     Ok(())
@@ -231,7 +231,9 @@ mod tests {
             "/v1/inbox/a%2F..%2Fb",
             "/v1/inbox/..%2f..%2fkeys",
             "/v1/inbox/%2E%2E%2Fb",
-            "/v1/inbox/a%5Cb",
+            "/v1/inbox/a%5C..%5Cb",
+            "/v1/inbox/..%5c..%2fkeys",
+            "/v1/keys/a%5Cb",
             "/a%5cb",
             "/../x",
             "/a/..",
@@ -249,7 +251,16 @@ mod tests {
         ] {
             refused(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n"));
         }
-        for target in ["/", "/a..b/...", "/a%20b/%C3%A9", "/x?y=//..%2f%00", "/v1/inbox/a%2Fb/stream", "/v1/entities/%2frooms%2f7/cancel"] {
+        for target in [
+            "/",
+            "/a..b/...",
+            "/a%20b/%C3%A9",
+            "/x?y=//..%2f%00",
+            "/v1/inbox/a%2Fb/stream",
+            "/v1/entities/%2frooms%2f7/cancel",
+            "/v1/inbox/CORP%5Calice/stream",
+            "/v1/entities/a%5c7/cancel",
+        ] {
             assert!(matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), Found::Head(..)), "{target}");
         }
     }

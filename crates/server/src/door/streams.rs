@@ -2,7 +2,8 @@
 
 #![cfg_attr(not(test), allow(dead_code, reason = "the inbox is the first to have such answers"))]
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::BoxError;
 use axum::body::Body;
@@ -16,8 +17,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
+    held: Held,
+    share: usize,
     stop: watch::Receiver<Stop>,
     metrics: Metrics,
+}
+
+/// How many each tenant has open.
+type Held = Arc<Mutex<HashMap<i32, usize>>>;
+
+/// Why there is no place for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// There are `server.streams` already.
+    ForAll,
+    /// The tenant has its share, which is so many: the others find a place all the same.
+    ForTenant(usize),
 }
 
 /// The right to one such answer; free again when dropped.
@@ -27,24 +42,42 @@ pub struct LongAnswer {
 }
 
 /// Counted as open until it is dropped.
-struct Open(Metrics);
+struct Open {
+    tenant: i32,
+    held: Held,
+    metrics: Metrics,
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.streams.add(-1);
+        self.metrics.streams.add(-1);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = held.get_mut(&self.tenant) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.tenant);
+            }
+        }
     }
 }
 
 impl Streams {
     pub(super) fn new(most: usize, stop: watch::Receiver<Stop>, metrics: Metrics) -> Self {
-        Self { places: Arc::new(Semaphore::new(most)), stop, metrics }
+        Self { places: Arc::new(Semaphore::new(most)), held: Held::default(), share: (most / 2).max(1), stop, metrics }
     }
 
-    /// None when there are `server.streams` already.
-    pub fn begin(&self) -> Option<LongAnswer> {
-        let place = self.places.clone().try_acquire_owned().ok()?;
+    /// A place, unless all are taken, or half of them by that tenant.
+    pub fn begin(&self, tenant: i32) -> Result<LongAnswer, Full> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.get(&tenant).is_some_and(|count| *count >= self.share) {
+            return Err(Full::ForTenant(self.share));
+        }
+        let place = self.places.clone().try_acquire_owned().map_err(|_| Full::ForAll)?;
+        *held.entry(tenant).or_default() += 1;
+        drop(held);
         self.metrics.streams.add(1);
-        Some(LongAnswer { place: (place, Open(self.metrics.clone())), stop: self.stop.clone() })
+        let open = Open { tenant, held: self.held.clone(), metrics: self.metrics.clone() };
+        Ok(LongAnswer { place: (place, open), stop: self.stop.clone() })
     }
 }
 

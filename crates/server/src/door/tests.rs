@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::extract::Extension;
-use axum::http::header;
+use axum::http::{Uri, header};
 use axum::response::{Html, IntoResponse};
 use axum::routing::{get, post};
 use axum::{Router, body::Body as AnswerBody};
@@ -64,9 +64,13 @@ async fn wait(Extension(signals): Extension<Signals>) -> &'static str {
     "waited"
 }
 
-/// One line, and then nothing until the end.
-async fn endless(Extension(streams): Extension<Streams>, Extension(signals): Extension<Signals>) -> AnswerBody {
-    let Some(answer) = streams.begin() else { return "no place".into() };
+/// One line, and then nothing until the end. The query is whose it is.
+async fn endless(Extension(streams): Extension<Streams>, Extension(signals): Extension<Signals>, uri: Uri) -> AnswerBody {
+    let tenant = uri.query().and_then(|query| query.parse().ok()).unwrap_or(1);
+    let answer = match streams.begin(tenant) {
+        Ok(answer) => answer,
+        Err(full) => return format!("no place: {full:?}").into(),
+    };
     let gone = OnDrop(signals, "stream gone");
     let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"first\n"))]);
     let silence = stream::once(async move {
@@ -325,13 +329,35 @@ async fn streams_have_a_cap_of_their_own() {
     let mut first = place.visitor().await;
     first.says("GET /stream HTTP/1.1\r\nhost: h\r\n\r\n").await;
     first.hears_head().await;
-    assert!(place.get("/stream").await.ends_with("no place"));
+    assert!(place.get("/stream?2").await.ends_with("no place: ForAll"));
     assert!(place.get("/fast").await.ends_with("fast"));
     drop(first);
     place.is_told("stream gone").await;
     let mut next = place.visitor().await;
     next.says("GET /stream HTTP/1.1\r\nhost: h\r\n\r\n").await;
     assert!(next.hears_head().await.contains("transfer-encoding: chunked"));
+}
+
+#[tokio::test]
+async fn no_tenant_takes_more_than_half_of_all_streams() {
+    let mut place = Place::with(|settings| settings.streams = 5).await;
+    let mut open = Vec::new();
+    for tenant in [1, 1, 2, 2] {
+        let mut visitor = place.visitor().await;
+        visitor.says(&format!("GET /stream?{tenant} HTTP/1.1\r\nhost: h\r\n\r\n")).await;
+        visitor.hears_head().await;
+        open.push(visitor);
+    }
+    assert!(place.get("/stream?1").await.ends_with("no place: ForTenant(2)"));
+    assert!(place.get("/stream?2").await.ends_with("no place: ForTenant(2)"));
+    let mut third = place.visitor().await;
+    third.says("GET /stream?3 HTTP/1.1\r\nhost: h\r\n\r\n").await;
+    assert!(third.hears_head().await.contains("transfer-encoding: chunked"), "others find a place");
+    drop(open.swap_remove(0));
+    place.is_told("stream gone").await;
+    let mut again = place.visitor().await;
+    again.says("GET /stream?1 HTTP/1.1\r\nhost: h\r\n\r\n").await;
+    assert!(again.hears_head().await.contains("transfer-encoding: chunked"), "what was given back is free again");
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use super::{InboxMessage, UnreadCount, check_position};
 use crate::api::problem::{Kind, Problem};
 use crate::api::read::Params;
 use crate::api::{OfTenant, Refusals, Shared};
-use crate::door::Streams;
+use crate::door::{Full, Streams};
 
 /// How long one goes on at most: whoever comes back shows once more that they may.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -85,9 +85,7 @@ pub async fn follow_inbox(
             Problem::new(Kind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit")).retry_after(30)
         );
     }
-    let Some(answer) = streams.begin() else {
-        return Err(Problem::new(Kind::Unavailable, "as many streams are open as server.streams allows").retry_after(5));
-    };
+    let answer = streams.begin(visitor.tenant).map_err(no_place)?;
     let page = api.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
     // In a task of its own: who hangs up must not cancel a look into the database.
@@ -97,6 +95,14 @@ pub async fn follow_inbox(
     // Proxies of the nginx family would gather it otherwise.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
     Ok((kind, unbuffered, answer.body_ending_with(frames, FAREWELL)).into_response())
+}
+
+fn no_place(full: Full) -> Problem {
+    let detail = match full {
+        Full::ForAll => "as many streams are open as server.streams allows".to_owned(),
+        Full::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
+    };
+    Problem::new(Kind::TooManyStreams, detail).retry_after(5)
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
@@ -150,10 +156,12 @@ impl Reader {
     async fn wait(&mut self, position: i64) -> bool {
         loop {
             let is_over = tokio::select! {
-                () = self.page.beyond(position) => return true,
+                // In this order: whoever took long to take something is asked about before more of the inbox is read for them.
+                biased;
                 () = self.told.closed() => return false,
-                _ = self.heartbeat.tick() => false,
                 () = &mut self.over => true,
+                _ = self.heartbeat.tick() => false,
+                () = self.page.beyond(position) => return true,
             };
             // Not within the select: a question to the database is never cancelled.
             if let Err(problem) = self.visitor.may_stay(&self.api).await {
@@ -166,9 +174,17 @@ impl Reader {
         }
     }
 
-    /// False when nobody listens any more.
-    async fn tell(&self, frames: Bytes) -> bool {
-        self.told.send(frames).await.is_ok()
+    /// False when nobody listens any more, or the reader has taken nothing for as long as a heartbeat: it would be told later what it may no longer read by then.
+    async fn tell(&mut self, frames: Bytes) -> bool {
+        let patience = self.heartbeat.period();
+        tokio::select! {
+            biased;
+            told = self.told.send(frames) => return told.is_ok(),
+            () = &mut self.over => {}
+            () = tokio::time::sleep(patience) => {}
+        }
+        tracing::debug!("a reader of an inbox takes nothing; its stream ends, and it may come back");
+        false
     }
 }
 

@@ -221,6 +221,49 @@ on_both! {
         }
     }
 
+    fn names_with_a_backslash_are_reached_by_their_path(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["admin"]);
+        let id = app.enqueue(&client, &json!({"event_type": "a", "entity": r"rooms\7", "recipients": [{"user": r"CORP\alice"}]}));
+        app.pass();
+        let sent = items(client.get("/v1/entities/rooms%5C7/deliveries"));
+        assert_eq!((sent.len(), text(&sent[0], "notification_id")), (1, id), "{sent:?}");
+        let token = text(&client.send("POST", "/v1/inbox/CORP%5Calice/token", None).expect(200).json(), "token");
+        let alice = app.nobody().key(&token);
+        assert_eq!(items(alice.get("/v1/inbox/CORP%5calice")).len(), 1);
+        refused(alice.get("/v1/inbox/CORP%2Falice"), 403, None);
+        for path in ["/v1/inbox/a%5C..%5Cb", "/v1/notifications%5C", "/v1/providers/a%5Cb"] {
+            assert_eq!(client.get(path).status, 400, "{path}");
+        }
+    }
+
+    fn a_user_whose_inbox_no_path_could_open_is_refused(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue"]);
+        for user in [".", "..", "team/../alice", r"CORP\.", "a\tb", "a\u{1b}b", "a\u{7f}", "a\u{85}"] {
+            refused(client.post(PATH, &json!({"event_type": "a", "recipients": [{"email": "a@example.com"}, {"user": user}]})), 422, Some("recipients[1].user"));
+        }
+        for user in ["...", "a..b", ".a", "team/.a", "\u{e9} \u{1f4a9}%"] {
+            let _ = client.post(PATH, &json!({"event_type": "a", "recipients": [{"user": user}]})).expect(202);
+        }
+    }
+
+    fn numbers_with_more_decimals_than_postgresql_keeps_are_refused_by_name(kind) {
+        let app = App::at_rest(kind);
+        let client = app.client("default", &["enqueue"]);
+        let send = |field: &str, number: &str| client.send("POST", PATH, Some(&with(field, &format!(r#"{{"sms":{{"list":["1e-99999",{number}]}}}}"#))));
+        let decimals = |count: usize| format!("0.{}1", "0".repeat(count - 1));
+        for field in ["payload", "data"] {
+            for number in [decimals(16_383), "-1.5E-16382".into(), format!("{}e1", decimals(16_384))] {
+                let _ = send(field, &number).expect(202);
+            }
+            for number in [decimals(16_384), "1.5e-16383".into(), "1e-99999999999999999999".into()] {
+                let said = refused(send(field, &number), 422, Some(field));
+                assert!(text(&said, "detail").contains("16383"), "{said}");
+            }
+        }
+    }
+
     fn digits_are_kept_as_they_were_written(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue", "read"]);

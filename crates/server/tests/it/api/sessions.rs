@@ -4,6 +4,7 @@ use postcommit_testkit::{Answer, Client};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
+use crate::installation::Kind;
 
 /// The link that a server prints when it starts: its token.
 pub fn link(app: &App) -> String {
@@ -55,6 +56,26 @@ on_both! {
         refused(ours.post("/v1/tenants", &json!({"name": "x"})), 401, None);
         let actions: Vec<String> = items(app.ops().get("/v1/audit")).iter().map(|entry| text(entry, "action")).collect();
         assert!(["session.begin", "session.end", "login_link.create"].iter().all(|action| actions.iter().any(|said| said == action)), "{actions:?}");
+    }
+
+    fn whoever_is_signed_in_may_look_while_the_database_takes_no_writes(kind) {
+        let app = App::at_rest(kind);
+        let (browser, _) = signed_in(&app);
+        // Long enough ago that the next request would renew it, and then nothing can be written.
+        let _ = app.installation.rows(match kind {
+            Kind::Postgres => "UPDATE postcommit.session SET last_seen_at = last_seen_at - interval '1 hour'",
+            Kind::Sqlite => "UPDATE postcommit.session SET last_seen_at = last_seen_at - 3600000000",
+        });
+        let bar = match kind {
+            Kind::Postgres => vec![
+                "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$",
+                "CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session FOR EACH ROW EXECUTE FUNCTION full_disk()",
+            ],
+            Kind::Sqlite => vec!["CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"],
+        };
+        bar.into_iter().for_each(|sql| drop(app.installation.rows(sql)));
+        let _ = browser.get("/v1/notifications").expect(200);
+        app.server.wait_for_line("a session could not be renewed");
     }
 
     fn whoever_chose_a_tenant_signs_out_all_the_same(kind) {

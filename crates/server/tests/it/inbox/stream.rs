@@ -1,13 +1,14 @@
 //! The stream as bytes: what is told, from where, and how it ends.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use postcommit_engine::model::{Scope, Scopes};
 use postcommit_engine::store::{KeyDraft, Login};
+use serde_json::{Value, json};
 
-use super::{Place, Server, on_both};
+use super::{Place, Server, on_both, problem};
 
 /// A reader of one stream.
 struct Listener {
@@ -51,7 +52,7 @@ impl Listener {
             if event == "unread-count" {
                 return (events, self.find("id: ").unwrap());
             }
-            let data: serde_json::Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
+            let data: Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
             events.push(format!("{event} {}", data["title"].as_str().unwrap_or_default()));
         }
     }
@@ -62,7 +63,7 @@ impl Listener {
     fn refusal(&mut self) -> String {
         loop {
             let event = self.find("event: ").expect("it is said why the stream ends");
-            let data: serde_json::Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
+            let data: Value = serde_json::from_str(&self.find("data: ").unwrap()).unwrap();
             if event == "refused" {
                 assert_eq!(self.find("event: "), None, "and that was all");
                 return data["type"].as_str().unwrap().trim_start_matches("urn:postcommit:problem:").to_owned();
@@ -71,7 +72,12 @@ impl Listener {
     }
 }
 
-on_both!(a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye, a_stream_ends_when_its_reader_may_no_longer_read);
+on_both!(
+    a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye,
+    a_stream_ends_when_its_reader_may_no_longer_read,
+    a_reader_who_takes_nothing_is_cut_off_and_told_nothing_later,
+    a_tenant_has_a_share_of_all_streams,
+);
 
 mod check {
     use super::*;
@@ -151,5 +157,50 @@ mod check {
         let mut stream = follow(&token);
         store.db().execute_one("DELETE FROM postcommit.inbox_token_key", vec![]).await.unwrap();
         assert_eq!((stream.refusal().as_str(), follow(&token).status), ("unauthenticated", 401));
+    }
+
+    pub async fn a_reader_who_takes_nothing_is_cut_off_and_told_nothing_later(place: Place) {
+        let server = place.serve("all", &["inbox.heartbeat_ms=100", "log.level=debug"]);
+        let key = place.key("default", &["operate"]).await;
+        let tenant = place.store.tenant_or_new("default").await.unwrap();
+        let shown = format!("Authorization: Bearer {key}\r\nConnection: close\r\n");
+        let mut stalled = Listener::on(&server, "/v1/inbox/alice/stream", &shown);
+        // More than the socket's buffers hold; the signs of life after it have to wait.
+        let large = "x".repeat(250_000);
+        let producer = server.with(&place.key("default", &["enqueue"]).await);
+        for batch in 0..8 {
+            let one = |n: u32| json!({"event_type": "demo.said", "idempotency_key": format!("{batch}:{n}"), "title": "before", "body": large, "recipients": [{"user": "alice"}]});
+            let all: Vec<Value> = (0..10).map(one).collect();
+            assert_eq!(producer.post("/v1/notifications/batch", &json!({"notifications": all})).expect(200).json()["accepted"], 10);
+        }
+        server.child.wait_for_line("a reader of an inbox takes nothing");
+        place.store.revoke_key(tenant, key.split('_').nth(1).unwrap()).await.unwrap();
+        place.enqueue("alice", "after", "https://example.com").await;
+        let mut told = String::new();
+        stalled.lines.read_to_string(&mut told).unwrap();
+        assert!(
+            told.contains(r#""title":"before""#) && told.ends_with("retry: 2000\n\n\r\n0\r\n\r\n"),
+            "{:?}",
+            &told[told.len().saturating_sub(200)..]
+        );
+        assert!(!told.contains(r#""title":"after""#));
+    }
+
+    pub async fn a_tenant_has_a_share_of_all_streams(place: Place) {
+        let server = place.serve("api", &["server.streams=3"]);
+        let keys = [place.key("default", &["read"]).await, place.key("other", &["read"]).await, place.key("third", &["read"]).await];
+        let follow =
+            |key: &str, user: &str| Listener::on(&server, &format!("/v1/inbox/{user}/stream"), &format!("Authorization: Bearer {key}\r\n"));
+        let first = follow(&keys[0], "alice");
+        let refused = server.with(&keys[0]).get("/v1/inbox/bob/stream");
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")));
+        let refused = refused.json();
+        assert_eq!(refused["type"], "urn:postcommit:problem:too-many-streams");
+        let said = refused["detail"].as_str().unwrap();
+        assert!(said.contains("the tenant has 1 streams") && said.contains("server.streams"), "{said}");
+        let others = [follow(&keys[1], "alice"), follow(&keys[2], "alice")];
+        assert_eq!([&first, &others[0], &others[1]].map(|stream| stream.status), [200; 3]);
+        let fourth = place.key("fourth", &["read"]).await;
+        assert_eq!(problem(server.with(&fourth).get("/v1/inbox/alice/stream")), (503, "too-many-streams".into()));
     }
 }
