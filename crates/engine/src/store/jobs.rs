@@ -70,7 +70,7 @@ pub struct Job {
     pub is_exact: bool,
     /// How many it was done to.
     pub done: i64,
-    /// How many somebody else had moved meanwhile.
+    /// How many somebody else had moved meanwhile. Of a job that is done, this and what it did are all there were.
     pub skipped: i64,
     /// Deliveries a second.
     pub pace_per_s: i32,
@@ -334,7 +334,7 @@ impl Store {
 /// Only while the lease stands and nobody cancelled.
 const HOLD: &str = "SELECT 1 FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
 const STEP: &str =
-    "UPDATE postcommit.job SET position = $4, done = done + $5, skipped = skipped + $6, next_at = $7, state = $8, finished_at = $9,
+    "UPDATE postcommit.job SET position = $4, done = done + $5, skipped = skipped + $6, total = $10, next_at = $7, state = $8, finished_at = $9,
     failures = 0, lease_token = NULL, lease_until = NULL WHERE tenant = $1 AND id = $2 AND lease_token = $3";
 
 /// What the end of a slice writes, if the job is still ours.
@@ -342,11 +342,15 @@ struct Fence {
     key: Vec<Value>,
     place: Option<Position>,
     next_at: Timestamp,
+    /// As they were when it was taken.
+    total: i64,
+    accounted: i64,
 }
 
 impl Fence {
     fn of(taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Self {
-        Self { key: Self::key(taken), place: page.more, next_at }
+        let accounted = taken.job.done + taken.job.skipped;
+        Self { key: Self::key(taken), place: page.more, next_at, total: taken.job.total, accounted }
     }
 
     fn key(taken: &Taken) -> Vec<Value> {
@@ -362,16 +366,22 @@ impl Fence {
     }
 
     fn step(&self, looked_at: usize, done: usize) -> Vec<Value> {
-        let count = |rows: usize| Value::Int(i64::try_from(rows).unwrap_or(i64::MAX));
+        let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
         let ended = self.place.is_none();
+        let (looked_at, done) = (count(looked_at), count(done));
+        // What was counted and is nowhere to be found at the end was moved by somebody else before its slice came.
+        let gone = if ended { (self.total - self.accounted - looked_at).max(0) } else { 0 };
+        let skipped = looked_at - done + gone;
         let mut values = self.key.clone();
         values.extend([
             self.place.map(|place| place.to_string()).into(),
-            count(done),
-            count(looked_at.saturating_sub(done)),
+            done.into(),
+            skipped.into(),
             self.next_at.into(),
             if ended { "done" } else { "running" }.into(),
             ended.then_some(self.next_at).into(),
+            // Counting may have been given up, or missed what was being parked in that moment.
+            self.total.max(self.accounted + done + skipped).into(),
         ]);
         values
     }

@@ -58,6 +58,14 @@ async fn slice(world: &World) -> Sliced {
     postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()
 }
 
+/// As if the pause of every job but this one were over.
+async fn slice_of_other(world: &World, waits: Uuid) {
+    let (sooner, later) = (postcommit::Timestamp::from_micros(0), world.store.now().await.unwrap().plus(Duration::from_secs(3600)));
+    world.execute("UPDATE postcommit.job SET next_at = $1 WHERE id <> $2", vec![sooner.into(), waits.into()]).await;
+    world.execute("UPDATE postcommit.job SET next_at = $1 WHERE id = $2", vec![later.into(), waits.into()]).await;
+    postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap();
+}
+
 fn moved(sliced: Sliced) -> usize {
     match sliced {
         Sliced::Moved { rows, .. } => rows,
@@ -291,7 +299,23 @@ on_both! {
         let rest = world.store.delivery_rows(&DeliveryFilter { states: vec!["parked".into()], limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows;
         world.store.discard(world.key(rest[0].notification_id, 1)).await.unwrap();
         let done = run_to_the_end(&world, asked.id).await;
-        assert_eq!((done.total, done.done, done.state.as_str()), (12, 11, "done"));
+        assert_eq!((done.total, done.done, done.skipped, done.state.as_str()), (12, 11, 1, "done"));
+    }
+
+    async fn of_two_jobs_for_the_same_each_accounts_for_all_it_was_asked_for(world) {
+        park(&world, world.tenant, "meant", 8).await;
+        let ask = async |act, pace_per_s| world.store.create_job(Some(world.tenant), &JobDraft { pace_per_s, ..draft(act, of_type("meant")) }).await.unwrap().id;
+        let (slow, fast) = (ask(Act::Retry, Some(3)).await, ask(Act::Discard, None).await);
+        // The slow one's first slice, then all of the other.
+        assert_eq!(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap(), Sliced::Moved { job: slow, rows: 3, is_last: false });
+        while world.store.job(None, fast).await.unwrap().unwrap().state != "done" {
+            slice_of_other(&world, slow).await;
+        }
+        run_to_the_end(&world, slow).await;
+        for (job, did) in [(slow, 3), (fast, 5)] {
+            let job = world.store.job(None, job).await.unwrap().unwrap();
+            assert_eq!((job.state.as_str(), job.total, job.done, job.skipped), ("done", 8, did, 8 - did));
+        }
     }
 
     async fn a_job_names_its_tenant_and_may_leave_out_what_may_have_arrived(world) {
