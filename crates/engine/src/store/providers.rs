@@ -186,14 +186,14 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane again, whatever held it.
+    /// Opens a lane again, whatever held it. False when nothing did, or there is none: then nothing is changed.
     ///
     /// # Errors
     /// As the database says.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
-        let sql =
-            "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now} WHERE id = $1";
+        let sql = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
+            WHERE id = $1 AND (paused IS NOT NULL OR not_before > {now})";
         self.change(sql, vec![lane.into()], AuditEntry::of_lane(lane, "provider.resume")).await
     }
 

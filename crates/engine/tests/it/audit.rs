@@ -111,6 +111,7 @@ on_both! {
         assert!(!world.store.update_provider(&stale).await.unwrap());
         assert_eq!(world.store.delete_provider(world.tenant, "none").await.unwrap(), None);
         assert!(!world.store.pause_lane(lane, Some(99), "stale").await.unwrap() && !world.store.resume_lane(lane + 1).await.unwrap());
+        assert!(!world.store.resume_lane(lane).await.unwrap(), "it is open");
         assert!(!world.store.revoke_key(world.tenant, "none").await.unwrap());
         assert!(world.store.create_tenant("default").await.is_err());
         assert!(!world.store.suspend_tenant(99, "who?").await.unwrap() && !world.store.resume_tenant(world.tenant).await.unwrap());

@@ -339,7 +339,7 @@ pub async fn pause_provider(
 
 /// Opens its lane again, whatever held it.
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant),
-    responses((status = 200, description = "It is open", body = ShownProvider), Refusals))]
+    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
 pub async fn resume_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
     caller.may(Scope::Operate)?;
     let store = caller.store_of_one(&api);

@@ -130,8 +130,8 @@ impl Providers {
                 say(format, name, if paused { "paused" } else { "was paused already" })
             }
             Self::Resume { name, tenant } => {
-                store.resume_lane(find(&store, tenant, name).await?.1.id).await?;
-                say(format, name, "resumed")
+                let resumed = store.resume_lane(find(&store, tenant, name).await?.1.id).await?;
+                say(format, name, if resumed { "resumed" } else { "was not paused" })
             }
             Self::Delete { name, tenant, yes } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;

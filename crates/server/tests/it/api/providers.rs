@@ -214,7 +214,10 @@ on_both! {
         let changed = client.send("PATCH", "/v1/providers/own", Some(br#"{"concurrency": 7}"#)).expect(200).json();
         assert_eq!((&changed["concurrency"], &changed["secrets"]), (&json!(7), &json!(true)));
         assert_eq!(client.post("/v1/providers/own/pause", &json!({"reason": "asleep"})).expect(200).json()["paused"], "asleep");
-        assert_eq!(client.post("/v1/providers/own/resume", &json!({})).expect(200).json()["paused"], Value::Null);
+        let open = client.post("/v1/providers/own/resume", &json!({})).expect(200).json();
+        assert_eq!(open["paused"], Value::Null);
+        assert_eq!(client.post("/v1/providers/own/resume", &json!({})).expect(200).json(), open, "what is open stays as it is");
+        assert_eq!(items(app.ops().get("/v1/audit?action=provider.resume")).len(), 1);
         let _ = client.send("DELETE", "/v1/providers/own", None).expect(204);
         refused(client.get("/v1/providers/own"), 404, None);
         let shown = client.get("/v1/providers").expect(200).text();
