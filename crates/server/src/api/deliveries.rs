@@ -123,12 +123,36 @@ pub struct Many {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
-    /// All parked deliveries that match when asked; what is parked later is left alone. An empty filter is all of the tenant's. A key of
-    /// scope `ops` says whose with `?tenant=`, else it is its own.
+    /// All parked deliveries that match when asked; what is parked later is left alone. It names at least one condition:
+    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` says whose with `?tenant=`, else it is its own.
     filter: Option<WantedDeliveries>,
     /// With a filter: so many a second at most. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
+    /// With a filter: only count what matches, and do nothing.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// What a filter would be about now.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Counted {
+    /// What would be done.
+    kind: Act,
+    /// To how many.
+    total: i64,
+    /// False: there are at least so many.
+    is_exact: bool,
+}
+
+/// By ids, or counted.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum AnsweredAtOnce {
+    /// By ids: a result for each.
+    Done(ManyDone),
+    /// By filter, with `dry_run`: how many there are.
+    Counted(Counted),
 }
 
 /// What became of each.
@@ -154,14 +178,14 @@ pub struct OneDone {
 
 /// Retries some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each", body = ManyDone), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
 pub async fn retry_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
     act_on_many(&api, &caller, many, Act::Retry).await
 }
 
 /// Discards some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each", body = ManyDone), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
 pub async fn discard_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
     act_on_many(&api, &caller, many, Act::Discard).await
 }
@@ -173,9 +197,14 @@ async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Res
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
-        (Some(ids), None) => Ok(Json(act_on_ids(&store, caller, &ids, act).await?).into_response()),
+        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "goes with a filter; ids are counted by whoever names them")),
+        (Some(ids), None) => Ok(Json(AnsweredAtOnce::Done(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
         (None, Some(filter)) => {
             let draft = JobDraft { act, filter: filter.parked()?, pace_per_s: many.pace_per_s };
+            if many.dry_run {
+                let (total, is_exact) = store.count_for_job(Some(caller.tenant()), &draft).await?;
+                return Ok(Json(AnsweredAtOnce::Counted(Counted { kind: act, total, is_exact })).into_response());
+            }
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
         }

@@ -102,7 +102,8 @@ impl WantedDeliveries {
         })
     }
 
-    /// For a job that retries or discards: both are for what is parked.
+    /// For a job that retries or discards: both are for what is parked. All of it must be asked for in so many words, for a filter that was forgotten
+    /// looks like one that is empty.
     pub fn parked(self) -> Result<DeliveryFilter, Problem> {
         if let Some(state) = self.state.filter(|state| *state != AnyState::Parked) {
             let detail = format!("is {}; only what is parked can be retried or discarded", state.name());
@@ -111,6 +112,10 @@ impl WantedDeliveries {
         if self.stuck == Some(true) {
             return Err(Problem::invalid("filter.stuck", "only what is parked can be retried or discarded, and that is never stuck"));
         }
-        self.filter(Duration::ZERO).map_err(|problem| problem.within("filter"))
+        let filter = self.filter(Duration::ZERO).map_err(|problem| problem.within("filter"))?;
+        if filter == DeliveryFilter::default() {
+            return Err(Problem::invalid("filter", r#"name at least one condition; {"state": "parked"} is all that is parked"#));
+        }
+        Ok(filter)
     }
 }

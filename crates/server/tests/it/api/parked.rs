@@ -98,6 +98,28 @@ on_both! {
         assert_eq!(states(&app, &others), ["parked", "parked"], "the cancelled job did nothing");
     }
 
+    fn b7_all_that_is_parked_is_asked_for_by_name_and_can_be_counted_first(kind) {
+        let app = App::at_rest(kind);
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let all = park(&app, &client, &receiver, "refused", 3);
+        for act in ["retry", "discard"] {
+            let path = format!("/v1/deliveries/{act}");
+            for filter in [json!({}), json!({"stuck": false}), json!({"channel": null})] {
+                let problem = refused(client.post(&path, &json!({"filter": filter})), 422, Some("filter"));
+                assert!(text(&problem, "detail").contains(r#"{"state": "parked"}"#), "{problem}");
+            }
+            for (filter, total) in [(json!({"state": "parked"}), 3), (json!({"event_type": "refused"}), 3), (json!({"event_type": "other"}), 0)] {
+                let counted = client.post(&path, &json!({"filter": filter, "dry_run": true})).expect(200).json();
+                assert_eq!(counted, json!({"kind": act, "total": total, "is_exact": true}));
+            }
+            refused(client.post(&path, &json!({"filter": {}, "dry_run": true})), 422, Some("filter"));
+            refused(client.post(&path, &json!({"ids": [all[0]], "dry_run": true})), 422, Some("dry_run"));
+        }
+        assert_eq!(items(client.get("/v1/jobs")).len(), 0, "counting asks for nothing");
+        app.pass();
+        assert_eq!(states(&app, &all), ["parked", "parked", "parked"]);
+    }
+
     fn b9_one_call_does_one_bounded_pass(kind) {
         let app = App::at_rest(kind);
         let receiver = HttpServer::start(|request| Reply::status(if request.path == "/no" { 410 } else { 200 }));
@@ -122,7 +144,7 @@ on_both! {
         let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
         let parked = park(&app, &client, &receiver, "refused", 3);
         receiver.be_kind();
-        let job = client.post("/v1/deliveries/retry", &json!({"filter": {}})).expect(202).json();
+        let job = client.post("/v1/deliveries/retry", &json!({"filter": {"state": "parked"}})).expect(202).json();
         app.pass();
         assert_eq!(client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json()["state"], "done");
         assert_eq!(states(&app, &parked), ["sent", "sent", "sent"], "where cron is the only worker, its passes do what operators ask for");
