@@ -7,6 +7,7 @@
 //! - `expander`: what a claimed notification becomes;
 //! - `attempt`: one delivery's pipeline;
 //! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
+//! - `parked`: what the log says of what is parked;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
 //! - `trial`: one send past the queue, to try a provider out;
@@ -22,6 +23,7 @@ mod expander;
 mod jobs;
 mod lanes;
 mod leases;
+mod parked;
 mod permits;
 mod presence;
 mod settings;

@@ -10,8 +10,9 @@ use postcommit::Timestamp;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::lanes::Lane;
+use super::parked::About;
 use super::permits::Permits;
-use super::settler::{place_of, unbegun};
+use super::settler::{Noted, place_of, unbegun};
 use super::{Claimed, Crew, Reckoning, Tools};
 use crate::channel::{Driver, Message};
 use crate::clock;
@@ -140,7 +141,8 @@ impl Group {
     async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
         let now = self.clock.now();
         if !checked && let Some(settlement) = check(delivery, note, &self.lane, now) {
-            return self.crew.settler.settle(settlement, None, Some(counts(&self.crew, delivery, note)));
+            let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
+            return self.crew.settler.settle(settlement, None, Some(noted));
         }
         attempt(&self.crew, &self.lane, delivery, note, now).await;
     }
@@ -151,7 +153,10 @@ fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> V
     let mut begin = Vec::with_capacity(batch.len());
     for (delivery, note) in batch {
         match check(&delivery, &note, lane, now) {
-            Some(settlement) => crew.settler.settle(settlement, None, Some(counts(crew, &delivery, &note))),
+            Some(settlement) => {
+                let noted = noted(counts(crew, &delivery, &note), settlement.finish, lane, (&delivery, &note));
+                crew.settler.settle(settlement, None, Some(noted));
+            }
             None => begin.push((delivery, note)),
         }
     }
@@ -263,7 +268,12 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
     let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));
-    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(counts));
+    let noted = noted(counts, finish, lane, (delivery, note));
+    crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(noted));
+}
+
+fn noted(counts: Arc<Counts>, finish: Finish, lane: &Lane, (delivery, note): (&Delivery, &StoredNotification)) -> Noted {
+    Noted::new(counts, finish, || About::new(note, delivery.channel.as_deref().unwrap_or_default(), Some(&lane.name)))
 }
 
 /// Where a delivery is counted.

@@ -12,11 +12,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::attempt::{self, Waiting};
 use super::lanes::{self, EXPANSION, Lane, Table};
-use super::settler::unbegun;
+use super::parked::About;
+use super::settler::{Noted, unbegun};
 use super::{Claimed, Crew, Reckoning};
 use crate::db::DbError;
-use crate::metrics::Counts;
-use crate::model::{self, Delivery, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
+use crate::model::{self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
 use crate::store::{Expanded, Lease, Settlement};
 use crate::trace::Kind;
 
@@ -44,8 +44,8 @@ enum Step {
     MakeInApp(Delivery),
 }
 
-/// Targets that end without an attempt, and where they are counted.
-type Ended = Vec<(FinishedState, Arc<Counts>)>;
+/// Targets that end without an attempt: their numbers, how and why, and where they are counted.
+type Ended = Vec<(i32, FinishedState, &'static str, Noted)>;
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
 pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, clock: Reckoning, mut slots: Option<OwnedSemaphorePermit>) {
@@ -61,8 +61,10 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
             }
             Step::Settle(settlement) => {
                 let channel = settlement.place.as_ref().map_or("", |place| &place.channel);
+                let provider = settlement.place.as_ref().and_then(|place| Some(&*table.lane(place.lane)?.name));
                 let counts = crew.tools.metrics.of(&note.event_type, channel);
-                crew.settler.settle(settlement, None, Some(counts));
+                let noted = Noted::new(counts, settlement.finish, || About::new(&note, channel, provider));
+                crew.settler.settle(settlement, None, Some(noted));
             }
             step => writing.push(step),
         }
@@ -80,8 +82,12 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
 }
 
 fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended {
-    let ended = |target: &Target| Some((target.fate.ended()?, crew.tools.metrics.of(&note.event_type, &target.channel)));
-    expanded.targets.iter().filter_map(ended).collect()
+    let ended = |(n, target): (i32, &Target)| {
+        let Fate::Ended { state, code, .. } = target.fate else { return None };
+        let counts = crew.tools.metrics.of(&note.event_type, &target.channel);
+        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, &target.channel, None))))
+    };
+    (1..).zip(&expanded.targets).filter_map(ended).collect()
 }
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
@@ -190,7 +196,9 @@ async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>) -> Result<(), D
     let (chunk, ended): (Vec<Expanded>, Vec<Ended>) = chunk.into_iter().unzip();
     crew.tools.store.expand(chunk).await?;
     for (lease, ended) in done.iter().zip(ended) {
-        ended.into_iter().for_each(|(state, counts)| crew.settler.count_ended(lease.key.notification, state, &counts));
+        for (n, state, code, noted) in ended {
+            crew.settler.count_ended(DeliveryKey { n, ..lease.key }, state, code, &noted);
+        }
         crew.leases.release(lease);
     }
     Ok(())

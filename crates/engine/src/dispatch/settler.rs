@@ -8,9 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use super::leases::Leases;
+use super::parked::{About, is_parked};
 use crate::db::DbError;
 use crate::metrics::{Counts, Metrics};
 use crate::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
@@ -42,8 +42,21 @@ pub struct Tally {
 struct Result_ {
     settlement: Settlement,
     room: Option<OwnedSemaphorePermit>,
-    /// Where it is counted; none for what only goes back.
-    counts: Option<Arc<Counts>>,
+    /// None for what only goes back.
+    noted: Option<Noted>,
+}
+
+/// Where a result is counted, and what the log says if it is parked.
+#[derive(Clone)]
+pub struct Noted {
+    counts: Arc<Counts>,
+    about: Option<Box<About>>,
+}
+
+impl Noted {
+    pub fn new(counts: Arc<Counts>, finish: Finish, about: impl FnOnce() -> About) -> Self {
+        Self { counts, about: is_parked(finish).then(|| Box::new(about())) }
+    }
 }
 
 /// Takes results and writes them.
@@ -74,11 +87,11 @@ impl Settler {
     }
 
     /// Counts what expansion has put into the ledger without an attempt.
-    pub fn count_ended(&self, notification: Uuid, state: FinishedState, counts: &Counts) {
-        counts.ended(state);
+    pub fn count_ended(&self, delivery: DeliveryKey, state: FinishedState, code: &str, noted: &Noted) {
+        noted.counts.ended(state);
         let counter = match state {
             FinishedState::Parked(reason) => {
-                tracing::warn!(%notification, reason = reason.name(), "a target is parked: somebody must look");
+                noted.about.iter().for_each(|about| about.warn(delivery, reason, Some(code)));
                 &self.tally.parked
             }
             _ => &self.tally.dropped,
@@ -92,9 +105,9 @@ impl Settler {
     }
 
     /// Hands in a result. What was sent takes room; what was not is bounded by what was claimed.
-    pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, counts: Option<Arc<Counts>>) {
+    pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, noted: Option<Noted>) {
         // The other end lives as long as the process; after that there is nobody to tell.
-        let _ = self.results.send(Result_ { settlement, room, counts });
+        let _ = self.results.send(Result_ { settlement, room, noted });
     }
 
     /// Gives back what was claimed and not begun.
@@ -111,7 +124,8 @@ impl Settler {
         let unclear = delivery.unclear || delivery.lost_since.is_some();
         let counts = self.metrics.of("unknown", delivery.channel.as_deref().unwrap_or_default());
         let settlement = unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into()));
-        self.settle(Settlement { unclear, ..settlement }, None, Some(counts));
+        let noted = Noted::new(counts, finish, || About::orphan(delivery));
+        self.settle(Settlement { unclear, ..settlement }, None, Some(noted));
     }
 }
 
@@ -180,15 +194,15 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gather
 
 async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
     let mut batch = Vec::with_capacity(gathered.len());
-    let (mut room, mut counts) = (vec![], Vec::with_capacity(gathered.len()));
+    let (mut room, mut noted) = (vec![], Vec::with_capacity(gathered.len()));
     for result in gathered {
         batch.push(result.settlement);
-        counts.push(result.counts);
+        noted.push(result.noted);
         room.extend(result.room);
     }
     let batch: Arc<[Settlement]> = batch.into();
     writer.metrics.settled(batch.len());
-    writer.write(batch.clone(), &counts).await;
+    writer.write(batch.clone(), &noted).await;
     writer.leases.release_all(batch.iter().map(|settlement| &settlement.lease));
     // Only now: what is not durable still counts as under way.
     drop(room);
@@ -197,19 +211,19 @@ async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
 
 impl Writer {
     /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed.
-    async fn write(&self, batch: Arc<[Settlement]>, counts: &[Option<Arc<Counts>>]) {
+    async fn write(&self, batch: Arc<[Settlement]>, noted: &[Option<Noted>]) {
         let mut wait = Duration::from_millis(50);
         loop {
             // A panic in here would silence this process for good; caught, the batch is tried again like any other.
             let written = AssertUnwindSafe(self.store.settle(batch.clone())).catch_unwind().await;
             match written.unwrap_or_else(|_panic| Err(DbError::Unreachable("settling panicked".into()))) {
-                Ok(settled) => return self.count(&batch, counts, &settled.stale),
+                Ok(settled) => return self.count(&batch, noted, &settled.stale),
                 Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
                 Err(problem) if batch.len() > 1 => {
                     // One of them is at fault; alone it cannot hold the others up.
                     tracing::error!(%problem, "a batch was refused; settling one by one");
-                    for (settlement, counts) in batch.iter().zip(counts) {
-                        Box::pin(self.write([settlement.clone()].into(), std::slice::from_ref(counts))).await;
+                    for (settlement, noted) in batch.iter().zip(noted) {
+                        Box::pin(self.write([settlement.clone()].into(), std::slice::from_ref(noted))).await;
                     }
                     return;
                 }
@@ -223,16 +237,16 @@ impl Writer {
         }
     }
 
-    fn count(&self, batch: &[Settlement], counts: &[Option<Arc<Counts>>], stale: &[DeliveryKey]) {
-        for (settlement, counts) in batch.iter().zip(counts) {
+    fn count(&self, batch: &[Settlement], noted: &[Option<Noted>], stale: &[DeliveryKey]) {
+        for (settlement, noted) in batch.iter().zip(noted) {
             if stale.contains(&settlement.lease.key) {
                 tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had gone to someone else; it changed nothing");
                 self.metrics.stale_settles.add(1);
                 self.tally.stale.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            if let Some(counts) = counts {
-                self.measure(settlement, counts);
+            if let Some(noted) = noted {
+                self.measure(settlement, noted);
             }
             if let Some(counter) = self.tally_of(settlement) {
                 counter.fetch_add(1, Ordering::Relaxed);
@@ -240,7 +254,11 @@ impl Writer {
         }
     }
 
-    fn measure(&self, settlement: &Settlement, counts: &Counts) {
+    fn measure(&self, settlement: &Settlement, noted: &Noted) {
+        let counts = &noted.counts;
+        if let (Finish::Ended(FinishedState::Parked(reason)), Some(about)) = (settlement.finish, &noted.about) {
+            about.warn(settlement.key(), reason, settlement.code.as_deref());
+        }
         let outcome = settlement.attempt.as_ref().map(|attempt| attempt.outcome);
         outcome.into_iter().for_each(|outcome| counts.attempt(outcome));
         match settlement.finish {
@@ -253,10 +271,7 @@ impl Writer {
     fn tally_of(&self, settlement: &Settlement) -> Option<&AtomicU64> {
         match settlement.finish {
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => Some(&self.tally.sent),
-            Finish::Ended(FinishedState::Parked(reason)) => {
-                tracing::warn!(delivery = %settlement.key().id(), reason = reason.name(), code = settlement.code.as_deref(), "parked: somebody must look");
-                Some(&self.tally.parked)
-            }
+            Finish::Ended(FinishedState::Parked(_)) => Some(&self.tally.parked),
             Finish::Ended(_) => Some(&self.tally.dropped),
             Finish::Again { at, .. } => {
                 tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");

@@ -241,6 +241,29 @@ fn logs_hold_no_secret_no_address_and_no_words() {
 }
 
 #[test]
+fn what_is_parked_is_told_in_one_form() {
+    let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=refused");
+    // Parked by an attempt, and before any.
+    let attempted = shell.run(&["enqueue", "refused", "--to", "email:canary-mail@example.com"]).ends(0).stdout;
+    let unknown = shell.run(&["enqueue", "unknown", "--to", "list:nobody"]).ends(0).stdout;
+    let (server, _) = serve(&shell);
+    server.wait_for_lines("parked: somebody must look", 2);
+    let log: Vec<String> = server.output().iter().map(|line| line.replace('"', "")).collect();
+    let about = |event: &str| log.iter().find(|line| line.contains("somebody must look") && line.contains(event)).unwrap().clone();
+    for (event, id, provider, reason, code) in
+        [("refused", attempted, Some("capture"), "rejected", "capture_permanent"), ("unknown", unknown, None, "config", "unknown_list")]
+    {
+        let line = about(&format!("event_type={event}"));
+        let id = format!("delivery={}.1", id.trim());
+        for field in ["tenant=default", "channel=", &id, &format!("reason={reason}"), &format!("code={code}")] {
+            assert!(line.contains(field), "{field}: {line}");
+        }
+        assert_eq!(line.contains("provider="), provider.is_some(), "{line}");
+        assert!(provider.is_none_or(|provider| line.contains(&format!("provider={provider}"))) && !line.contains("canary"), "{line}");
+    }
+}
+
+#[test]
 fn a_database_password_is_not_logged() {
     let shell = Shell::empty()
         .with("POSTCOMMIT_LOG_LEVEL", "debug")

@@ -1,0 +1,41 @@
+//! What the log says of a delivery that is parked: enough to find it, and what it was about; never its address.
+
+use crate::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason, StoredNotification};
+
+/// What a delivery was about.
+#[derive(Debug, Clone)]
+pub struct About {
+    tenant: String,
+    event_type: String,
+    channel: String,
+    provider: Option<String>,
+}
+
+impl About {
+    pub fn new(note: &StoredNotification, channel: &str, provider: Option<&str>) -> Self {
+        Self {
+            tenant: note.tenant_name.clone(),
+            event_type: note.event_type.clone(),
+            channel: channel.to_owned(),
+            provider: provider.map(str::to_owned),
+        }
+    }
+
+    /// Of one whose notification cannot be read.
+    pub fn orphan(delivery: &Delivery) -> Self {
+        let channel = delivery.channel.clone().unwrap_or_default();
+        Self { tenant: format!("#{}", delivery.key.tenant), event_type: "unknown".into(), channel, provider: None }
+    }
+
+    /// Somebody must look.
+    pub fn warn(&self, delivery: DeliveryKey, reason: Reason, code: Option<&str>) {
+        let Self { tenant, event_type, channel, provider } = self;
+        let (delivery, provider, reason) = (delivery.id(), provider.as_deref(), reason.name());
+        tracing::warn!(tenant, event_type, channel, provider, %delivery, reason, code, "parked: somebody must look");
+    }
+}
+
+/// Most are not parked, and nothing need be remembered of them.
+pub fn is_parked(finish: Finish) -> bool {
+    matches!(finish, Finish::Ended(FinishedState::Parked(_)))
+}
