@@ -132,7 +132,14 @@ pub fn of_provider(provider: &Provider, secrets: &Secrets, egress: &Egress, capt
     build(&provider.driver, &Parts { settings: &provider.settings, secrets, guarantee: provider.guarantee, egress, capture_fail_on })
 }
 
-/// Reads a driver's settings into its own struct.
+/// Reads a driver's settings into its own struct; an error names the setting.
 fn settings<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, String> {
-    serde_json::from_value(value.clone()).map_err(|e| format!("settings: {e}"))
+    serde_path_to_error::deserialize(value).map_err(|problem| {
+        // In words that mean something to those who do not know our types.
+        let words = problem.inner().to_string().replace("expected u64", "expected a whole number, 0 or more");
+        match problem.path().to_string().as_str() {
+            "." => format!("settings: {words}"),
+            path => format!("settings.{path}: {words}"),
+        }
+    })
 }

@@ -30,6 +30,24 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// What we set on every request, beside `webhook-…`; and what the connection is made of. Given by somebody else, it would not be sent, or be sent wrongly.
+const RESERVED: [&str; 15] = [
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "http2-settings",
+    "idempotency-key",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "traceparent",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+];
 /// Headers of our own, and the host.
 const OWN_HEADERS: usize = 8;
 
@@ -89,10 +107,8 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 }
 
 fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|e| e.to_string())?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err("must be http or https".into());
-    }
+    const SHAPE: &str = "must be a full http or https URL, such as https://example.com/hook";
+    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or(SHAPE)?;
     egress.check_url(&url).map_err(|failure| failure.detail)?;
     Ok(url)
 }
@@ -109,7 +125,7 @@ fn parse_headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, String> 
     for (name, value) in given {
         let parsed = HeaderName::try_from(name.as_str()).ok().zip(HeaderValue::try_from(value.as_str()).ok());
         let (header, value) = parsed.ok_or_else(|| format!("settings.headers.{name}: is not a valid header"))?;
-        if header.as_str().starts_with("webhook-") || header == CONTENT_TYPE {
+        if header.as_str().starts_with("webhook-") || RESERVED.contains(&header.as_str()) {
             return Err(format!("settings.headers.{name}: is set by postcommit"));
         }
         headers.insert(header, value);
@@ -268,6 +284,17 @@ mod tests {
     fn two_secrets_sign_twice() {
         let keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
         assert_eq!(sign(&keys, "a", 1, b"{}").split(' ').filter(|s| s.starts_with("v1,")).count(), 2);
+    }
+
+    #[test]
+    fn headers_that_would_not_be_sent_as_given_are_refused() {
+        let given = |name: &str| parse_headers(&BTreeMap::from([(name.to_owned(), "x".to_owned())]));
+        for name in
+            ["Host", "content-length", "Transfer-Encoding", "connection", "TE", "upgrade", "User-Agent", "webhook-id", "idempotency-key"]
+        {
+            assert_eq!(given(name).unwrap_err(), format!("settings.headers.{name}: is set by postcommit"));
+        }
+        assert_eq!(given("Authorization").unwrap().len(), 1);
     }
 
     #[test]

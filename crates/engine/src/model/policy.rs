@@ -68,12 +68,14 @@ impl Policy {
     /// Naming the field and what is allowed.
     pub fn from_json(value: &Value) -> Result<Self, PolicyError> {
         let value = match value {
-            Value::String(name) => serde_json::json!({ "name": name }),
+            Value::String(name) => {
+                check_name("", Some(name))?;
+                serde_json::json!({ "name": name })
+            }
             other => other.clone(),
         };
         check_fields(&value)?;
-        let policy: Self =
-            serde_json::from_value(value).map_err(|e| refuse("", format!("{e}; names are doubling, marketplace, fixed, exponential")))?;
+        let policy: Self = serde_json::from_value(value).map_err(|e| refuse_read(&e.to_string()))?;
         policy.check()?;
         Ok(policy)
     }
@@ -110,10 +112,29 @@ impl Policy {
     }
 }
 
+fn check_name(field: &str, name: Option<&str>) -> Result<(), PolicyError> {
+    const NAMES: [&str; 4] = ["doubling", "marketplace", "fixed", "exponential"];
+    let is = match name {
+        Some(name) if NAMES.contains(&name) => return Ok(()),
+        Some(name) => format!("is {name:?}"),
+        None => "is missing".into(),
+    };
+    Err(refuse(field, format!("{is}; known are {}", NAMES.join(", "))))
+}
+
+/// A field that is missing is named, as those are that hold something wrong.
+fn refuse_read(words: &str) -> PolicyError {
+    match words.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
+        Some((field, _)) => refuse(field, "is missing".into()),
+        None => refuse("", words.into()),
+    }
+}
+
 /// serde's flatten swallows unknown fields, so the names are checked here.
 fn check_fields(value: &Value) -> Result<(), PolicyError> {
     const KNOWN: [&str; 8] = ["name", "max_attempts", "unknown_retries", "interval_s", "base_s", "factor", "cap_s", "jitter"];
     let map = value.as_object().ok_or_else(|| refuse("", "must be a name or an object with a name".into()))?;
+    check_name("name", map.get("name").and_then(Value::as_str))?;
     match map.keys().find(|key| !KNOWN.contains(&key.as_str())) {
         Some(key) => Err(refuse(key, format!("is not known; known are {}", KNOWN.join(", ")))),
         None => Ok(()),
@@ -183,7 +204,10 @@ mod tests {
     #[test]
     fn nonsense_is_refused_by_name() {
         for (value, expected) in [
-            (json!("fast"), "fast"),
+            (json!("fast"), r#"policy: is "fast"; known are doubling, marketplace, fixed, exponential"#),
+            (json!({"name": "fast"}), r#"policy.name: is "fast"; known are doubling"#),
+            (json!({"max_attempts": 3}), "policy.name: is missing; known are doubling"),
+            (json!({"name": "fixed"}), "policy.interval_s: is missing"),
             (json!({"name": "fixed", "interval_s": 0}), "policy.interval_s: is 0; 0.001 to 604800 are allowed"),
             (json!({"name": "doubling", "max_attempts": 101}), "policy.max_attempts: is 101; 1 to 100 are allowed"),
             (json!({"name": "doubling", "max_atempts": 3}), "policy.max_atempts: is not known"),
@@ -191,7 +215,7 @@ mod tests {
             (json!(7), "must be a name"),
         ] {
             let text = Policy::from_json(&value).unwrap_err().to_string();
-            assert!(text.contains(expected), "{text}");
+            assert!(text.contains(expected) && text.matches("doubling").count() < 2, "{text}");
         }
     }
 

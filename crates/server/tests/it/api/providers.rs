@@ -197,6 +197,12 @@ on_both! {
             (json!({"guarantee": "maybe"}), "guarantee"),
             (json!({"concurrency": "many"}), "concurrency"),
             (json!({"settings": 7}), "settings"),
+            (json!({"settings": {"url": "example.com/in"}}), "settings.url"),
+            (json!({"settings": {"headers": {"Host": "other"}}}), "settings.headers.Host"),
+            (json!({"settings": {"ulr": "https://example.com"}}), "settings.ulr"),
+            (json!({"driver": "capture", "settings": {"slow_ms": "abc"}}), "settings.slow_ms"),
+            (json!({"policy": "fast"}), "policy"),
+            (json!({"policy": {"name": "fast"}}), "policy.name"),
             (json!({"revision": 1}), "revision"),
             (json!({"driver": "capture", "settings": {"slow_ms": 300_001}}), "settings.slow_ms"),
             (json!({"driver": "capture", "settings": {"key_window_s": 0}}), "settings.key_window_s"),
@@ -205,7 +211,9 @@ on_both! {
         ] {
             let mut other = json!({"name": "other", "driver": "webhook"});
             other.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-            refused(client.post("/v1/providers", &other), 422, Some(field));
+            let problem = refused(client.post("/v1/providers", &other), 422, Some(field));
+            let detail = text(&problem, "detail");
+            assert!(!["u64", "relative URL", " column "].iter().any(|words| detail.contains(words)), "a library's words: {detail}");
         }
         refused(client.send("PATCH", "/v1/providers/partner", Some(br#"{"settings": {"journal": "/tmp/any"}}"#)), 422, Some("settings.journal"));
         // A webhook that brings no secret is given one, which is shown once.

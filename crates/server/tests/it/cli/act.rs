@@ -181,8 +181,8 @@ fn a_provider_that_cannot_work_is_refused_by_field() {
     let shell = Shell::ready();
     for (arguments, expected) in [
         (vec!["--driver", "pigeon"], "driver: \"pigeon\" is not known; known are capture, in_app, webhook"),
-        (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings: unknown field `ulr`"),
-        (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be http or https"),
+        (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings.ulr: unknown field `ulr`"),
+        (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be a full http or https URL"),
         (vec!["--driver", "webhook", "--secret", "secret=hush"], "secret: must be whsec_"),
         (vec!["--driver", "webhook", "--set", r#"headers={"webhook-id": "x"}"#], "settings.headers.webhook-id: is set by postcommit"),
         (vec!["--driver", "capture", "--policy", "never"], "policy"),
