@@ -38,7 +38,7 @@ use postcommit_engine::store::{Incoming, Refusal, Store};
 use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
-use utoipa::openapi::{OpenApi, RefOr, Response, ResponsesBuilder};
+use utoipa::openapi::{OpenApi, RefOr, Required, Response, ResponsesBuilder, Schema};
 use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -113,9 +113,31 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(session::show_session, session::end_session))
 }
 
+/// The routes and the document, in which a body may be left out where all of it is optional.
+fn described() -> (Router<Shared>, OpenApi) {
+    let (router, mut document) = routes().split_for_parts();
+    let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
+    let is_optional = |schema: &RefOr<Schema>| match schema {
+        RefOr::Ref(to) => schemas.get(to.ref_location.rsplit('/').next().unwrap_or_default()).is_some_and(needs_nothing),
+        described => needs_nothing(described),
+    };
+    let operations = document.paths.paths.values_mut().flat_map(|path| [&mut path.post, &mut path.patch]).flatten();
+    for body in operations.filter_map(|operation| operation.request_body.as_mut()) {
+        let RefOr::T(body) = body else { continue };
+        if body.content.values().all(|content| matches!(content, RefOr::T(content) if content.schema.as_ref().is_some_and(is_optional))) {
+            body.required = Some(Required::False);
+        }
+    }
+    (router, document)
+}
+
+fn needs_nothing(schema: &RefOr<Schema>) -> bool {
+    matches!(schema, RefOr::T(Schema::Object(object)) if object.required.is_empty())
+}
+
 /// The routes, ready to be served.
 pub fn router(api: Shared) -> Router {
-    let (router, document) = routes().split_for_parts();
+    let (router, document) = described();
     let document = serde_json::to_string_pretty(&document).unwrap_or_default();
     let describe = move || async move { ([("content-type", "application/json")], document).into_response() };
     router
@@ -304,7 +326,7 @@ mod tests {
     #[test]
     fn the_document_is_the_one_that_is_checked_in() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-        let now = serde_json::to_string_pretty(&routes().split_for_parts().1).unwrap() + "\n";
+        let now = serde_json::to_string_pretty(&described().1).unwrap() + "\n";
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::write(path, &now).unwrap();
         }

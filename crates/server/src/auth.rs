@@ -244,9 +244,7 @@ impl Caller {
             Some(name) if name == self.tenant_name => Ok((self.tenant, self.tenant_name.clone())),
             Some(name) if self.scopes.allows(Scope::Ops) => {
                 let found = api.store.tenant(name).await?;
-                found
-                    .map(|id| (id, name.to_owned()))
-                    .ok_or_else(|| Problem::invalid("tenant", format!("{name:?} is not known; create it first")))
+                found.map(|id| (id, name.to_owned())).ok_or_else(|| Problem::invalid("tenant", no_tenant(name)))
             }
             Some(_) => Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant")),
         }
@@ -303,9 +301,14 @@ impl Caller {
             return Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant"));
         }
         let found = if named == self.tenant_name { Some(self.tenant) } else { api.store.tenant(&named).await? };
-        (self.tenant, self.tenant_name, self.chose) = (found.ok_or_else(|| Problem::not_found("tenant"))?, named, true);
+        let found = found.ok_or_else(|| Problem::new(Kind::NotFound, no_tenant(&named)).about("tenant"))?;
+        (self.tenant, self.tenant_name, self.chose) = (found, named, true);
         Ok(())
     }
+}
+
+fn no_tenant(name: &str) -> String {
+    format!("there is no tenant {name:?}; create it first")
 }
 
 pub fn suspended() -> Problem {
@@ -319,6 +322,29 @@ impl FromRequestParts<Shared> for Caller {
         Self::of(parts, api).await
     }
 }
+
+/// Callers whose key holds the scope that a route needs. It is looked at before anything else of the request is read: who may not do a thing is not told
+/// what is wrong with how they asked for it.
+macro_rules! callers {
+    ($($who:ident: $scope:ident),+) => {
+        $(
+            #[doc = concat!("A caller whose key holds [`Scope::", stringify!($scope), "`].")]
+            pub struct $who(pub Caller);
+
+            impl FromRequestParts<Shared> for $who {
+                type Rejection = Problem;
+
+                async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+                    let caller = Caller::of(parts, api).await?;
+                    caller.may(Scope::$scope)?;
+                    Ok(Self(caller))
+                }
+            }
+        )+
+    };
+}
+
+callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
 /// For routes that answer more to those who may know more.
 impl OptionalFromRequestParts<Shared> for Caller {

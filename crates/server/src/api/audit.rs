@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::State;
 use postcommit::{Timestamp, limits};
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,7 +11,7 @@ use super::page::{Page, Paged, WantedPage};
 use super::problem::Problem;
 use super::read::check_lengths;
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::Administrator;
 
 /// Which entries.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -39,10 +38,9 @@ pub struct Wanted {
     responses((status = 200, description = "A page", body = Page<AuditRow>), Refusals))]
 pub async fn list_audit(
     State(api): State<Shared>,
-    caller: Caller,
+    Administrator(caller): Administrator,
     Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<AuditRow>>, Problem> {
-    caller.may(Scope::Admin)?;
     let limit = page.limit();
     let names = [("actor", wanted.actor.as_deref()), ("action", wanted.action.as_deref()), ("subject", wanted.subject.as_deref())];
     check_lengths(&names, limits::NAME_CHARS)?;

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use postcommit_engine::model::{DeliveryId, DeliveryKey, Scope};
+use postcommit_engine::model::{DeliveryId, DeliveryKey};
 use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,7 +15,7 @@ use super::page::{Page, Paged, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id};
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::{Caller, Operator, Reader};
 use wanted::WantedDeliveries;
 
 /// Ids in one request.
@@ -26,10 +26,9 @@ const IDS: usize = 1000;
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_deliveries(
     State(api): State<Shared>,
-    caller: Caller,
+    Reader(caller): Reader,
     Paged(wanted, page): Paged<WantedDeliveries>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
-    caller.may(Scope::Read)?;
     let filter = wanted.filter(api.stuck_after)?;
     let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
     Ok(Json(Page::walked(caller.store(&api).delivery_rows(&filter).await?)))
@@ -47,8 +46,11 @@ pub struct DeliveryStory {
 /// One delivery, with every attempt.
 #[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), OfTenant),
     responses((status = 200, description = "The delivery", body = DeliveryStory), Refusals))]
-pub async fn get_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<DeliveryStory>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_delivery(
+    State(api): State<Shared>,
+    Reader(caller): Reader,
+    Id(id): Id<DeliveryId>,
+) -> Result<Json<DeliveryStory>, Problem> {
     let store = caller.store(&api);
     let key = find(&store, &caller, id).await?;
     let delivery = store.delivery_row(Some(key.tenant), id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
@@ -71,7 +73,6 @@ pub struct Done {
 }
 
 async fn act_on_one(api: &Shared, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
-    caller.may(Scope::Operate)?;
     let store = caller.store(api);
     let key = find(&store, caller, id).await?;
     match store.act_on_many(act, &[key]).await?.pop() {
@@ -88,22 +89,29 @@ fn not_parked(state: &str) -> Problem {
 /// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
-pub async fn retry_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
+pub async fn retry_delivery(State(api): State<Shared>, Operator(caller): Operator, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
     act_on_one(&api, &caller, id, Act::Retry).await
 }
 
 /// Ends a parked delivery for good; the row stays.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
-pub async fn discard_delivery(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
+pub async fn discard_delivery(
+    State(api): State<Shared>,
+    Operator(caller): Operator,
+    Id(id): Id<DeliveryId>,
+) -> Result<Json<Done>, Problem> {
     act_on_one(&api, &caller, id, Act::Discard).await
 }
 
 /// Says that it did arrive: what was sent, or parked because nobody knew.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
-pub async fn mark_delivery_delivered(State(api): State<Shared>, caller: Caller, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
-    caller.may(Scope::Operate)?;
+pub async fn mark_delivery_delivered(
+    State(api): State<Shared>,
+    Operator(caller): Operator,
+    Id(id): Id<DeliveryId>,
+) -> Result<Json<Done>, Problem> {
     let store = caller.store(&api);
     match store.mark_delivered(find(&store, &caller, id).await?).await? {
         Acted::Done => Ok(Json(Done { id: id.to_string(), state: "delivered".into() })),
@@ -179,19 +187,22 @@ pub struct OneDone {
 /// Retries some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
-pub async fn retry_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
+pub async fn retry_deliveries(State(api): State<Shared>, Operator(caller): Operator, Body(many): Body<Many>) -> Result<Response, Problem> {
     act_on_many(&api, &caller, many, Act::Retry).await
 }
 
 /// Discards some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
-pub async fn discard_deliveries(State(api): State<Shared>, caller: Caller, Body(many): Body<Many>) -> Result<Response, Problem> {
+pub async fn discard_deliveries(
+    State(api): State<Shared>,
+    Operator(caller): Operator,
+    Body(many): Body<Many>,
+) -> Result<Response, Problem> {
     act_on_many(&api, &caller, many, Act::Discard).await
 }
 
 async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
-    caller.may(Scope::Operate)?;
     let store = caller.store(api);
     if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));

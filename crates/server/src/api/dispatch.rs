@@ -6,14 +6,13 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::Scope;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::problem::{Kind, Problem};
 use super::read::Params;
 use super::{Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::Ops;
 
 /// Longest time a pass may claim for, in seconds.
 const SECONDS_MAX: u64 = 300;
@@ -48,8 +47,7 @@ pub struct Passed {
 /// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time in each process.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
     responses((status = 200, description = "Done", body = Passed), Refusals))]
-pub async fn dispatch(State(api): State<Shared>, caller: Caller, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
-    caller.may(Scope::Ops)?;
+pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
     let seconds = bound.seconds.unwrap_or(30);
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));

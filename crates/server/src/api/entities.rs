@@ -4,7 +4,6 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::limits;
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::{DeliveryRow, Resend};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -15,7 +14,7 @@ use super::page::{Page, WantedPage};
 use super::problem::Problem;
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::{Operator, Reader};
 use crate::watching::Traced;
 
 /// Everything sent for an entity and what is scheduled for it, newest first.
@@ -23,11 +22,10 @@ use crate::watching::Traced;
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_entity_deliveries(
     State(api): State<Shared>,
-    caller: Caller,
+    Reader(caller): Reader,
     Id(entity): Id<String>,
     Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
-    caller.may(Scope::Read)?;
     let before = page.place()?;
     Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
@@ -57,12 +55,11 @@ pub struct Again {
         (status = 200, description = "This request was accepted before", body = Enqueued), Refusals))]
 pub async fn resend_entity(
     State(api): State<Shared>,
-    caller: Caller,
+    Operator(caller): Operator,
     Id(entity): Id<String>,
     traced: Option<Extension<Traced>>,
     Body(what): Body<Again>,
 ) -> Result<Response, Problem> {
-    caller.may(Scope::Operate)?;
     let Again { channel, event_type, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     let wish = Resend { entity, channel, event_type, request_id };
@@ -96,11 +93,10 @@ pub struct Cancel {
     request_body = Cancel, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
 pub async fn cancel_entity(
     State(api): State<Shared>,
-    caller: Caller,
+    Operator(caller): Operator,
     Id(entity): Id<String>,
     Body(what): Body<Cancel>,
 ) -> Result<Json<Cancelled>, Problem> {
-    caller.may(Scope::Operate)?;
     let length = what.event_type.as_ref().map_or(1, |name| name.chars().count());
     if !(1..=limits::NAME_CHARS).contains(&length) {
         return Err(Problem::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, State};
 use postcommit::Timestamp;
-use postcommit_engine::model::{DeliveryId, Scope};
+use postcommit_engine::model::DeliveryId;
 use postcommit_engine::store::{Folder, InboxRow, Mark};
 use postcommit_engine::user_token::{self, TokenError};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use super::page::{Page, Paged, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::Operator;
 use visitor::Visitor;
 
 /// `[inbox]`.
@@ -283,11 +283,10 @@ pub struct UserToken {
     params(("user" = String, Path, description = "The user's id"), TokenWanted, WantedPage, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
 pub async fn mint_user_token(
     State(api): State<Shared>,
-    caller: Caller,
+    Operator(caller): Operator,
     Id(user): Id<String>,
     Params(wanted): Params<TokenWanted>,
 ) -> Result<Json<UserToken>, Problem> {
-    caller.may(Scope::Operate)?;
     let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
     let minted = user_token::mint(&caller.store(&api), caller.tenant(), &user, ttl).await.map_err(refused)?;
     Ok(Json(UserToken { token: minted.token, expires_at: minted.expires_at }))

@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::extract::State;
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::Job;
 use uuid::Uuid;
 
@@ -10,13 +9,16 @@ use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Id, Params};
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::{Operator, Reader};
 
 /// Jobs, newest first.
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<Job>), Refusals))]
-pub async fn list_jobs(State(api): State<Shared>, caller: Caller, Params(page): Params<WantedPage>) -> Result<Json<Page<Job>>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn list_jobs(
+    State(api): State<Shared>,
+    Reader(caller): Reader,
+    Params(page): Params<WantedPage>,
+) -> Result<Json<Page<Job>>, Problem> {
     let before: Option<Uuid> = page.place()?;
     let rows = caller.store(&api).jobs(caller.whose(), before, page.limit() + 1).await?;
     Ok(Json(Page::of(rows, page.limit(), |job| job.id)))
@@ -25,8 +27,7 @@ pub async fn list_jobs(State(api): State<Shared>, caller: Caller, Params(page): 
 /// How far it is.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "The job", body = Job), Refusals))]
-pub async fn get_job(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_job(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
     let job = caller.store(&api).job(caller.whose(), id).await?;
     job.map(Json).ok_or_else(|| Problem::not_found("job"))
 }
@@ -34,8 +35,7 @@ pub async fn get_job(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>
 /// Stops it after the slice that is under way. What was done stays done.
 #[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "It does no more", body = Job), Refusals))]
-pub async fn cancel_job(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
-    caller.may(Scope::Operate)?;
+pub async fn cancel_job(State(api): State<Shared>, Operator(caller): Operator, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
     let store = caller.store(&api);
     let was_open = store.cancel_job(caller.whose(), id).await?;
     let job = store.job(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("job"))?;

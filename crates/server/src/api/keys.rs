@@ -14,13 +14,16 @@ use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{OfTenant, Refusals, Shared, one_of};
-use crate::auth::Caller;
+use crate::auth::Administrator;
 
 /// Keys, newest first, revoked and expired ones among them; never their secrets.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
-pub async fn list_keys(State(api): State<Shared>, caller: Caller, Params(page): Params<WantedPage>) -> Result<Json<Page<Key>>, Problem> {
-    caller.may(Scope::Admin)?;
+pub async fn list_keys(
+    State(api): State<Shared>,
+    Administrator(caller): Administrator,
+    Params(page): Params<WantedPage>,
+) -> Result<Json<Page<Key>>, Problem> {
     let before: Option<(Timestamp, String)> = page.place()?;
     let filter = KeyFilter { tenant: caller.whose(), before, limit: page.limit() + 1 };
     let rows = caller.store(&api).key_rows(&filter).await?;
@@ -60,10 +63,9 @@ pub struct MadeKey {
     responses((status = 201, description = "Made", body = MadeKey), Refusals))]
 pub async fn create_key(
     State(api): State<Shared>,
-    caller: Caller,
+    Administrator(caller): Administrator,
     Body(new): Body<NewKey>,
 ) -> Result<(StatusCode, Json<MadeKey>), Problem> {
-    caller.may(Scope::Admin)?;
     let (given, most) = (new.scopes.len(), Scope::ALL.len());
     if given > most {
         return Err(Problem::invalid("scopes", format!("has {given} entries; at most {most} are allowed")));
@@ -84,8 +86,11 @@ pub async fn create_key(
 /// Takes a key back, at once and for good, and with it the sessions that stand on it.
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), OfTenant),
     responses((status = 204, description = "It is taken back"), Refusals))]
-pub async fn revoke_key(State(api): State<Shared>, caller: Caller, Id(id): Id<String>) -> Result<StatusCode, Problem> {
-    caller.may(Scope::Admin)?;
+pub async fn revoke_key(
+    State(api): State<Shared>,
+    Administrator(caller): Administrator,
+    Id(id): Id<String>,
+) -> Result<StatusCode, Problem> {
     let store = caller.store(&api);
     let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
     if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {

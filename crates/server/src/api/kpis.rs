@@ -5,7 +5,6 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use postcommit::Timestamp;
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::{By, Kpis, Per, Series, Span};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -13,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::problem::Problem;
 use super::read::Params;
 use super::{OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::Reader;
 
 /// Which KPIs.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -49,8 +48,11 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
 /// How it stands: queue, stuck, parked, the age of the oldest, and what came of the last interval.
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(WantedKpis, OfTenant),
     responses((status = 200, description = "How it stands now", body = Kpis), Refusals))]
-pub async fn get_kpis(State(api): State<Shared>, caller: Caller, Params(wanted): Params<WantedKpis>) -> Result<Json<Kpis>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_kpis(
+    State(api): State<Shared>,
+    Reader(caller): Reader,
+    Params(wanted): Params<WantedKpis>,
+) -> Result<Json<Kpis>, Problem> {
     let kpi = &api.tools.kpi;
     let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
     let stuck_after = seconds("stuck_after_s", wanted.stuck_after_s, 1, 2_592_000, kpi.stuck_after())?;
@@ -80,10 +82,9 @@ pub struct WantedSeries {
     responses((status = 200, description = "The lines", body = Series), Refusals))]
 pub async fn get_kpi_series(
     State(api): State<Shared>,
-    caller: Caller,
+    Reader(caller): Reader,
     Params(wanted): Params<WantedSeries>,
 ) -> Result<Json<Series>, Problem> {
-    caller.may(Scope::Read)?;
     let per = wanted.per.unwrap_or(Per::Minute);
     let to = match wanted.to {
         Some(to) => to,

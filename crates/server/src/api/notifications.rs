@@ -7,7 +7,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
 use postcommit_engine::trace::{Begun, Kind as SpanKind};
 use serde::{Deserialize, Serialize};
@@ -21,7 +20,7 @@ use super::problem::{Kind, Problem, ProblemBody};
 use super::read::{self, Id, Text, check_lengths};
 use super::recipients::To;
 use super::{AnyState, Api, OfTenant, Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::{Caller, Enqueuer, Operator, Reader};
 use crate::door::Waits;
 use crate::watching::Traced;
 
@@ -156,12 +155,11 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
         (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
 pub async fn enqueue_notification(
     State(api): State<Shared>,
-    caller: Caller,
+    Enqueuer(caller): Enqueuer,
     headers: HeaderMap,
     traced: Option<Extension<Traced>>,
     Text(json): Text,
 ) -> Result<Response, Problem> {
-    caller.may(Scope::Enqueue)?;
     let trace = Enqueueing::below(&api, traced);
     let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
     let accepted = api.gate.accept(incoming).await?;
@@ -285,12 +283,11 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
 pub async fn enqueue_notifications(
     State(api): State<Shared>,
-    caller: Caller,
+    Enqueuer(caller): Enqueuer,
     traced: Option<Extension<Traced>>,
     Extension(waits): Extension<Waits>,
     Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
-    caller.may(Scope::Enqueue)?;
     let batch: NewNotifications = read::parse(json.as_bytes())?;
     let trace = Enqueueing::below(&api, traced);
     let count = batch.notifications.len();
@@ -410,10 +407,9 @@ impl Wanted {
     responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
 pub async fn list_notifications(
     State(api): State<Shared>,
-    caller: Caller,
+    Reader(caller): Reader,
     Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<NotificationRow>>, Problem> {
-    caller.may(Scope::Read)?;
     let filter = wanted.filter(&page, caller.whose(), api.stuck_after)?;
     Ok(Json(Page::walked(caller.store(&api).notification_rows(&filter).await?)))
 }
@@ -421,8 +417,7 @@ pub async fn list_notifications(
 /// The full story: the notification, its deliveries, every attempt in order, and who acted.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "The story", body = Story), Refusals))]
-pub async fn get_notification(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_notification(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
     let story = caller.store(&api).story(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
@@ -430,8 +425,7 @@ pub async fn get_notification(State(api): State<Shared>, caller: Caller, Id(id):
 /// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
 #[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "The status", body = Status), Refusals))]
-pub async fn get_notification_status(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Status>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_notification_status(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Status>, Problem> {
     let status = caller.store(&api).status(caller.whose(), id).await?;
     status.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
@@ -448,8 +442,11 @@ pub struct Cancelled {
 /// Takes back what is not yet sent of it.
 #[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
-pub async fn cancel_notification(State(api): State<Shared>, caller: Caller, Id(id): Id<Uuid>) -> Result<Json<Cancelled>, Problem> {
-    caller.may(Scope::Operate)?;
+pub async fn cancel_notification(
+    State(api): State<Shared>,
+    Operator(caller): Operator,
+    Id(id): Id<Uuid>,
+) -> Result<Json<Cancelled>, Problem> {
     let cancelled = caller.store(&api).cancel_notification(caller.whose(), id).await?;
     let (cancelled, under_way) = cancelled.ok_or_else(|| Problem::not_found("notification"))?;
     Ok(Json(Cancelled { cancelled, under_way }))

@@ -83,7 +83,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let all = read::query(parts)?;
         let (of_page, others) = all.into_iter().partition(|(name, _)| WantedPage::NAMES.contains(&name.as_ref()));
-        Ok(Self(read::of_pairs(others)?, read::of_pairs(of_page)?))
+        Ok(Self(read::of_pairs(others, &["limit", "cursor", "tenant"])?, read::of_pairs(of_page, &["tenant"])?))
     }
 }
 

@@ -50,7 +50,7 @@ impl Kind {
         match self {
             Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request cannot be read"),
             Self::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A field is not as it must be"),
-            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "A key is needed"),
+            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "Not signed in"),
             Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The key may not do this"),
             Self::Suspended => (StatusCode::FORBIDDEN, "suspended", "The tenant is suspended"),
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is no such thing"),

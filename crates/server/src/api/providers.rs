@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use postcommit::Timestamp;
 use postcommit_engine::channel;
 use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::model::{Guarantee, Provider, Scope};
+use postcommit_engine::model::{Guarantee, Provider};
 use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_engine::store::{AuditEntry, Store, masked};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -19,7 +19,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id};
 use super::{Api, OfTenant, Refusals, Shared, one_of};
-use crate::auth::Caller;
+use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::providers::{Change, Refusal, Workshop};
 
 /// A configured account of a driver on a channel.
@@ -120,8 +120,7 @@ pub struct Providers {
 /// The tenant's providers.
 #[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
     responses((status = 200, description = "All of them", body = Providers), Refusals))]
-pub async fn list_providers(State(api): State<Shared>, caller: Caller) -> Result<Json<Providers>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn list_providers(State(api): State<Shared>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
     let (all, tenants) = (caller.store(&api).providers().await?, api.store.tenants().await?);
     let whose = caller.whose();
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
@@ -249,10 +248,9 @@ pub struct MadeProvider {
     responses((status = 201, description = "Made", body = MadeProvider), Refusals))]
 pub async fn create_provider(
     State(api): State<Shared>,
-    caller: Caller,
+    Editor(caller): Editor,
     Body(new): Body<NewProvider>,
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
-    caller.may(Scope::Edit)?;
     let store = caller.store_of_one(&api);
     only_over_the_network(&new.settings)?;
     let (name, driver) = (new.name.clone(), new.driver.clone());
@@ -278,8 +276,7 @@ async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<
 /// One provider, without its secrets.
 #[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), OfTenant),
     responses((status = 200, description = "The provider", body = ShownProvider), Refusals))]
-pub async fn get_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
-    caller.may(Scope::Read)?;
+pub async fn get_provider(State(api): State<Shared>, Reader(caller): Reader, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
     Ok(Json(shown(&api, &caller.store_of_one(&api), &caller, &name).await?))
 }
 
@@ -288,11 +285,10 @@ pub async fn get_provider(State(api): State<Shared>, caller: Caller, Id(name): I
     responses((status = 200, description = "As it is now", body = ShownProvider), Refusals))]
 pub async fn update_provider(
     State(api): State<Shared>,
-    caller: Caller,
+    Editor(caller): Editor,
     Id(name): Id<String>,
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    caller.may(Scope::Edit)?;
     only_over_the_network(&given.settings)?;
     let store = caller.store_of_one(&api);
     workshop(&api, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
@@ -302,8 +298,7 @@ pub async fn update_provider(
 /// Removes one that nothing waits for.
 #[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant),
     responses((status = 204, description = "It is gone"), Refusals))]
-pub async fn delete_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<StatusCode, Problem> {
-    caller.may(Scope::Edit)?;
+pub async fn delete_provider(State(api): State<Shared>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
     workshop(&api, &caller.store_of_one(&api)).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -322,11 +317,10 @@ pub struct Pause {
     responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
 pub async fn pause_provider(
     State(api): State<Shared>,
-    caller: Caller,
+    Operator(caller): Operator,
     Id(name): Id<String>,
     Body(why): Body<Pause>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    caller.may(Scope::Operate)?;
     let length = why.reason.chars().count();
     if !(1..=255).contains(&length) || why.reason.contains('\0') {
         return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
@@ -340,8 +334,11 @@ pub async fn pause_provider(
 /// Opens its lane again, whatever held it.
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant),
     responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
-pub async fn resume_provider(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
-    caller.may(Scope::Operate)?;
+pub async fn resume_provider(
+    State(api): State<Shared>,
+    Operator(caller): Operator,
+    Id(name): Id<String>,
+) -> Result<Json<ShownProvider>, Problem> {
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
     store.resume_lane(provider.id).await?;
@@ -392,11 +389,10 @@ impl Tried {
     responses((status = 200, description = "How it went", body = Tried), Refusals))]
 pub async fn test_provider(
     State(api): State<Shared>,
-    caller: Caller,
+    Operator(caller): Operator,
     Id(name): Id<String>,
     Body(on): Body<Trial>,
 ) -> Result<Json<Tried>, Problem> {
-    caller.may(Scope::Operate)?;
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
     if provider.driver == "in_app" {

@@ -19,10 +19,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        if !says_json(request.headers()) {
-            return Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`"));
-        }
-        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        let bytes = json_of(request, state).await?;
         let read = parse(&bytes)?;
         if let Some(field) = holds_nul(&bytes) {
             return Err(Problem::invalid(field, NUL));
@@ -62,11 +59,19 @@ impl<S: Send + Sync> FromRequest<S> for Text {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        if !says_json(request.headers()) {
-            return Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`"));
-        }
-        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+        let bytes = json_of(request, state).await?;
         String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(Kind::Malformed, "the body is not UTF-8"))
+    }
+}
+
+/// The bytes of a JSON body. Nothing at all is an object without fields: where one is needed, its name is the answer.
+async fn json_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
+    let says_json = says_json(request.headers());
+    let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+    match (bytes.trim_ascii().is_empty(), says_json) {
+        (true, _) => Ok(Bytes::from_static(b"{}")),
+        (false, true) => Ok(bytes),
+        (false, false) => Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`")),
     }
 }
 
@@ -94,16 +99,22 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 
 fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     match problem.inner().classify() {
-        serde_json::error::Category::Data => located(&problem.path().to_string(), problem.inner().to_string()),
+        serde_json::error::Category::Data => located(&problem.path().to_string(), without_place(problem.inner())),
         _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {}", problem.inner())),
     }
+}
+
+/// Its words: the field says where, and a line and column would only repeat it less well.
+fn without_place(problem: &serde_json::Error) -> String {
+    let (words, place) = (problem.to_string(), format!(" at line {} column {}", problem.line(), problem.column()));
+    words.strip_suffix(&place).map(str::to_owned).unwrap_or(words)
 }
 
 /// A refusal that names the field. Where one is missing or not known, the path leads to what should hold it or should not, and the words name the field.
 fn located(path: &str, words: String) -> Problem {
     let after = |beginning: &str| words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned());
     let missing = after("missing field `");
-    let unknown = after("unknown field `").filter(|name| path.rsplit('.').next() != Some(name));
+    let unknown = after("unknown field `").or_else(|| after("unknown parameter `")).filter(|name| path.rsplit('.').next() != Some(name));
     match (path, missing.or(unknown)) {
         (".", None) => Problem::new(Kind::Invalid, words),
         (".", Some(name)) => Problem::invalid(name, words),
@@ -132,8 +143,24 @@ impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::not_found("thing"))?;
-        text.parse().map(Self).map_err(|_| Problem::not_found("thing"))
+        let none = Problem::not_found(noun(parts.uri.path()));
+        let Ok(Path(text)) = Path::<String>::from_request_parts(parts, state).await else { return Err(none) };
+        text.parse().map(Self).map_err(|_| none)
+    }
+}
+
+/// What a path is about, in the singular.
+fn noun(path: &str) -> &'static str {
+    match path.split('/').nth(2) {
+        Some("notifications") => "notification",
+        Some("deliveries") => "delivery",
+        Some("entities") => "entity",
+        Some("jobs") => "job",
+        Some("keys") => "key",
+        Some("providers") => "provider",
+        Some("tenants") => "tenant",
+        Some("inbox") => "inbox",
+        _ => "thing",
     }
 }
 
@@ -155,7 +182,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        of_pairs(query(parts)?).map(Self)
+        of_pairs(query(parts)?, &["tenant"]).map(Self)
     }
 }
 
@@ -171,17 +198,45 @@ pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
     Ok(pairs.into_iter().filter(|(name, _)| name != "tenant").collect())
 }
 
-/// Reads parameters, every one of which must be known.
-pub fn of_pairs<T: DeserializeOwned>(pairs: Vec<Pair<'_>>) -> Result<T, Problem> {
+/// Reads parameters, every one of which must be known. Some are read elsewhere (`others`); who is told which there are is told of those too.
+pub fn of_pairs<T: DeserializeOwned>(pairs: Vec<Pair<'_>>, others: &[&str]) -> Result<T, Problem> {
     let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
     let pairs = form_urlencoded::parse(text.as_bytes());
     serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
-        .map_err(|problem| located(&problem.path().to_string(), problem.inner().to_string()))
+        .map_err(|problem| located(&problem.path().to_string(), with_others(problem.inner().to_string(), others)))
+}
+
+fn with_others(words: String, others: &[&str]) -> String {
+    if !words.starts_with("unknown field `") {
+        return words;
+    }
+    // serde quotes the name that it does not know, then those that it does.
+    let mut quoted = words.split('`').skip(1).step_by(2);
+    let unknown = quoted.next().unwrap_or_default().to_owned();
+    let known: Vec<&str> = quoted.chain(others.iter().copied()).collect();
+    format!("unknown parameter `{unknown}`; known are {}", known.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_names_an_unknown_parameter_is_told_all_there_are() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(dead_code, reason = "read, not used")]
+        struct Two {
+            one: Option<String>,
+            two: Option<String>,
+        }
+        let refused = of_pairs::<Two>(vec![("limits".into(), "1".into())], &["limit", "tenant"]).unwrap_err();
+        let body = serde_json::to_value(refused.body()).unwrap();
+        assert_eq!(
+            (&body["field"], &body["detail"]),
+            (&"limits".into(), &"unknown parameter `limits`; known are one, two, limit, tenant".into())
+        );
+    }
 
     #[test]
     fn nul_is_found_wherever_it_is_and_a_backslash_before_it_is_not_it() {

@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use postcommit_engine::model::Scope;
 use postcommit_engine::store::{TenantError, TenantRow};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -12,17 +11,16 @@ use super::page::{Page, WantedPage};
 use super::problem::{Kind, Problem};
 use super::read::{Body, Id, Params};
 use super::{Refusals, Shared};
-use crate::auth::Caller;
+use crate::auth::Ops;
 
 /// Tenants by name.
 #[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(WantedPage),
     responses((status = 200, description = "A page", body = Page<TenantRow>), Refusals))]
 pub async fn list_tenants(
     State(api): State<Shared>,
-    caller: Caller,
+    Ops(_): Ops,
     Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<TenantRow>>, Problem> {
-    caller.may(Scope::Ops)?;
     let after: Option<String> = page.place()?;
     let rows = api.store.tenant_rows(after.as_deref(), page.limit() + 1).await?;
     Ok(Json(Page::of(rows, page.limit(), |tenant| tenant.name.clone())))
@@ -42,10 +40,9 @@ pub struct NewTenant {
     responses((status = 201, description = "Made", body = TenantRow), Refusals))]
 pub async fn create_tenant(
     State(api): State<Shared>,
-    caller: Caller,
+    Ops(caller): Ops,
     Body(new): Body<NewTenant>,
 ) -> Result<(StatusCode, Json<TenantRow>), Problem> {
-    caller.may(Scope::Ops)?;
     let id = caller.store_of_all(&api).create_tenant(&new.name).await?;
     Ok((StatusCode::CREATED, shown(&api, id).await?))
 }
@@ -64,11 +61,10 @@ pub struct Suspension {
     responses((status = 200, description = "It is suspended", body = TenantRow), Refusals))]
 pub async fn suspend_tenant(
     State(api): State<Shared>,
-    caller: Caller,
+    Ops(caller): Ops,
     Id(name): Id<String>,
     Body(why): Body<Suspension>,
 ) -> Result<Json<TenantRow>, Problem> {
-    caller.may(Scope::Ops)?;
     let id = find(&api, &name).await?;
     let suspended = caller.store_of_all(&api).suspend_tenant(id, &why.reason).await?;
     api.auth.forget();
@@ -78,8 +74,7 @@ pub async fn suspend_tenant(
 /// Lets a tenant go on.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
     responses((status = 200, description = "It goes on", body = TenantRow), Refusals))]
-pub async fn resume_tenant(State(api): State<Shared>, caller: Caller, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
-    caller.may(Scope::Ops)?;
+pub async fn resume_tenant(State(api): State<Shared>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
     let id = find(&api, &name).await?;
     let resumed = caller.store_of_all(&api).resume_tenant(id).await?;
     api.auth.forget();

@@ -64,7 +64,7 @@ fn nonsense_is_refused_by_its_field(kind: Kind) {
     let cases: &[Nonsense<'_>] = &[
         // PostgreSQL cannot even be asked for NUL.
         ("GET", "/v1/notifications?entity=a%00", None, 422, Some("entity")),
-        ("GET", "/v1/providers?tenant=a%00", None, 404, None),
+        ("GET", "/v1/providers?tenant=a%00", None, 404, Some("tenant")),
         ("GET", "/v1/providers/a%00", None, 400, None),
         ("POST", "/v1/entities/1/cancel", Some(json!({"event_type": "a\0"})), 422, Some("event_type")),
         ("POST", "/v1/deliveries/retry", Some(json!({"filter": {"entity": "a\0"}})), 422, Some("filter.entity")),

@@ -28,7 +28,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
     let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
     let long = |bytes: usize| format!("{:?}", "x".repeat(bytes));
     vec![
-        ("nothing", vec![], 400, None),
+        ("nothing", vec![], 422, Some("event_type")),
         ("no object", b"[1, 2]".to_vec(), 422, None),
         ("half of it", br#"{"event_type": "a""#.to_vec(), 400, None),
         ("two of them", [sound().to_string(), sound().to_string()].concat().into_bytes(), 400, None),
@@ -130,7 +130,7 @@ on_both! {
             assert!(long.body.len() < 8000, "a refusal repeats {} bytes of what it refuses", long.body.len());
             refused(client.send_as("text/plain", "POST", PATH, sound().to_string().as_bytes()), 415, None);
             refused(client.send_as("application/x-www-form-urlencoded", "POST", PATH, b"event_type=a"), 415, None);
-            refused(client.send("POST", PATH, None), 415, None);
+            refused(client.send("POST", PATH, None), 422, Some("event_type"));
             let none = json!({"notifications": []});
             let many = json!({"notifications": vec![json!({}); 1001]});
             for batch in [none, many] {
@@ -185,8 +185,10 @@ on_both! {
         refused(client.get("/v1/notifications?state=lost"), 422, Some("state"));
         refused(client.get("/v1/notifications?from=yesterday"), 422, Some("from"));
         for id in ["nonsense", "00000000-0000-0000-0000-000000000000", "%F0%9F%92%A9", "%FF"] {
-            refused(client.get(&format!("/v1/notifications/{id}")), 404, None);
-            refused(client.get(&format!("/v1/deliveries/{id}")), 404, None);
+            for (list, noun) in [("notifications", "notification"), ("deliveries", "delivery"), ("jobs", "job")] {
+                let problem = refused(client.get(&format!("/v1/{list}/{id}")), 404, None);
+                assert_eq!(problem["detail"], format!("there is no such {noun}"));
+            }
         }
         refused(client.get("/v1/deliveries/00000000-0000-0000-0000-000000000000.99999999999"), 404, None);
     }

@@ -125,6 +125,8 @@ on_both! {
             for token in [None, Some("nonsense"), Some(&nonsense), Some(&revoked), Some(&expired)] {
                 let answer = walk.call(&walk.stranger(token), operation, &walk.a, "");
                 assert_eq!(answer.status, 401, "{} with {token:?}: {}", operation.name, answer.text());
+                // A key may well have been shown.
+                assert!(operation.streams || answer.json()["title"] == "Not signed in", "{}", answer.text());
             }
         }
     }
@@ -140,6 +142,24 @@ on_both! {
                     let answer = walk.call(client, operation, &walk.a, "");
                     assert_eq!(answer.status, 403, "{} with {lacking:?}: {}", operation.name, answer.text());
                 }
+            }
+        }
+    }
+
+    fn c15_who_may_not_is_told_so_whatever_is_wrong_with_the_request(kind) {
+        let walk = Walk::begin(kind, &[]);
+        for operation in &walk.operations {
+            let lacking = operation.scope.map(all_but).unwrap_or_default();
+            // What every key may, or what only `ops` lacks nothing of.
+            if lacking.is_empty() {
+                continue;
+            }
+            let client = walk.app.client(&walk.a.name, &lacking);
+            let path = operation.filled(|parameter| walk.a.parameter(&operation.path, parameter));
+            for (body, query) in [("{}", ""), ("nonsense", ""), (r#"{"nonsense": 1}"#, "?nonsense=1"), ("", "?limit=x")] {
+                let sent = (operation.method != "GET").then_some(body.as_bytes());
+                let answer = client.send(&operation.method, &format!("{path}{query}"), sent);
+                assert_eq!(answer.status, 403, "{} with {body:?} and {query:?}: {}", operation.name, answer.text());
             }
         }
     }
@@ -165,7 +185,9 @@ on_both! {
             }
         }
         refused(walk.b.admin.get(&format!("/v1/notifications{of_a}")), 403, Some("tenant"));
-        refused(walk.app.ops().get("/v1/notifications?tenant=nobody"), 404, None);
+        let by_query = refused(walk.app.ops().get("/v1/notifications?tenant=nobody"), 404, Some("tenant"));
+        let by_body = refused(walk.app.ops().post("/v1/notifications", &json!({"event_type": "a", "tenant": "nobody"})), 422, Some("tenant"));
+        assert_eq!((&by_query["detail"], &by_body["detail"]), (&json!(r#"there is no tenant "nobody"; create it first"#), &by_query["detail"]));
     }
 
     fn c15_who_may_is_served_as_the_description_says(kind) {
@@ -199,6 +221,28 @@ on_both! {
             if !required.is_empty() {
                 let problem = send(&json!({})).expect(422).json();
                 assert!(required.iter().any(|name| problem["field"] == json!(name)), "{}: {problem}", operation.name);
+            }
+        }
+    }
+
+    fn a_body_that_is_all_optional_may_be_left_out_and_else_what_it_needs_is_named(kind) {
+        let walk = Walk::begin(kind, &[]);
+        for operation in walk.operations.iter().filter(|operation| operation.smallest_body().is_some()) {
+            let path = operation.filled(|parameter| walk.a.parameter(&operation.path, parameter));
+            let send = |body: Option<&[u8]>| walk.app.ops().send(&operation.method, &format!("{path}?tenant={}", walk.a.name), body);
+            let required: Vec<String> = operation.smallest_body().unwrap().as_object().unwrap().keys().cloned().collect();
+            assert_eq!(operation.needs_body, !required.is_empty(), "{}", operation.name);
+            for body in [None, Some(&b""[..]), Some(b" \n")] {
+                let answer = send(body);
+                if ["retry_deliveries", "discard_deliveries"].contains(&operation.name.as_str()) {
+                    refused(answer, 422, Some("ids"));
+                } else if required.is_empty() {
+                    assert!(answer.status < 300, "{} with {body:?}: {}", operation.name, answer.text());
+                } else {
+                    let problem = answer.expect(422).json();
+                    let (field, detail) = (problem["field"].as_str().unwrap_or_default(), problem["detail"].as_str().unwrap());
+                    assert!(required.iter().any(|name| name == field) && !detail.contains(" column "), "{}: {problem}", operation.name);
+                }
             }
         }
     }

@@ -16,6 +16,8 @@ pub struct Operation {
     pub statuses: Vec<String>,
     /// An answer that goes on for as long as somebody listens.
     pub streams: bool,
+    /// Whether it must be sent a body.
+    pub needs_body: bool,
     /// The schema of its body, whole.
     body: Option<Value>,
 }
@@ -43,6 +45,7 @@ impl Operation {
             scope: scopes.first().map(|scope| Scope::from_name(scope.as_str().unwrap()).unwrap()),
             statuses: said["responses"].as_object().unwrap().keys().cloned().collect(),
             streams: said["responses"]["200"]["content"].get("text/event-stream").is_some(),
+            needs_body: said["requestBody"]["required"] == true,
             body: body.is_object().then(|| resolved(document, body).clone()),
             name,
         }
