@@ -39,6 +39,7 @@ on_both! {
         }
         let here = uuid::Uuid::new_v4();
         world.store.be_present(here).await.unwrap();
+        world.store.forget_workers().await.unwrap();
         let rows = world.sql("SELECT name FROM postcommit.duty", vec![]).await;
         let known: Vec<String> = rows.iter().map(|row| row.get(0).unwrap()).collect();
         let expected = ["another duty".to_owned(), "worker:gone".to_owned(), format!("worker:{here}")];
