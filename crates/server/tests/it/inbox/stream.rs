@@ -192,6 +192,7 @@ mod check {
         let follow =
             |key: &str, user: &str| Listener::on(&server, &format!("/v1/inbox/{user}/stream"), &format!("Authorization: Bearer {key}\r\n"));
         let first = follow(&keys[0], "alice");
+        assert_eq!(follow(&keys[0], "bob").status, 503);
         let refused = server.with(&keys[0]).get("/v1/inbox/bob/stream");
         assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")));
         let refused = refused.json();
