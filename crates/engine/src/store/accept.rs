@@ -126,36 +126,36 @@ fn accepted(row: &tokio_postgres::Row) -> Accepted {
 
 /// A notification as the database's function reads it: JSON within it is passed on as it was written.
 #[derive(Serialize)]
-struct Said<'a> {
-    event_type: &'a str,
-    payload: &'a RawValue,
-    idempotency_key: &'a str,
-    tenant: &'a str,
+pub(super) struct Said<'a> {
+    pub(super) event_type: &'a str,
+    pub(super) payload: &'a RawValue,
+    pub(super) idempotency_key: &'a str,
+    pub(super) tenant: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    entity: Option<&'a str>,
-    recipients: &'a [postcommit::Recipient],
-    channels: &'a [String],
+    pub(super) entity: Option<&'a str>,
+    pub(super) recipients: &'a [postcommit::Recipient],
+    pub(super) channels: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<&'a str>,
+    pub(super) title: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    body: Option<&'a str>,
+    pub(super) body: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    action_url: Option<&'a str>,
+    pub(super) action_url: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a RawValue>,
-    priority: i16,
+    pub(super) data: Option<&'a RawValue>,
+    pub(super) priority: i16,
     #[serde(skip_serializing_if = "Option::is_none")]
-    due_at: Option<Timestamp>,
+    pub(super) due_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    expires_at: Option<Timestamp>,
+    pub(super) expires_at: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    source: Option<&'a Source>,
+    pub(super) source: Option<&'a Source>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    correlation_id: Option<&'a str>,
+    pub(super) correlation_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    topic: Option<&'a str>,
+    pub(super) topic: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    schema_version: Option<i32>,
+    pub(super) schema_version: Option<i32>,
 }
 
 impl<'a> Said<'a> {

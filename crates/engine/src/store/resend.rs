@@ -1,13 +1,11 @@
 //! Sending once more by hand what was sent for an entity. It is a notification of its own beside the first, which is not touched.
 
 use postcommit::{Recipient, Source, key, limits};
-use serde::Serialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::accept::{Accepted, enter_one_postgres, enter_one_sqlite};
+use super::accept::{Accepted, Said, enter_one_postgres, enter_one_sqlite};
 use super::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
 use crate::crash_point;
 use crate::db::{Db, DbError, postgres, sqlite};
@@ -99,8 +97,7 @@ impl Store {
                 ));
             }
         }
-        let again = serde_json::to_string(&Again::of(&note, wish, recipients)).map_err(|e| DbError::Unreadable(e.to_string()))?;
-        let incoming = Incoming::read(&again, &note.tenant_name)?;
+        let incoming = Incoming::read(&said_again(&note, wish, &recipients)?, &note.tenant_name)?;
         Ok(Some(Copied { incoming, of }))
     }
 
@@ -172,55 +169,30 @@ impl Store {
     }
 }
 
-/// The first one, without its times and its trace: those are the new one's own.
-#[derive(Serialize)]
-struct Again<'a> {
-    event_type: &'a str,
-    payload: &'a RawValue,
-    idempotency_key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    entity: Option<&'a str>,
-    recipients: Vec<Recipient>,
-    channels: [&'a str; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    body: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    action_url: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a RawValue>,
-    priority: i16,
-    source: Source,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    correlation_id: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    topic: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    schema_version: Option<i32>,
-}
-
-impl<'a> Again<'a> {
-    fn of(note: &'a StoredNotification, wish: &'a Resend, recipients: Vec<Recipient>) -> Self {
-        // Plain SQL may have written what is no source of ours.
-        let mut source: Source = note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
-        (source.enqueued_at, source.traceparent) = (None, None);
-        Self {
-            event_type: &note.event_type,
-            payload: &note.payload,
-            idempotency_key: wish.key(),
-            entity: note.entity.as_deref(),
-            recipients,
-            channels: [&wish.channel],
-            title: note.title.as_deref(),
-            body: note.body.as_deref(),
-            action_url: note.action_url.as_deref(),
-            data: note.data.as_deref(),
-            priority: note.priority,
-            source,
-            correlation_id: note.correlation_id.as_deref(),
-            topic: note.topic.as_deref(),
-            schema_version: note.schema_version,
-        }
-    }
+/// The first one as it was said, without its times and its trace: those are the new one's own.
+fn said_again(note: &StoredNotification, wish: &Resend, recipients: &[Recipient]) -> Result<String, DbError> {
+    // Plain SQL may have written what is no source of ours.
+    let mut source: Source = note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
+    (source.enqueued_at, source.traceparent) = (None, None);
+    let said = Said {
+        event_type: &note.event_type,
+        payload: &note.payload,
+        idempotency_key: &wish.key(),
+        tenant: &note.tenant_name,
+        entity: note.entity.as_deref(),
+        recipients,
+        channels: std::slice::from_ref(&wish.channel),
+        title: note.title.as_deref(),
+        body: note.body.as_deref(),
+        action_url: note.action_url.as_deref(),
+        data: note.data.as_deref(),
+        priority: note.priority,
+        due_at: None,
+        expires_at: None,
+        source: Some(&source),
+        correlation_id: note.correlation_id.as_deref(),
+        topic: note.topic.as_deref(),
+        schema_version: note.schema_version,
+    };
+    serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))
 }
