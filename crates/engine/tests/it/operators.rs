@@ -125,8 +125,8 @@ on_both! {
     async fn an_answer_to_old_settings_does_not_pause_the_mended_lane(world) {
         let lane = world.capture(json!({})).await;
         let old = world.store.provider(world.tenant, "capture").await.unwrap().unwrap().revision;
-        world.store.resume_lane(lane).await.unwrap();
-        assert!(!world.store.pause_lane(lane, Some(old), "http_401").await.unwrap());
+        assert!(world.store.pause_lane(lane, Some(old), "http_401").await.unwrap() && world.store.resume_lane(lane).await.unwrap());
+        assert!(!world.store.pause_lane(lane, Some(old), "http_401").await.unwrap(), "another one of the same moment");
         let now = world.store.provider(world.tenant, "capture").await.unwrap().unwrap();
         assert!(now.paused.is_none() && world.store.pause_lane(lane, Some(now.revision), "http_401").await.unwrap());
     }
