@@ -39,11 +39,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 pub use answer::{RequestId, Serves, Waits, named_routes};
+pub use client::Client;
 pub use room::holder;
 pub use settings::ServerSettings;
 pub use streams::{Full, Streams};
-#[allow(unused_imports, reason = "handlers name them")]
-pub use {body::Body, client::Client, streams::LongAnswer};
 
 use answer::Visit;
 use refusal::Refusal;

@@ -1,7 +1,5 @@
 //! Answers that go on for hours. They have a cap of their own, below that of connections, and are told when the server stops.
 
-#![cfg_attr(not(test), allow(dead_code, reason = "the inbox is the first to have such answers"))]
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -82,12 +80,7 @@ impl Streams {
 }
 
 impl LongAnswer {
-    /// A body that ends when `frames` do, or when the server stops.
-    pub fn body<E: Into<BoxError> + Send + 'static>(self, frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static) -> Body {
-        self.body_ending_with(frames, "")
-    }
-
-    /// The same with a last word, so that who listens knows how to come back.
+    /// A body that ends when `frames` do, or, with a last word so that who listens knows how to come back, when the server stops.
     pub fn body_ending_with<E: Into<BoxError> + Send + 'static>(
         self,
         frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static,

@@ -77,7 +77,7 @@ async fn endless(Extension(streams): Extension<Streams>, Extension(signals): Ext
         let _gone = gone;
         std::future::pending().await
     });
-    answer.body(first.chain(silence))
+    answer.body_ending_with(first.chain(silence), "")
 }
 
 /// More than any buffer holds.
