@@ -65,6 +65,42 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0008_rates.sql"),
         sqlite: include_str!("../../migrations/sqlite/0008_rates.sql"),
     },
+    Migration {
+        version: 9,
+        name: "identity",
+        postgres: include_str!("../../migrations/postgres/0009_identity.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0009_identity.sql"),
+    },
+    Migration {
+        version: 10,
+        name: "hosts",
+        postgres: include_str!("../../migrations/postgres/0010_hosts.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0010_hosts.sql"),
+    },
+    Migration {
+        version: 11,
+        name: "turns",
+        postgres: include_str!("../../migrations/postgres/0011_turns.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0011_turns.sql"),
+    },
+    Migration {
+        version: 12,
+        name: "installation",
+        postgres: include_str!("../../migrations/postgres/0012_installation.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0012_installation.sql"),
+    },
+    Migration {
+        version: 13,
+        name: "settings",
+        postgres: include_str!("../../migrations/postgres/0013_settings.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0013_settings.sql"),
+    },
+    Migration {
+        version: 14,
+        name: "types",
+        postgres: include_str!("../../migrations/postgres/0014_types.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0014_types.sql"),
+    },
 ];
 
 /// Who may do what in the schema, for `migrate --roles`.
