@@ -4,6 +4,7 @@
 //! its own text, side by side. Everything else is written once.
 
 mod accept;
+mod access;
 mod audit;
 mod claim;
 mod deliveries;
@@ -35,6 +36,7 @@ mod walk;
 
 pub(crate) use accept::key_of;
 pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
+pub use access::Access;
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};

@@ -29,21 +29,22 @@ pub(super) const FOREIGNERS: &str = "SELECT DISTINCT r.rolname::text FROM pg_shd
     ORDER BY 1";
 
 /// Members of these roles ($1) that are not yet members of ours of the same kind, what would make them, and whether it may be done: a role that all
-/// databases of the cluster shared, that this one uses alone, beside no other installation. Its members can only be meant for this one.
+/// databases of the cluster shared, that this one uses alone, beside no other installation. Its members can only be meant for this one. So can the login
+/// that owns the database.
 const MEMBERS: &str = "WITH former AS (
       SELECT r.oid, r.rolname, n.oid AS ours, n.rolname AS name, r.rolname ~ '^postcommit_[a-z]+$'
           AND NOT EXISTS (SELECT FROM pg_shdepend d WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = r.oid
             AND d.classid <> 'pg_auth_members'::regclass AND NOT (d.dbid = {oid} OR (d.dbid = 0 AND d.classid = 'pg_database'::regclass AND d.objid = {oid})))
           AND NOT EXISTS (SELECT FROM pg_roles o WHERE o.rolname ~ '^postcommit_tenant_[0-9]+$' AND o.rolname <> 'postcommit_tenant_{oid}') AS alone
       FROM pg_roles r JOIN pg_roles n ON n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}' WHERE r.rolname = ANY ($1))
-    SELECT f.alone, format('GRANT %I TO %I', f.name, u.rolname) || CASE
+    SELECT f.alone OR u.oid = (SELECT d.datdba FROM pg_database d WHERE d.oid = {oid}), format('GRANT %I TO %I', f.name, u.rolname) || CASE
         WHEN current_setting('server_version_num')::int < 160000 THEN CASE WHEN bool_or(m.admin_option) THEN ' WITH ADMIN OPTION' ELSE '' END
         WHEN f.name LIKE 'postcommit_tenant%' THEN ' WITH INHERIT FALSE, SET TRUE'
         ELSE format(' WITH ADMIN %s, INHERIT %s, SET %s', bool_or(m.admin_option), bool_or((to_jsonb(m) ->> 'inherit_option')::boolean), bool_or((to_jsonb(m) ->> 'set_option')::boolean)) END
     FROM former f JOIN pg_auth_members m ON m.roleid = f.oid JOIN pg_roles u ON u.oid = m.member
     WHERE NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$'
       AND NOT EXISTS (SELECT FROM pg_auth_members o WHERE o.roleid = f.ours AND o.member = m.member)
-    GROUP BY f.alone, f.name, u.rolname ORDER BY 2";
+    GROUP BY f.alone, f.name, u.oid, u.rolname ORDER BY 2";
 
 /// Of these roles ($1) those that are no longer of use: nothing depends on them anywhere, the database they were made for is gone, and all of their members
 /// are members of ours.
