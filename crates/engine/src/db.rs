@@ -1,9 +1,11 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
 mod client;
+mod installation;
 mod isolation;
 mod migrate;
 pub mod postgres;
+mod roles;
 pub mod sqlite;
 mod tls;
 mod trips;
@@ -14,7 +16,7 @@ mod writable;
 use std::path::PathBuf;
 
 pub use client::{Asked, Client, Transaction};
-pub use migrate::{LATEST, MIGRATIONS, Migration, MigrationPlan};
+pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
 pub use trips::Trips;
 pub use value::{Cells, Row, Value};
 pub use watch::Bell;

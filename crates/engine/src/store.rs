@@ -4,6 +4,7 @@
 //! its own text, side by side. Everything else is written once.
 
 mod accept;
+mod access;
 mod audit;
 mod claim;
 mod deliveries;
@@ -35,6 +36,7 @@ mod walk;
 
 pub(crate) use accept::key_of;
 pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
+pub use access::Access;
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
@@ -91,8 +93,8 @@ impl Store {
         Self { actor: actor.into(), ..self.clone() }
     }
 
-    /// The same store, for one tenant: on PostgreSQL its statements reach no row of another, whatever they say. They run in a transaction of the role
-    /// `postcommit_tenant`. The first wall remains the tenant that every method is given; SQLite has no other. Enqueueing and the hot path are not
+    /// The same store, for one tenant: on PostgreSQL its statements reach no row of another, whatever they say. They run in a transaction of the
+    /// tenants' role. The first wall remains the tenant that every method is given; SQLite has no other. Enqueueing and the hot path are not
     /// for such a store: they go through functions and connections that are everybody's.
     #[must_use]
     pub fn of_tenant(&self, tenant: i32) -> Self {

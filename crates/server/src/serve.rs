@@ -10,7 +10,7 @@ use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
 use postcommit_engine::gate::Gate;
 use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
-use postcommit_engine::store::{KeyDraft, KeyError, Store};
+use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -77,6 +77,7 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     // For whoever reads the log by program: what the greeting says to people, without what is secret.
     let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
     tracing::info!(version, role = how.role.name(), listen, database, "ready");
+    note_access(&store).await;
     match dispatcher {
         Some(dispatcher) => dispatcher.run(stop).await,
         None => {
@@ -110,6 +111,14 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
         make_capture(&store).await?;
     }
     Ok(store)
+}
+
+/// Says who else could reach the database. Nothing depends on the answer.
+async fn note_access(store: &Store) {
+    match store.access().await {
+        Ok(access) => access.iter().flat_map(Access::notes).for_each(|note| tracing::warn!("{note}")),
+        Err(problem) => tracing::debug!(%problem, "could not read who else may connect"),
+    }
 }
 
 /// Everything that is served.

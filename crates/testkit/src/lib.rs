@@ -27,7 +27,7 @@ pub mod receiver;
 pub use browser::Browser;
 pub use client::{Answer, Client};
 pub use http::{HttpServer, Reply, Request};
-pub use postgres::{Cluster, Postgres, TestDatabase, database};
+pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;
 pub use proxy::{Mode, Proxy};
 pub use receiver::{Fault, Receiver};

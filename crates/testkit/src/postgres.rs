@@ -50,16 +50,62 @@ impl Postgres {
     /// # Panics
     /// When the cluster cannot be reached or refuses.
     pub async fn database(&self) -> TestDatabase {
+        // template0, because a template with a visitor cannot be copied and template1 may have one.
+        self.database_with("TEMPLATE template0 ENCODING 'UTF8'").await
+    }
+
+    /// As [`Postgres::database`], by these options of CREATE DATABASE.
+    ///
+    /// # Panics
+    /// When the cluster cannot be reached or refuses.
+    pub async fn database_with(&self, options: &str) -> TestDatabase {
         let name = format!("postcommit_test_{:016x}", random());
+        self.execute(&format!("CREATE DATABASE {name} {options}")).await;
+        TestDatabase { url: UrlParts::of(&self.url).with_database(&name), name, cluster: self.url.clone() }
+    }
+
+    /// Creates a role that may log in and nothing else, but for these attributes, with a random name. Dropped together with the value: declare it before the
+    /// databases in which it owns something.
+    ///
+    /// # Panics
+    /// When the cluster cannot be reached or refuses.
+    pub async fn login(&self, attributes: &str) -> TestLogin {
+        let name = format!("login_{:016x}", random());
+        self.execute(&format!("CREATE ROLE {name} LOGIN {attributes}")).await;
+        TestLogin { name, cluster: self.url.clone() }
+    }
+
+    /// Runs statements as the cluster's own role, outside any database of a test.
+    ///
+    /// # Panics
+    /// When the cluster cannot be reached or refuses.
+    pub async fn execute(&self, sql: &str) {
         let client = connect(&self.url).await.unwrap_or_else(|error| {
             panic!("connect to the test cluster {}: {error:?}", self.url);
         });
-        // template0, because a template with a visitor cannot be copied and template1 may have one.
-        let create = format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'");
-        if let Err(error) = client.batch_execute(&create).await {
-            panic!("{create}: {error:?}");
+        if let Err(error) = client.batch_execute(sql).await {
+            panic!("{sql}: {error:?}");
         }
-        TestDatabase { url: UrlParts::of(&self.url).with_database(&name), name, cluster: self.url.clone() }
+    }
+}
+
+/// A login of one test. Dropping it drops the role.
+#[derive(Debug)]
+pub struct TestLogin {
+    name: String,
+    cluster: String,
+}
+
+impl TestLogin {
+    /// The name, `login_` and 16 random hexadecimal digits.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for TestLogin {
+    fn drop(&mut self) {
+        drop_in_background(&self.name, drop_role(self.cluster.clone(), self.name.clone()));
     }
 }
 
@@ -86,6 +132,11 @@ impl TestDatabase {
         found.next().expect("the server has an address")
     }
 
+    /// The URL of this database for another login, without a password.
+    pub fn url_as(&self, login: &str) -> String {
+        UrlParts::of(&self.url).with_user(login)
+    }
+
     /// The URL of this database by way of `addr`, such as that of a [`Proxy`](crate::Proxy).
     pub fn url_via(&self, addr: SocketAddr) -> String {
         UrlParts::of(&self.url).with_host(&addr.to_string())
@@ -94,27 +145,37 @@ impl TestDatabase {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
-        let (url, name) = (self.cluster.clone(), self.name.clone());
-        // The test's own runtime, if it has one, cannot be blocked on from here.
-        let dropper = std::thread::spawn(move || {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(drop_database(&url, &name))
-        });
-        // Best effort: the cluster may be gone, and is thrown away at the end of the run.
-        match dropper.join() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => eprintln!("testkit: {} is not dropped: {error}", self.name),
-            Err(_) => eprintln!("testkit: {} is not dropped", self.name),
-        }
+        drop_in_background(&self.name, drop_database(self.cluster.clone(), self.name.clone()));
     }
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn drop_database(url: &str, name: &str) -> Result<(), AnyError> {
-    let client = connect(url).await?;
-    let statement = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
-    Ok(client.batch_execute(&statement).await?)
+/// Best effort: the cluster may be gone, and is thrown away at the end of the run.
+fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError>> + Send + 'static) {
+    // The test's own runtime, if it has one, cannot be blocked on from here.
+    let dropper = std::thread::spawn(move || Builder::new_current_thread().enable_all().build()?.block_on(work));
+    match dropper.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("testkit: {name} is not dropped: {error}"),
+        Err(_) => eprintln!("testkit: {name} is not dropped"),
+    }
+}
+
+async fn drop_database(url: String, name: String) -> Result<(), AnyError> {
+    let client = connect(&url).await?;
+    // The roles of the product's installation in this database carry its OID.
+    let roles = "SELECT r.rolname::text FROM pg_roles r JOIN pg_database d ON r.rolname ~ ('^postcommit_[a-z]+_' || d.oid || '$') WHERE d.datname = $1";
+    let roles = client.query(roles, &[&name]).await?;
+    client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+    for role in roles {
+        client.batch_execute(&format!("DROP ROLE IF EXISTS {}", role.get::<_, String>(0))).await?;
+    }
+    Ok(())
+}
+
+async fn drop_role(url: String, name: String) -> Result<(), AnyError> {
+    Ok(connect(&url).await?.batch_execute(&format!("DROP ROLE IF EXISTS {name}")).await?)
 }
 
 async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
@@ -130,6 +191,7 @@ fn random() -> u64 {
 
 /// `scheme://user:password@host:port/database?parameters`, cut where tests put something else.
 struct UrlParts<'a> {
+    scheme: &'a str,
     /// Up to the host.
     before: &'a str,
     /// Host and port.
@@ -148,11 +210,21 @@ impl<'a> UrlParts<'a> {
         let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
         let path = rest[start..].find('/').map_or(rest.len(), |at| start + at);
         let host = rest[start..path].rfind('@').map_or(start, |at| start + at + 1);
-        Self { before: &rest[..host], host: &rest[host..path], database: rest[path..].trim_start_matches('/'), parameters }
+        Self {
+            scheme: &rest[..start],
+            before: &rest[..host],
+            host: &rest[host..path],
+            database: rest[path..].trim_start_matches('/'),
+            parameters,
+        }
     }
 
     fn with_database(&self, database: &str) -> String {
         format!("{}{}/{database}{}", self.before, self.host, self.parameters)
+    }
+
+    fn with_user(&self, user: &str) -> String {
+        format!("{}{user}@{}/{}{}", self.scheme, self.host, self.database, self.parameters)
     }
 
     fn with_host(&self, host: &str) -> String {
@@ -174,6 +246,7 @@ mod tests {
             let parts = UrlParts::of(url);
             assert_eq!(parts.with_database("x"), database);
             assert_eq!(parts.with_host("a:2"), host);
+            assert!(parts.with_user("w").starts_with("postgres://w@h"));
         }
     }
 }

@@ -1,61 +1,75 @@
--- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant, is for isolation.sql.)
--- Repeatable. They have been made before. postcommit_owner owns the schema; the producer can call two functions and read nothing.
+-- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant_{oid}, is for
+-- isolation.sql.) Repeatable. They have been made before. The owner owns the schema; the producer can call two functions and read nothing.
+-- {oid} is the OID of this database: a role belongs to one installation.
 DO $$
 DECLARE
   thing record;
+  owner oid := 'postcommit_owner_{oid}'::regrole;
+  taking text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
+  member text;
 BEGIN
-  BEGIN
-    EXECUTE format('GRANT postcommit_owner TO %I', current_user);
-  -- Another database of the cluster did at this moment: before PostgreSQL 16 the catalogue says so by an internal error.
-  EXCEPTION WHEN unique_violation OR internal_error THEN NULL;
-  END;
-  EXECUTE format('GRANT CREATE ON DATABASE %I TO postcommit_owner', current_database());
-  ALTER SCHEMA postcommit OWNER TO postcommit_owner;
-  FOR thing IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') LOOP
-    EXECUTE format('ALTER %s %s OWNER TO postcommit_owner', CASE thing.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, thing.name);
+  -- Who runs this, and the login that owned the schema until now, can do afterwards what they could before.
+  FOR member IN SELECT r.rolname FROM pg_roles r
+      WHERE (r.rolname = current_user OR r.oid = (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'))
+        AND NOT r.rolsuper AND r.rolname !~ '^postcommit_owner(_[0-9]+)?$' AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking)) LOOP
+    BEGIN
+      EXECUTE format('GRANT postcommit_owner_{oid} TO %I', member);
+    -- Somebody else did at this moment (before PostgreSQL 16 the catalogue says so by an internal error), or only an administrator may.
+    EXCEPTION WHEN unique_violation OR internal_error OR insufficient_privilege THEN NULL;
+    END;
   END LOOP;
-  FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace LOOP
-    EXECUTE format('ALTER FUNCTION %s OWNER TO postcommit_owner', thing.name);
+  IF NOT has_database_privilege(owner, current_database(), 'CREATE') THEN
+    EXECUTE format('GRANT CREATE ON DATABASE %I TO postcommit_owner_{oid}', current_database());
+  END IF;
+  IF (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit') <> owner THEN
+    ALTER SCHEMA postcommit OWNER TO postcommit_owner_{oid};
+  END IF;
+  FOR thing IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c
+      WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relowner <> owner LOOP
+    EXECUTE format('ALTER %s %s OWNER TO postcommit_owner_{oid}', CASE thing.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, thing.name);
+  END LOOP;
+  FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proowner <> owner LOOP
+    EXECUTE format('ALTER FUNCTION %s OWNER TO postcommit_owner_{oid}', thing.name);
   END LOOP;
 END $$;
 
-GRANT USAGE ON SCHEMA postcommit TO postcommit_producer, postcommit_worker, postcommit_reader;
+GRANT USAGE ON SCHEMA postcommit TO postcommit_producer_{oid}, postcommit_worker_{oid}, postcommit_reader_{oid};
 DO $$
 DECLARE thing record;
 BEGIN
   FOR thing IN SELECT p.oid::regprocedure AS name, p.proname FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace LOOP
     IF thing.proname IN ('enqueue', 'enqueue_many', 'cancel') THEN
-      EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_producer', thing.name);
+      EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_producer_{oid}', thing.name);
     END IF;
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_worker', thing.name);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_worker_{oid}', thing.name);
   END LOOP;
 END $$;
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postcommit TO postcommit_worker;
-GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader;
-REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader;
-REVOKE SELECT ON postcommit.provider FROM postcommit_reader;
-GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision, created_at, updated_at) ON postcommit.provider TO postcommit_reader;
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postcommit TO postcommit_worker_{oid};
+GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader_{oid};
+REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader_{oid};
+REVOKE SELECT ON postcommit.provider FROM postcommit_reader_{oid};
+GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision, created_at, updated_at) ON postcommit.provider TO postcommit_reader_{oid};
 -- With it anybody could sign a user token. Asked for, because this file also runs between older migrations.
 DO $$
 BEGIN
   IF to_regclass('postcommit.inbox_token_key') IS NOT NULL THEN
-    REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader;
+    REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader_{oid};
   END IF;
 END $$;
 -- Hashes of keys and sessions are nobody's reading, and the audit log is nobody's writing. Not there yet while older schemas are brought up to date.
 DO $$
 BEGIN
   IF to_regclass('postcommit.api_key') IS NOT NULL THEN
-    REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader;
-    GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key TO postcommit_reader;
-    REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker;
+    REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader_{oid};
+    GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key TO postcommit_reader_{oid};
+    REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker_{oid};
   END IF;
 END $$;
 DO $$
 BEGIN
   -- Roles are renewed after each step of a migration: those before have no such columns.
   IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'postcommit.provider'::regclass AND attname = 'rate_per_s') THEN
-    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader;
+    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader_{oid};
   END IF;
 END $$;
 -- Partitions made later: the views and functions run as their owner, the worker goes through the parents.

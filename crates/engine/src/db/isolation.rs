@@ -1,23 +1,19 @@
-//! The second wall between tenants, on PostgreSQL: row-level security for whoever takes the role `postcommit_tenant`. The first is the tenant in every
+//! The second wall between tenants, on PostgreSQL: row-level security for whoever takes the tenants' role. The first is the tenant in every
 //! WHERE; SQLite has no other.
 
-use super::migrate::{LOCK, first, make_role};
-use super::{Db, DbError, postgres};
+use super::migrate::first;
+use super::roles::FOREIGNERS;
+use super::{Db, DbError, Value};
 
-/// The role under which a tenant's statements run.
-pub(super) const TENANT_ROLE: &str = "postcommit_tenant";
-
-/// Walls, policies and grants. Repeatable.
-const ISOLATION: &str = include_str!("../../migrations/postgres/isolation.sql");
-
-/// Tables with a tenant in them that are not behind the wall: by a rule, not by a list that somebody must remember.
+/// Tables with a tenant in them that are not behind the wall: by a rule, not by a list that somebody must remember. $1 is the tenants'
+/// role: it owns nothing, so the wall need not be forced on owners.
 const UNWALLED: &str = "SELECT c.relname FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
       AND (c.relname = 'tenant' OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped))
-      AND NOT (c.relrowsecurity AND c.relforcerowsecurity
+      AND NOT (c.relrowsecurity
         AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND p.polname = 'by_grant')
         AND EXISTS (SELECT FROM pg_policy p JOIN pg_roles r ON r.oid = ANY (p.polroles)
-          WHERE p.polrelid = c.oid AND r.rolname = 'postcommit_tenant' AND NOT p.polpermissive AND p.polcmd = '*'))
+          WHERE p.polrelid = c.oid AND r.rolname = $1 AND NOT p.polpermissive AND p.polcmd = '*'))
     UNION ALL SELECT c.relname FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') @> ARRAY['security_invoker=true']";
 
@@ -26,15 +22,15 @@ const MAY_MEND: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespac
 
 /// Whether this login may take the role. Before PostgreSQL 16 every member may.
 const MAY_TAKE: &str =
-    "SELECT pg_has_role('postcommit_tenant', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
+    "SELECT pg_has_role($1::name, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
 
 /// How it would be allowed to. From 16 on the role can be taken without its policies being there all the time.
-const GRANT: &str = "SELECT format('GRANT postcommit_tenant TO %I', current_user)
+const GRANT: &str = "SELECT format('GRANT %I TO %I', $1::text, current_user)
     || CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH INHERIT FALSE, SET TRUE' ELSE '' END";
 
 impl Db {
     /// A view of the same database that [`Db::query`] and [`Db::execute`] show of one tenant alone: on PostgreSQL each of them runs in a transaction of
-    /// the role `postcommit_tenant`. On SQLite nothing changes. The hot path has connections of its own, and is everybody's.
+    /// the tenants' role. On SQLite nothing changes. The hot path has connections of its own, and is everybody's.
     #[must_use]
     pub fn of_tenant(&self, tenant: i32) -> Self {
         match self {
@@ -43,21 +39,9 @@ impl Db {
         }
     }
 
-    /// Makes the role, if this login may, and puts every table with a tenant in it behind the wall. A login that does not own the schema leaves it alone.
-    pub(super) async fn isolate_tenants(&self, changed: bool) -> Result<(), DbError> {
-        let Self::Postgres(db) = self else { return Ok(()) };
-        // Looking first: with nothing to do, no lock is taken.
-        if !first::<bool>(&self.query(MAY_MEND, vec![]).await?)? || !(changed || self.wall_problem().await?.is_some()) {
-            return Ok(());
-        }
-        let mut client = db.client().await?;
-        // A login that may not make it is told so by the self-check.
-        client.batch_execute(&make_role(TENANT_ROLE, " OR insufficient_privilege")).await.map_err(postgres::refused)?;
-        let transaction = client.transaction().await.map_err(postgres::refused)?;
-        let prepare = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
-        transaction.batch_execute(&prepare).await.map_err(postgres::refused)?;
-        transaction.batch_execute(ISOLATION).await.map_err(postgres::refused)?;
-        transaction.commit().await.map_err(postgres::refused)
+    /// Whether something is missing of the wall, and this login could mend it.
+    pub(super) async fn is_wall_to_mend(&self) -> Result<bool, DbError> {
+        Ok(first::<bool>(&self.query(MAY_MEND, vec![]).await?)? && self.wall_problem().await?.is_some())
     }
 
     /// Whether the wall between tenants stands: for the start of a server that serves more than one. Nothing to check on SQLite.
@@ -73,45 +57,59 @@ impl Db {
     }
 
     async fn wall_problem(&self) -> Result<Option<String>, DbError> {
-        let grant: String = first(&self.query(GRANT, vec![]).await?)?;
-        let role = self.query("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = 'postcommit_tenant'", vec![]).await?;
+        let Self::Postgres(db) = self else { return Ok(None) };
+        let tenant = db.installation.role("tenant");
+        let role = self.query("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = $1", vec![tenant.as_str().into()]).await?;
         let Some(role) = role.first() else {
+            let asked = self.asked_of_an_administrator(db).await?;
             return Ok(Some(format!(
-                "the role {TENANT_ROLE} is missing. As a login that may make roles: CREATE ROLE {TENANT_ROLE} NOLOGIN; {grant}; \
-                 then run `postcommit migrate` as the owner of the schema"
+                "the role {tenant} is missing. As a login that may make roles: {asked}; then run `postcommit migrate` as the owner of the schema"
             )));
         };
         if role.get(0)? {
             return Ok(Some(format!(
-                "the role {TENANT_ROLE} bypasses row-level security. As a superuser: ALTER ROLE {TENANT_ROLE} NOSUPERUSER NOBYPASSRLS"
+                "the role {tenant} bypasses row-level security. As a superuser: ALTER ROLE {tenant} NOSUPERUSER NOBYPASSRLS"
             )));
         }
-        if !first::<bool>(&self.query(MAY_TAKE, vec![]).await?)? {
-            return Ok(Some(format!("this login may not take the role {TENANT_ROLE}. As a superuser: {grant}")));
+        if !first::<bool>(&self.query(MAY_TAKE, vec![tenant.as_str().into()]).await?)? {
+            let grant: String = first(&self.query(GRANT, vec![tenant.as_str().into()]).await?)?;
+            return Ok(Some(format!("this login may not take the role {tenant}. As a superuser: {grant}")));
         }
-        let open = self.names(UNWALLED).await?;
+        let open = self.names(UNWALLED, vec![tenant.as_str().into()]).await?;
         if !open.is_empty() {
             return Ok(Some(format!(
                 "{} without its policies. Run `postcommit migrate` as the owner of the schema, which for a table says: ALTER TABLE postcommit.{} ENABLE ROW \
-                 LEVEL SECURITY, FORCE ROW LEVEL SECURITY, and CREATE POLICY by_grant and of_one_tenant on it",
+                 LEVEL SECURITY, and CREATE POLICY by_grant and of_one_tenant on it",
                 open.join(", "),
                 open[0]
             )));
         }
-        self.problem_within().await
+        let foreign = self.names(&db.installation.script(FOREIGNERS), vec![]).await?;
+        if !foreign.is_empty() {
+            return Ok(Some(format!(
+                "roles of another installation hold privileges here: {}. This database is a copy, or older than roles of its own. Run `postcommit migrate` as \
+                 the owner of the schema or as a superuser, which takes them away",
+                foreign.join(", ")
+            )));
+        }
+        self.problem_within(&tenant).await
     }
 
     /// As the role itself sees it.
-    async fn problem_within(&self) -> Result<Option<String>, DbError> {
+    async fn problem_within(&self, tenant: &str) -> Result<Option<String>, DbError> {
         let sql = "SELECT c.relname FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid
             WHERE c.relnamespace = 'postcommit'::regnamespace AND p.polname = 'of_one_tenant' AND NOT row_security_active(c.oid)";
-        let open = self.of_tenant(0).names(sql).await?;
+        let open = self.of_tenant(0).names(sql, vec![]).await?;
         Ok((!open.is_empty()).then(|| {
-            format!("row-level security is not active for {TENANT_ROLE} on {}. As a superuser: ALTER ROLE {TENANT_ROLE} NOSUPERUSER NOBYPASSRLS", open.join(", "))
+            format!(
+                "row-level security is not active for {tenant} on {}. It must own nothing and be a member of nobody who does. As a superuser: ALTER ROLE {tenant} \
+                 NOSUPERUSER NOBYPASSRLS, and ALTER TABLE … OWNER TO the owner of the schema",
+                open.join(", ")
+            )
         }))
     }
 
-    async fn names(&self, sql: &str) -> Result<Vec<String>, DbError> {
-        self.query(sql, vec![]).await?.iter().map(|row| row.get(0)).collect()
+    async fn names(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<String>, DbError> {
+        self.query(sql, parameters).await?.iter().map(|row| row.get(0)).collect()
     }
 }

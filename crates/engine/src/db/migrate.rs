@@ -1,6 +1,10 @@
 //! Numbered pairs of migrations, applied in order under a lock. Append-only: a landed migration is never changed.
 
-use super::{Db, DbError, Row, Value, postgres, sqlite};
+use rusqlite::Connection;
+
+use super::client::Transaction;
+use super::postgres::Postgres;
+use super::{Db, DbError, Row, Value, postgres, roles, sqlite};
 
 /// One step of the schema, in both dialects.
 #[derive(Debug, Clone, Copy)]
@@ -103,12 +107,6 @@ pub const MIGRATIONS: &[Migration] = &[
     },
 ];
 
-/// Who may do what in the schema, for `migrate --roles`.
-const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
-
-/// Whom [`ROLES`] is about.
-const ROLE_NAMES: [&str; 4] = ["postcommit_owner", "postcommit_producer", "postcommit_worker", "postcommit_reader"];
-
 /// The schema this program was made for.
 pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
@@ -122,6 +120,16 @@ pub struct MigrationPlan {
     pub found: i32,
     /// What is to be applied, in order.
     pub missing: Vec<Migration>,
+}
+
+/// What a migration did.
+#[derive(Debug, Clone, Default)]
+pub struct Migrated {
+    /// The steps that were missing, in order.
+    pub applied: Vec<Migration>,
+    /// PostgreSQL: the GRANTs that members of former roles need for this database. They were not made, because those roles are, or were, other databases' as
+    /// well: somebody must decide.
+    pub grants: Vec<String>,
 }
 
 impl Db {
@@ -158,93 +166,24 @@ impl Db {
         if plan.missing.is_empty() { Ok(()) } else { Err(DbError::TooOld { found: plan.found, needed: LATEST }) }
     }
 
-    /// Applies what is missing, each in a transaction, under a lock; then walls off the tenants of what is new. Returns what was applied.
+    /// Applies what is missing, under a lock, and walls off the tenants of what is new: all of it in one transaction. A login that does not own the schema
+    /// leaves one that is up to date as it is.
     ///
     /// # Errors
-    /// As the database says; the steps before the failing one remain.
-    pub async fn migrate(&self) -> Result<Vec<Migration>, DbError> {
-        let applied = self.apply_missing().await?;
-        self.isolate_tenants(!applied.is_empty()).await?;
-        Ok(applied)
-    }
-
-    async fn apply_missing(&self) -> Result<Vec<Migration>, DbError> {
-        let mut applied = Vec::new();
+    /// As the database says; the schema is as it was then.
+    pub async fn migrate(&self) -> Result<Migrated, DbError> {
         // Looking first: with nothing to do, no lock is taken and no file is changed.
-        if self.migration_plan().await?.missing.is_empty() {
-            return Ok(applied);
-        }
-        if let Self::Sqlite(db) = self {
-            db.use_wal()?;
-        }
-        while let Some(step) = self.migrate_one().await? {
-            applied.push(step);
-        }
-        Ok(applied)
-    }
-
-    async fn migrate_one(&self) -> Result<Option<Migration>, DbError> {
+        let is_current = self.migration_plan().await?.missing.is_empty();
         match self {
-            Self::Postgres(db) => {
-                let mut client = db.client().await?;
-                let transaction = client.transaction().await.map_err(postgres::refused)?;
-                // A migration may take its time; the lock makes others wait, not fail.
-                let prepare = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
-                transaction.batch_execute(&prepare).await.map_err(postgres::refused)?;
-                let found = transaction
-                    .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])
-                    .await
-                    .map_err(postgres::refused)?;
-                if !found.get::<_, bool>(0) {
-                    transaction.batch_execute(POSTGRES_START).await.map_err(postgres::refused)?;
-                }
-                let row = transaction
-                    .query_one("SELECT coalesce(max(version), 0) FROM postcommit.migration", &[])
-                    .await
-                    .map_err(postgres::refused)?;
-                let Some(step) = plan(row.get(0))?.missing.first().copied() else { return Ok(None) };
-                transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
-                // What a step adds belongs to whoever applies it; where roles were made, they must be able to use it.
-                if transaction.query_one(HAS_ROLES, &[]).await.map_err(postgres::refused)?.get(0) {
-                    transaction.batch_execute(&make_roles()).await.map_err(postgres::refused)?;
-                    transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
-                }
-                let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
-                transaction.execute(noted, &[&step.version, &step.name]).await.map_err(postgres::refused)?;
-                transaction.commit().await.map_err(postgres::refused)?;
-                Ok(Some(step))
-            }
-            // The write transaction is the lock.
+            Self::Postgres(_) if is_current && !self.is_wall_to_mend().await? => Ok(Migrated::default()),
+            Self::Postgres(db) => migrate_postgres(db).await,
+            Self::Sqlite(_) if is_current => Ok(Migrated::default()),
             Self::Sqlite(db) => {
-                db.write(|connection| {
-                    connection.execute_batch(SQLITE_START).map_err(sqlite::refused)?;
-                    let rows = sqlite::query(connection, "SELECT coalesce(max(version), 0) FROM postcommit_migration", &[])?;
-                    let Some(step) = plan(first(&rows)?)?.missing.first().copied() else { return Ok(None) };
-                    connection.execute_batch(step.sqlite).map_err(sqlite::refused)?;
-                    let noted = format!("INSERT INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})", sqlite::NOW);
-                    connection.execute(&noted, (step.version, step.name)).map_err(sqlite::refused)?;
-                    Ok(Some(step))
-                })
-                .await
+                db.use_wal()?;
+                // The write transaction is the lock.
+                Ok(Migrated { applied: db.write(migrate_sqlite).await?, grants: vec![] })
             }
         }
-    }
-
-    /// Makes the PostgreSQL roles and their grants. Repeatable.
-    ///
-    /// # Errors
-    /// When the login may not, or on SQLite, which has no roles.
-    pub async fn make_roles(&self) -> Result<(), DbError> {
-        let Self::Postgres(db) = self else {
-            return Err(DbError::Refused { code: "roles".into(), message: "SQLite has no roles; --roles is for PostgreSQL".into() });
-        };
-        let mut client = db.client().await?;
-        client.batch_execute(&make_roles()).await.map_err(postgres::refused)?;
-        let transaction = client.transaction().await.map_err(postgres::refused)?;
-        transaction.batch_execute(ROLES).await.map_err(postgres::refused)?;
-        transaction.commit().await.map_err(postgres::refused)?;
-        drop(client);
-        self.isolate_tenants(true).await
     }
 
     /// Makes partitions far ahead; nothing to do on SQLite. Returns how many were made.
@@ -261,26 +200,56 @@ impl Db {
 const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 
-const HAS_ROLES: &str = "SELECT EXISTS (SELECT 1 FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'postcommit' AND r.rolname = 'postcommit_owner')";
-
 const SQLITE_START: &str =
     "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
 
-fn make_roles() -> String {
-    ROLE_NAMES.map(|name| make_role(name, "")).join("; ")
+async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
+    let mut client = db.client().await?;
+    let transaction = client.transaction().await.map_err(postgres::refused)?;
+    roles::take_lock(&transaction).await?;
+    let applied = missing_in_postgres(&transaction).await?;
+    let foreigners = roles::foreigners(&transaction, db.installation).await?;
+    for step in &applied {
+        transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
+        // What a step adds belongs to whoever applies it. Where roles were made, the next one may run a function of theirs that must reach it.
+        if roles::has_roles(&transaction).await? {
+            roles::separate(&transaction, db.installation).await?;
+        }
+        let noted = "INSERT INTO postcommit.migration (version, name) VALUES ($1, $2)";
+        transaction.execute(noted, &[&step.version, &step.name]).await.map_err(postgres::refused)?;
+    }
+    let grants = roles::arrange(&transaction, db.installation, &foreigners).await?;
+    transaction.commit().await.map_err(postgres::refused)?;
+    if !grants.is_empty() {
+        let grants = grants.join("; ");
+        tracing::warn!(
+            grants,
+            "roles of this database alone have taken the place of shared ones; members of those that need it are to be granted anew"
+        );
+    }
+    Ok(Migrated { applied, grants })
 }
 
-/// Makes a role if it is missing. Roles belong to the cluster: another database may be making it at this moment. To be committed before the role is
-/// used: a transaction that has looked for it in vain may remember that for longer than it is true.
-pub(super) fn make_role(name: &str, or_when: &str) -> String {
-    format!(
-        "DO $$ BEGIN
-           IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') THEN
-             CREATE ROLE {name} NOLOGIN;
-           END IF;
-         EXCEPTION WHEN duplicate_object OR unique_violation{or_when} THEN NULL;
-         END $$"
-    )
+/// What is missing now that the lock is held; somebody else may have been faster.
+async fn missing_in_postgres(transaction: &Transaction<'_>) -> Result<Vec<Migration>, DbError> {
+    let found = transaction.query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[]).await.map_err(postgres::refused)?;
+    if !found.get::<_, bool>(0) {
+        transaction.batch_execute(POSTGRES_START).await.map_err(postgres::refused)?;
+    }
+    let version = "SELECT coalesce(max(version), 0) FROM postcommit.migration";
+    Ok(plan(transaction.query_one(version, &[]).await.map_err(postgres::refused)?.get(0))?.missing)
+}
+
+fn migrate_sqlite(connection: &Connection) -> Result<Vec<Migration>, DbError> {
+    connection.execute_batch(SQLITE_START).map_err(sqlite::refused)?;
+    let rows = sqlite::query(connection, "SELECT coalesce(max(version), 0) FROM postcommit_migration", &[])?;
+    let missing = plan(first(&rows)?)?.missing;
+    for step in &missing {
+        connection.execute_batch(step.sqlite).map_err(sqlite::refused)?;
+        let noted = format!("INSERT INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})", sqlite::NOW);
+        connection.execute(&noted, (step.version, step.name)).map_err(sqlite::refused)?;
+    }
+    Ok(missing)
 }
 
 fn plan(found: i32) -> Result<MigrationPlan, DbError> {

@@ -12,7 +12,7 @@ use tokio_postgres::{Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::client::{Client, Transaction};
-use super::isolation::TENANT_ROLE;
+use super::installation::Installation;
 use super::tls;
 use super::trips::Counter;
 use super::value::{Row, Value};
@@ -46,6 +46,8 @@ pub struct Postgres {
     config: Arc<Config>,
     tls: Option<MakeRustlsConnect>,
     pub(super) counter: Arc<Counter>,
+    /// Which database this is: its roles are named after it.
+    pub(super) installation: Installation,
     /// Whose rows alone [`super::Db::query`] and [`super::Db::execute`] reach, if not everybody's.
     tenant: Option<i32>,
     /// How long connections of either pool were waited for.
@@ -88,14 +90,23 @@ impl Postgres {
     /// Opens the pool and tries one connection.
     ///
     /// # Errors
-    /// When the URL is bad or nobody answers.
+    /// When the URL is bad, nobody answers, or the database's encoding is not UTF8.
     pub async fn open(url: &str) -> Result<Self, DbError> {
         let (config, tls) = configure(url)?;
         let mut hot = config.clone();
         hot.options(format!("{} {HOT_PLANS}", config.get_options().unwrap_or_default().replacen(WAITS, HOT_WAITS, 1)));
         let (pool, hot) = (pool(&config, &tls, POOL_SIZE)?, pool(&hot, &tls, HOT_POOL_SIZE)?);
-        let db = Self { pool, hot, config: config.into(), tls, counter: Arc::default(), tenant: None, waits: Arc::default() };
-        drop(db.client().await?);
+        let mut db = Self {
+            pool,
+            hot,
+            config: config.into(),
+            tls,
+            counter: Arc::default(),
+            installation: Installation::UNKNOWN,
+            tenant: None,
+            waits: Arc::default(),
+        };
+        db.installation = Installation::read(&db.client().await?).await?;
         Ok(db)
     }
 
@@ -167,7 +178,7 @@ impl Postgres {
             None => client.query(&statement, &borrow(parameters)).await.map_err(refused)?,
             Some(tenant) => {
                 let transaction = client.transaction().await.map_err(refused)?;
-                let (prologue, parameters) = (as_tenant(tenant), borrow(parameters));
+                let (prologue, parameters) = (self.as_tenant(tenant), borrow(parameters));
                 // Sent together, in this order. Where the first fails, the second is not run: its transaction is over.
                 let (became, rows) = join(transaction.batch_execute(&prologue), transaction.query(&statement, &parameters)).await;
                 became.map_err(refused)?;
@@ -192,9 +203,20 @@ impl Postgres {
     pub(crate) async fn begin<'a>(&self, client: &'a mut Client) -> Result<Transaction<'a>, DbError> {
         let transaction = client.transaction().await.map_err(refused)?;
         if let Some(tenant) = self.tenant {
-            transaction.batch_execute(&as_tenant(tenant)).await.map_err(refused)?;
+            transaction.batch_execute(&self.as_tenant(tenant)).await.map_err(refused)?;
         }
         Ok(transaction)
+    }
+
+    /// Makes a transaction one tenant's: migrations/postgres/isolation.sql has the policies that go by it.
+    fn as_tenant(&self, tenant: i32) -> String {
+        format!("SET LOCAL ROLE {}; SELECT set_config('postcommit.tenant', '{tenant}', true)", self.installation.role("tenant"))
+    }
+
+    /// The name of this database's role of that kind: `owner`, `producer`, `worker`, `reader` or `tenant`. It need not exist.
+    #[must_use]
+    pub fn role(&self, kind: &str) -> String {
+        self.installation.role(kind)
     }
 
     /// If the deciding statement touches nothing, it is the last.
@@ -218,11 +240,6 @@ impl Postgres {
 pub(crate) async fn run(transaction: &Transaction<'_>, (sql, parameters): &Statement) -> Result<u64, DbError> {
     let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
     transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)
-}
-
-/// Makes a transaction one tenant's: migrations/postgres/isolation.sql has the policies that go by it.
-fn as_tenant(tenant: i32) -> String {
-    format!("SET LOCAL ROLE {TENANT_ROLE}; SELECT set_config('postcommit.tenant', '{tenant}', true)")
 }
 
 fn pool(config: &Config, tls: &Option<MakeRustlsConnect>, size: usize) -> Result<Pool, DbError> {
@@ -274,7 +291,11 @@ pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
         return DbError::Unreachable(format!("{} ({code})", db.message()));
     }
     let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
-    let hint = if code == "42501" { "; the login needs the role postcommit_worker, or to own the schema" } else { "" };
+    let hint = if code == "42501" {
+        "; the login needs this database's role postcommit_worker_<OID of the database>, or to own the schema"
+    } else {
+        ""
+    };
     DbError::Refused { code: code.to_owned(), message: format!("{}{constraint}{hint}", db.message()) }
 }
 

@@ -12,7 +12,7 @@ use postcommit_testkit::Cluster;
 use serde_json::json;
 
 use crate::keys::draft;
-use crate::world::World;
+use crate::world::{World, role};
 
 /// Every table with a tenant in it, by the rule, and its column.
 const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' ELSE 'tenant' END FROM pg_class c
@@ -157,7 +157,7 @@ async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_th
     }
     // A setting left out is nobody's.
     let nobody =
-        vec![("SET LOCAL ROLE postcommit_tenant".to_owned(), vec![]), ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![])];
+        vec![(format!("SET LOCAL ROLE {}", world.role("tenant")), vec![]), ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![])];
     assert_eq!(world.store.db().execute(nobody).await.unwrap()[1], 0);
     // And afterwards the connection is its login's again.
     assert!(count(&world.store, &format!("postcommit.provider WHERE tenant = {b}")).await > 0);
@@ -189,18 +189,24 @@ async fn a_tenant_s_own_work_goes_through_the_wall() {
     assert!(!world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap() && scoped.revoke_key(a, &made.id).await.unwrap());
 }
 
+/// An owner passes the wall, so that pg_dump reads everything. Therefore the tenants' role may own nothing, nor be somebody who does.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_owns_a_table_meets_the_wall_as_well() {
+async fn a_tenants_role_that_owns_a_table_is_found_and_loses_it() {
     let world = World::postgres().await;
     let (a, _) = tenants(&world).await;
-    for table in ["notification", "provider"] {
-        let before = count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await;
-        world.execute(&format!("ALTER TABLE postcommit.{table} OWNER TO postcommit_tenant"), vec![]).await;
-        assert_eq!(count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await, before, "{table}");
-        world.execute(&format!("ALTER TABLE postcommit.{table} NO FORCE ROW LEVEL SECURITY"), vec![]).await;
-        assert!(count(&world.store.of_tenant(a), &format!("postcommit.{table}")).await > before, "that is what FORCE is for");
-        assert!(world.store.check_isolation().await.unwrap_err().to_string().contains(table));
-    }
+    let before = count(&world.store.of_tenant(a), "postcommit.provider").await;
+    let give = format!("ALTER TABLE postcommit.provider OWNER TO {}", world.role("tenant"));
+    world.execute(&give, vec![]).await;
+    assert!(count(&world.store.of_tenant(a), "postcommit.provider").await > before);
+    let said = world.store.check_isolation().await.unwrap_err().to_string();
+    assert!(said.contains("not active") && said.contains("provider"), "{said}");
+    world.store.db().migrate().await.unwrap();
+    world.store.check_isolation().await.unwrap();
+    assert_eq!(count(&world.store.of_tenant(a), "postcommit.provider").await, before);
+    world.store.db().make_roles().await.unwrap();
+    world.execute(&format!("GRANT {} TO {}", world.role("owner"), world.role("tenant")), vec![]).await;
+    let said = world.store.check_isolation().await.unwrap_err().to_string();
+    assert!(said.contains("not active") && said.contains("provider"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,12 +234,13 @@ async fn the_self_check_refuses_a_role_that_bypasses_the_wall() {
     let store = Store::open(&cluster.url()).await.unwrap();
     store.db().migrate().await.unwrap();
     store.check_isolation().await.unwrap();
+    let role = role(&store, "tenant");
     for bypass in ["BYPASSRLS", "SUPERUSER"] {
-        store.db().execute_one(&format!("ALTER ROLE postcommit_tenant {bypass}"), vec![]).await.unwrap();
+        store.db().execute_one(&format!("ALTER ROLE {role} {bypass}"), vec![]).await.unwrap();
         let said = store.check_isolation().await.unwrap_err().to_string();
-        let mend = "ALTER ROLE postcommit_tenant NOSUPERUSER NOBYPASSRLS";
-        assert!(said.ends_with(mend), "{said}");
-        store.db().execute_one(mend, vec![]).await.unwrap();
+        let mend = format!("ALTER ROLE {role} NOSUPERUSER NOBYPASSRLS");
+        assert!(said.ends_with(&mend), "{said}");
+        store.db().execute_one(&mend, vec![]).await.unwrap();
         store.check_isolation().await.unwrap();
     }
 }
@@ -253,8 +260,9 @@ async fn a_login_that_may_make_no_roles_migrates_and_is_told_what_to_ask_for() {
     let store = Store::open(&format!("postgres://plain%20one@{host}:{port}/app")).await.unwrap();
     store.db().migrate().await.unwrap();
     let said = store.check_isolation().await.unwrap_err().to_string();
-    let asked = "CREATE ROLE postcommit_tenant NOLOGIN; GRANT postcommit_tenant TO \"plain one\"";
-    assert!(said.contains(asked), "{said}");
+    let role = role(&store, "tenant");
+    let asked = format!("CREATE ROLE {role} NOLOGIN; GRANT {role} TO \"plain one\"");
+    assert!(said.contains(&asked), "{said}");
     assert!(store.of_tenant(1).tenants().await.is_err(), "without the role nothing is read");
     let (create, grant) = asked.split_once("; ").unwrap();
     admin.batch_execute(create).await.unwrap();
@@ -306,13 +314,13 @@ async fn a_worker_s_login_may_take_the_role_and_is_no_tenant_until_then() {
     let (a, _) = tenants(&world).await;
     world.store.db().make_roles().await.unwrap();
     let login = format!("worker_{}", uuid::Uuid::new_v4().simple());
-    world.execute(&format!("CREATE ROLE {login} LOGIN IN ROLE postcommit_worker"), vec![]).await;
+    world.execute(&format!("CREATE ROLE {login} LOGIN IN ROLE {}", world.role("worker")), vec![]).await;
     let store = Store::open(&world.url.replacen("postgres@", &format!("{login}@"), 1)).await.unwrap();
     store.check_isolation().await.unwrap();
     store.db().migrate().await.expect("it owns nothing, and leaves everything as it is");
     let taken = store
         .db()
-        .query("SELECT pg_has_role('postcommit_tenant', 'USAGE'), row_security_active('postcommit.notification')", vec![])
+        .query("SELECT pg_has_role(postcommit.role_name('tenant'), 'USAGE'), row_security_active('postcommit.notification')", vec![])
         .await
         .unwrap();
     assert_eq!((taken[0].get::<bool>(0).unwrap(), taken[0].get::<bool>(1).unwrap()), (false, true));

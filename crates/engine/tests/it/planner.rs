@@ -121,7 +121,7 @@ async fn no_statistics_turn_the_plans_of_the_hot_path() {
     let ids: Vec<Uuid> = client.query(sql.as_str(), &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     check_plans(&client, &ids).await;
     // A superuser meets no policy. Whoever is none meets one that is always true, and it must be planned away.
-    client.batch_execute("DEALLOCATE ALL; SET ROLE postcommit_worker").await.unwrap();
+    client.batch_execute(&format!("DEALLOCATE ALL; SET ROLE {}", db.role("worker"))).await.unwrap();
     let active = "SELECT row_security_active('postcommit.delivery_queue') AND row_security_active('postcommit.notification')";
     assert!(client.query_one(active, &[]).await.unwrap().get::<_, bool>(0));
     check_plans(&client, &ids).await;

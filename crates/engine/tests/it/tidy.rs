@@ -98,7 +98,7 @@ fn migrations_are_pairs_without_gaps() {
         let all = files(&crates().join("engine/migrations").join(dialect), "sql");
         all.iter()
             .map(|p| p.file_name().unwrap().to_str().unwrap().to_owned())
-            .filter(|n| n != "roles.sql" && n != "isolation.sql")
+            .filter(|n| !["roles.sql", "isolation.sql", "foreign.sql"].contains(&n.as_str()))
             .collect::<Vec<_>>()
     };
     assert_eq!(names("postgres"), names("sqlite"));

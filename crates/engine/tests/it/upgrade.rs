@@ -22,23 +22,26 @@ async fn from_schema_1_on_postgres_with_roles() {
     let noted = "INSERT INTO postcommit.migration VALUES (1, 'core')";
     client.batch_execute(&format!("BEGIN; {POSTGRES_START}; {}; {noted}; COMMIT", MIGRATIONS[0].postgres)).await.unwrap();
     store.db().make_roles().await.unwrap();
-    let enqueue = "SET ROLE postcommit_producer; SELECT postcommit.enqueue('a', '{\"x\": 1.0}', 'k', recipients => '[{\"email\": \"a@example.com\"}]'); RESET ROLE";
-    client.batch_execute(enqueue).await.unwrap();
+    let (producer, worker, reader) = (db.role("producer"), db.role("worker"), db.role("reader"));
+    let enqueue = format!(
+        "SET ROLE {producer}; SELECT postcommit.enqueue('a', '{{\"x\": 1.0}}', 'k', recipients => '[{{\"email\": \"a@example.com\"}}]'); RESET ROLE"
+    );
+    client.batch_execute(&enqueue).await.unwrap();
 
     store.db().migrate().await.unwrap();
     store.db().check_schema().await.unwrap();
-    client.batch_execute(enqueue).await.expect("the roles reach what was added, and the key is recognised");
+    client.batch_execute(&enqueue).await.expect("the roles reach what was added, and the key is recognised");
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
     client.batch_execute(&enqueue.replace("1.0", "1")).await.unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 1));
-    client.batch_execute("SET ROLE postcommit_worker; SELECT version FROM postcommit.provider_version; RESET ROLE").await.unwrap();
+    client.batch_execute(&format!("SET ROLE {worker}; SELECT version FROM postcommit.provider_version; RESET ROLE")).await.unwrap();
     let held = "SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid::regclass::text LIKE 'postcommit.notification%'";
     assert_eq!(store.db().query(held, vec![]).await.unwrap()[0].get::<i64>(0).unwrap(), 0, "limits are kept by the functions");
     store.check_isolation().await.unwrap();
-    client.batch_execute("SET ROLE postcommit_reader; SELECT * FROM postcommit.delivery; SELECT * FROM postcommit.notification_status; SELECT name FROM postcommit.api_key; RESET ROLE").await.unwrap();
+    client.batch_execute(&format!("SET ROLE {reader}; SELECT * FROM postcommit.delivery; SELECT * FROM postcommit.notification_status; SELECT name FROM postcommit.api_key; RESET ROLE")).await.unwrap();
     for secret in ["SELECT secret_hash FROM postcommit.api_key", "SELECT * FROM postcommit.session", "SELECT * FROM postcommit.login_link"]
     {
-        assert!(client.batch_execute(&format!("BEGIN; SET LOCAL ROLE postcommit_reader; {secret}")).await.is_err(), "{secret}");
+        assert!(client.batch_execute(&format!("BEGIN; SET LOCAL ROLE {reader}; {secret}")).await.is_err(), "{secret}");
         client.batch_execute("ROLLBACK").await.unwrap();
     }
     let refused = client.batch_execute("SELECT postcommit.enqueue('a', '{}', 'k2', priority => 10)").await.unwrap_err();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use postcommit::{Notification, Timestamp};
 use postcommit_engine::channel::FailOn;
-use postcommit_engine::db::{Row, Value};
+use postcommit_engine::db::{Db, Row, Value};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::metrics::Metrics;
@@ -37,6 +37,12 @@ macro_rules! on_both {
             }
         }
     )*};
+}
+
+/// The name of the database's PostgreSQL role of that kind.
+pub fn role(store: &Store, kind: &str) -> String {
+    let Db::Postgres(db) = store.db() else { panic!("SQLite has no roles") };
+    db.role(kind)
 }
 
 /// How long a condition may take to come true; less than the longest poll, so that a test of the bell is one.
@@ -89,6 +95,11 @@ impl World {
 
     pub fn is_postgres(&self) -> bool {
         self.store.db().kind() == "postgres"
+    }
+
+    /// The name of this database's PostgreSQL role of that kind.
+    pub fn role(&self, kind: &str) -> String {
+        role(&self.store, kind)
     }
 
     /// A second process's view of the same database.

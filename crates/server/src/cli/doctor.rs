@@ -18,7 +18,7 @@ use crate::settings::Settings;
 #[derive(Serialize)]
 struct Finding {
     check: &'static str,
-    /// ok, warning or problem; only a problem changes the exit code
+    /// ok, note, warning or problem; only a problem changes the exit code
     result: &'static str,
     detail: String,
 }
@@ -52,6 +52,7 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
         )),
         Err(problem) => findings.push(finding("database", "problem", format!("it cannot be written: {problem}"))),
     }
+    findings.extend(access(&store).await?);
     findings.push(clock(&store).await?);
     findings.extend(partitions(&store).await?);
     findings.push(delivering(&store.attendance().await?, store.now().await?));
@@ -68,6 +69,15 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
         findings.push(if found.result == "ok" && swallows(one, &providers) { swallowing(one, found) } else { found });
     }
     Ok(findings)
+}
+
+/// The wall between tenants, and who else could reach the database.
+async fn access(store: &Store) -> Result<Vec<Finding>, Failure> {
+    if let Err(problem) = store.check_isolation().await {
+        return Ok(vec![finding("access", "problem", problem.to_string())]);
+    }
+    let Some(access) = store.access().await? else { return Ok(vec![]) };
+    Ok(access.notes().into_iter().map(|note| finding("access", "note", note)).collect())
 }
 
 /// Leases go by the database's clock; a host that disagrees only dates its logs wrongly.

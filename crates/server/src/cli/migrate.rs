@@ -14,7 +14,7 @@ pub struct Migrate {
     /// Print the SQL that would be run, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also make the PostgreSQL roles postcommit_owner, _producer, _worker and _reader, with their grants
+    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, with their grants, and print their names
     #[arg(long)]
     roles: bool,
 }
@@ -30,17 +30,28 @@ impl Migrate {
             return Ok(show(&plan.missing.iter().collect::<Vec<_>>(), store.db().kind()));
         }
         let before = store.db().migration_plan().await?.found;
-        let applied = store.db().migrate().await?;
+        let mut migrated = store.db().migrate().await?;
+        let mut roles = vec![];
         if self.roles {
-            store.db().make_roles().await?;
+            let (made, grants) = store.db().make_roles().await?;
+            roles = made;
+            migrated.grants.extend(grants);
         }
-        let names: Vec<String> = applied.iter().map(|step| format!("{:04}_{}", step.version, step.name)).collect();
-        let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": self.roles});
-        let roles = if self.roles { "; roles and grants are set" } else { "" };
-        output::one(format, &done, |_| match names.len() {
-            0 => format!("schema version {LATEST}: nothing to do{roles}"),
-            _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
+        let names: Vec<String> = migrated.applied.iter().map(|step| format!("{:04}_{}", step.version, step.name)).collect();
+        let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants});
+        output::one(format, &done, |_| {
+            let roles = if roles.is_empty() { String::new() } else { format!("; roles and grants are set: {}", roles.join(", ")) };
+            match names.len() {
+                0 => format!("schema version {LATEST}: nothing to do{roles}"),
+                _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
+            }
         });
+        if !migrated.grants.is_empty() {
+            say!(
+                "members of roles that this database shared with others were not carried over to its own. For those that need it, as an administrator:"
+            );
+            migrated.grants.iter().for_each(|grant| say!("  {grant};"));
+        }
         Ok(Exit::Ok)
     }
 }

@@ -108,20 +108,33 @@ impl Ground {
     }
 
     pub async fn remove(&self) -> Result<(), Failure> {
-        match &self.own {
-            Some((given, name)) => Ok(connect(given).await?.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?),
-            None => Ok(self.client().await?.batch_execute(&format!("DROP SCHEMA IF EXISTS {SCHEMAS} CASCADE")).await?),
-        }
+        let client = match &self.own {
+            Some((given, name)) => {
+                let client = connect(given).await?;
+                client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+                client
+            }
+            None => {
+                let client = self.client().await?;
+                client.batch_execute(&format!("DROP SCHEMA IF EXISTS {SCHEMAS} CASCADE")).await?;
+                client
+            }
+        };
+        // Made by the migration, if this login may make roles. If it is somebody else's, it stays.
+        let _ = client.batch_execute(&format!("DROP ROLE IF EXISTS {}", self.here.role("tenant"))).await;
+        Ok(())
     }
 }
 
 /// What a killed run left: databases of our name to which nobody is connected.
 async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
-    let sql = "SELECT datname::text FROM pg_database d WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user \
+    let sql = "SELECT datname::text, oid FROM pg_database d WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user \
         AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
     for row in client.query(sql, &[&format!("^{PREFIX}[0-9a-f]{{16}}$")]).await? {
         // Somebody connected this instant, or the right was taken away: the next run will see.
-        let _ = client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await;
+        if client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await.is_ok() {
+            let _ = client.batch_execute(&format!("DROP ROLE IF EXISTS postcommit_tenant_{}", row.get::<_, u32>(1))).await;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,242 @@
+//! Installations in the databases of one cluster: none reaches another, whoever its logins are, however it came to be.
+
+mod copied;
+mod dumped;
+mod shared;
+
+use postcommit::Notification;
+use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::store::Store;
+use postcommit_testkit::{Postgres, TestDatabase, TestLogin};
+use serde_json::json;
+use tokio_postgres::{Client, NoTls};
+
+use crate::keys::draft;
+use crate::world::{World, role};
+
+/// What is said by a login, and what it was answered.
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap_or_else(|problem| panic!("{url}: {problem}"));
+    tokio::spawn(connection);
+    client
+}
+
+/// The SQL for an administrator that a refusal quotes.
+pub fn asked(said: &str) -> &str {
+    let (_, script) = said.split_once("As a login that may make roles: ").or_else(|| said.split_once("As a login that may: ")).expect(said);
+    script.split_once("; then run").expect(said).0
+}
+
+/// An installation, and who may do what in it. Logins are dropped after their database.
+pub struct Installation {
+    pub store: Store,
+    pub database: TestDatabase,
+    /// The one that migrated and owns the database.
+    pub owner: TestLogin,
+    /// Members of the roles for producers, workers and readers, if there are such roles.
+    pub members: Vec<TestLogin>,
+}
+
+impl Installation {
+    /// Made by an ordinary login; an administrator makes the roles as the refusals say, unless the login has CREATEROLE at first.
+    pub async fn make(with_roles: bool, attributes: &str) -> Self {
+        let postgres = Postgres::shared();
+        let owner = postgres.login(attributes).await;
+        let database = postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
+        let store = Store::open(&database.url_as(owner.name())).await.unwrap();
+        let mut this = Self { store, database, owner, members: vec![] };
+        this.put_up(with_roles).await;
+        postgres.execute(&format!("ALTER ROLE {} NOCREATEROLE", this.owner.name())).await;
+        if with_roles {
+            for kind in ["producer", "worker", "reader"] {
+                this.members.push(postgres.login(&format!("IN ROLE {}", role(&this.store, kind))).await);
+            }
+        }
+        this.store.create_provider(1, &World::sqlite().await.draft("capture", "capture", json!({}))).await.unwrap();
+        this.store.create_key(1, &draft("k", &["admin"])).await.unwrap();
+        this
+    }
+
+    /// Migrates until its walls stand.
+    pub async fn put_up(&self, with_roles: bool) {
+        let (store, admin) = (&self.store, Postgres::shared());
+        store.db().migrate().await.unwrap();
+        if with_roles && let Err(refused) = store.db().make_roles().await {
+            admin.execute(asked(&refused.to_string())).await;
+            store.db().make_roles().await.unwrap();
+        }
+        if let Err(refused) = store.check_isolation().await {
+            admin.execute(asked(&refused.to_string())).await;
+            store.db().migrate().await.unwrap();
+        }
+        store.check_isolation().await.unwrap();
+        if with_roles {
+            assert_eq!(role_names(store).await, ["owner", "producer", "reader", "tenant", "worker"].map(|kind| role(store, kind)));
+        }
+    }
+
+    pub async fn admin(&self) -> Client {
+        connect(&self.database.url).await
+    }
+
+    /// Its own logins do their work: enqueue, deliver, and look as one tenant.
+    pub async fn works(&self) {
+        let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+        let id = match self.members.first() {
+            None => self.store.enqueue(&note).await.unwrap(),
+            Some(producer) => {
+                let sql = "SELECT postcommit.enqueue('a', '{}', gen_random_uuid()::text, recipients => '[{\"email\": \"a@example.com\"}]')";
+                connect(&self.database.url_as(producer.name())).await.query_one(sql, &[]).await.unwrap().get(0)
+            }
+        };
+        let worker = match self.members.get(1) {
+            None => self.store.clone(),
+            Some(worker) => Store::open(&self.database.url_as(worker.name())).await.unwrap(),
+        };
+        worker.check_isolation().await.unwrap();
+        let world = World::sqlite().await;
+        Dispatcher::new(world.tools(worker.clone())).await.unwrap().pass(None).await.unwrap();
+        assert_eq!(worker.of_tenant(1).notification_row(id).await.unwrap().unwrap().status, "sent");
+        assert!(worker.of_tenant(99).notification_row(id).await.unwrap().is_none());
+    }
+}
+
+/// The roles named after this database.
+async fn role_names(store: &Store) -> Vec<String> {
+    let sql = "SELECT r.rolname::text FROM pg_roles r JOIN pg_database d ON r.rolname ~ ('^postcommit_[a-z]+_' || d.oid || '$')
+        WHERE d.datname = current_database() ORDER BY 1";
+    store.db().query(sql, vec![]).await.unwrap().iter().map(|row| row.get(0).unwrap()).collect()
+}
+
+async fn texts(client: &Client, sql: &str) -> Vec<String> {
+    client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+/// Every statement against every table, view, function and role of an installation.
+async fn attempts(admin: &Client) -> Vec<String> {
+    let tables = "SELECT c.oid::regclass || ' ' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = 1
+        WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')";
+    let mut all = Vec::new();
+    for table in texts(admin, tables).await {
+        let (table, column) = table.split_once(' ').unwrap();
+        all.push(format!("SELECT * FROM {table}"));
+        all.push(format!("SELECT {column} FROM {table}"));
+        all.push(format!("INSERT INTO {table} DEFAULT VALUES"));
+        all.push(format!("UPDATE {table} SET {column} = {column}"));
+        all.push(format!("DELETE FROM {table}"));
+        all.push(format!("TRUNCATE {table}"));
+    }
+    assert!(all.len() > 6 * 40, "{all:?}");
+    let functions =
+        "SELECT format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || format_type(t, NULL), ', ' ORDER BY place)
+          FROM unnest(p.proargtypes) WITH ORDINALITY given (t, place)))
+        FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.prorettype <> 'trigger'::regtype";
+    all.extend(texts(admin, functions).await);
+    let roles = "SELECT format('SET ROLE %I', r.rolname) FROM pg_roles r JOIN pg_database d ON r.rolname LIKE 'postcommit\\_%\\_' || d.oid
+        WHERE d.datname = current_database()";
+    all.extend(texts(admin, roles).await);
+    all.extend(
+        ["DROP SCHEMA postcommit CASCADE", "CREATE TABLE postcommit.mine ()", "ALTER SCHEMA postcommit RENAME TO mine"].map(str::to_owned),
+    );
+    all
+}
+
+/// Whatever the login says, it is denied; and it holds nothing that a right on the schema would open.
+pub async fn is_shut_out(from: &TestDatabase, login: &str) {
+    let (admin, stranger) = (connect(&from.url).await, connect(&from.url_as(login)).await);
+    for sql in attempts(&admin).await {
+        let answer = stranger.batch_execute(&sql).await;
+        let said = answer.expect_err(&format!("{login} may not: {sql}"));
+        let code = said.code().unwrap_or_else(|| panic!("{sql}: {said}")).code();
+        assert_eq!(code, "42501", "{sql}: {said:?}");
+    }
+    let held = format!(
+        "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+           AND (has_any_column_privilege('{login}', c.oid, 'SELECT, INSERT, UPDATE, REFERENCES')
+             OR has_table_privilege('{login}', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER'))
+         UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND has_function_privilege('{login}', p.oid, 'EXECUTE')
+         UNION ALL SELECT n.nspname::text FROM pg_namespace n WHERE n.nspname = 'postcommit' AND has_schema_privilege('{login}', n.oid, 'USAGE, CREATE')
+         UNION ALL SELECT r.rolname::text FROM pg_roles r JOIN pg_database d ON r.rolname LIKE 'postcommit\\_%\\_' || d.oid
+           WHERE d.datname = current_database() AND pg_has_role('{login}', r.oid, 'MEMBER')"
+    );
+    assert_eq!(texts(&admin, &held).await, Vec::<String>::new(), "{login}");
+}
+
+/// Two installations made alike. What each login of one may do in the other: nothing.
+async fn two_installations(with_roles: bool, attributes: &str) {
+    let (a, b) = (Installation::make(with_roles, attributes).await, Installation::make(with_roles, attributes).await);
+    for (home, other) in [(&a, &b), (&b, &a)] {
+        for login in home.members.iter().chain([&home.owner]) {
+            is_shut_out(&other.database, login.name()).await;
+        }
+    }
+    // Migrating again, by either, opens nothing.
+    for one in [&a, &b] {
+        one.store.db().migrate().await.unwrap();
+        one.works().await;
+    }
+    is_shut_out(&a.database, b.owner.name()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_an_installation_is_open_to_the_login_of_another() {
+    two_installations(false, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_an_installation_with_roles_is_open_to_the_logins_of_another() {
+    two_installations(true, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_open_either_where_the_logins_made_their_roles_themselves() {
+    two_installations(false, "CREATEROLE").await;
+    two_installations(true, "CREATEROLE").await;
+}
+
+/// One with roles beside one without: the mixed pair.
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_of_one_open_nothing_of_another_that_has_none() {
+    let (a, b) = (Installation::make(true, "").await, Installation::make(false, "CREATEROLE").await);
+    for login in a.members.iter().chain([&a.owner]) {
+        is_shut_out(&b.database, login.name()).await;
+    }
+    is_shut_out(&a.database, b.owner.name()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_roles_are_told_by_sql_and_follow_a_renamed_database() {
+    let world = World::postgres().await;
+    for kind in ["owner", "producer", "worker", "reader", "tenant"] {
+        let told: String = world.sql("SELECT postcommit.role_name($1)", vec![kind.into()]).await[0].get(0).unwrap();
+        assert_eq!(told, world.role(kind));
+    }
+    let unknown: Option<String> = world.sql("SELECT postcommit.role_name('postgres')", vec![]).await[0].get(0).unwrap();
+    assert_eq!(unknown, None);
+}
+
+/// What other logins of the cluster could do here is told, and how it is ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_connect_and_grants_to_strangers_are_noted() {
+    let installation = Installation::make(false, "").await;
+    let stranger = Postgres::shared().login("").await;
+    let (database, name, admin) = (installation.database.name(), stranger.name(), installation.admin().await);
+    let notes = async || installation.store.access().await.unwrap().unwrap().notes();
+    let access = installation.store.access().await.unwrap().unwrap();
+    assert!(access.strangers_in_all > 0 && access.holders.is_empty(), "{access:?}");
+    let closing =
+        format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC; GRANT CONNECT ON DATABASE {database} TO the logins that need it");
+    let said = notes().await;
+    assert!(said.len() == 1 && said[0].ends_with(&closing), "{said:?}");
+
+    admin.batch_execute(&format!("GRANT SELECT (id) ON postcommit.notification TO {name}")).await.unwrap();
+    let held = format!("{name} holds privileges of its own on postcommit.notification. If that is not meant to be, REVOKE them");
+    assert_eq!(notes().await[1..], [held.clone()]);
+    admin.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
+    assert_eq!(notes().await, [held]);
+    admin.batch_execute(&format!("REVOKE ALL ON postcommit.notification FROM {name}")).await.unwrap();
+    assert_eq!(notes().await, Vec::<String>::new());
+    admin.batch_execute("GRANT EXECUTE ON FUNCTION postcommit.role_name TO PUBLIC").await.unwrap();
+    assert!(notes().await[0].starts_with("PUBLIC holds privileges of its own on postcommit.role_name(text)"));
+    assert_eq!(World::sqlite().await.store.access().await.unwrap(), None);
+}
