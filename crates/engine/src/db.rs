@@ -4,6 +4,7 @@ mod client;
 mod isolation;
 mod migrate;
 pub mod postgres;
+mod session;
 pub mod sqlite;
 mod tls;
 mod trips;

@@ -30,6 +30,7 @@ mod rates;
 mod routing;
 mod schema;
 mod sessions;
+mod settings;
 mod settle;
 mod store;
 mod telling;
