@@ -6,6 +6,7 @@ mod isolation;
 mod migrate;
 pub mod postgres;
 mod roles;
+mod session;
 pub mod sqlite;
 mod tls;
 mod trips;

@@ -41,8 +41,10 @@ struct Open {
     users: HashMap<User, watch::Sender<i64>>,
     /// Of these something was heard; none of it is looked at yet.
     heard: HashSet<User>,
-    /// The bell's words for each: a hash, so that listening tells nobody's id.
+    /// The bell's words for each.
     by_word: HashMap<String, HashSet<User>>,
+    /// What those words are hashed with, so that whoever listens can neither read nor guess an id. Until it is known, every word may mean anybody.
+    key: Option<Vec<u8>>,
     watching: Option<JoinHandle<()>>,
 }
 
@@ -112,25 +114,45 @@ impl Drop for OpenInbox {
 impl Open {
     fn enter(&mut self, user: User) -> watch::Receiver<i64> {
         let (sender, receiver) = watch::channel(0);
-        self.by_word.entry(word_of(&user)).or_default().insert(user.clone());
+        self.add_word(&user);
         self.users.insert(user, sender);
         receiver
     }
 
+    fn add_word(&mut self, user: &User) {
+        if let Some(key) = &self.key {
+            self.by_word.entry(word_of(key, user)).or_default().insert(user.clone());
+        }
+    }
+
+    /// Goes by this key from now on.
+    fn learn(&mut self, key: Vec<u8>) {
+        if self.key.as_ref() == Some(&key) {
+            return;
+        }
+        self.key = Some(key);
+        self.by_word.clear();
+        let users: Vec<User> = self.users.keys().cloned().collect();
+        for user in &users {
+            self.add_word(user);
+        }
+    }
+
     fn leave(&mut self, user: &User) {
-        let word = word_of(user);
         self.users.remove(user);
         self.heard.remove(user);
+        let Some(word) = self.key.as_ref().map(|key| word_of(key, user)) else { return };
         if self.by_word.get_mut(&word).is_some_and(|users| users.remove(user) && users.is_empty()) {
             self.by_word.remove(&word);
         }
     }
 
-    /// Notes of whom a bell spoke; without a word, of everybody. True when somebody here is meant.
+    /// Notes of whom a bell spoke; without a word, or before the key is known, of everybody. True when somebody here is meant.
     fn hear(&mut self, word: &str) -> bool {
-        let meant: Vec<User> = match word {
-            "" => self.users.keys().cloned().collect(),
-            word => self.by_word.get(word).into_iter().flatten().cloned().collect(),
+        let meant: Vec<User> = if word.is_empty() || self.key.is_none() {
+            self.users.keys().cloned().collect()
+        } else {
+            self.by_word.get(word).into_iter().flatten().cloned().collect()
         };
         let any = !meant.is_empty();
         self.heard.extend(meant);
@@ -166,11 +188,11 @@ impl Inner {
     }
 }
 
-/// As the database says it: `inbox_moved` in migrations/postgres/0006_inbox.sql.
-fn word_of((tenant, user): &User) -> String {
-    let hash = Sha256::digest(user.as_bytes());
-    let hex: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("{tenant}:{hex}")
+/// As the database says it: `inbox_moved` in migrations/postgres/0013_settings.sql.
+fn word_of(key: &[u8], (tenant, user): &User) -> String {
+    let inner = Sha256::new().chain_update(key).chain_update(format!("{tenant}:{user}")).finalize();
+    let hash = Sha256::new().chain_update(key).chain_update(inner).finalize();
+    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Watches while anybody has a page open.
@@ -183,7 +205,7 @@ async fn watch_all(inner: Arc<Inner>) {
     let mut said_at = None;
     loop {
         if said_at.is_none_or(|at: std::time::Instant| at.elapsed() > WATCH / 2) {
-            match inner.store.watch_inboxes(watcher, WATCH.as_secs_f64()).await {
+            match inner.say_watching(watcher).await {
                 Ok(()) => said_at = Some(clock::monotonic()),
                 Err(problem) => tracing::debug!(%problem, "could not say that inboxes are watched; the poll goes on"),
             }
@@ -206,6 +228,15 @@ async fn watch_all(inner: Arc<Inner>) {
 }
 
 impl Inner {
+    /// Says that somebody watches. The key is read first, and read again each time: an operator may have deleted it.
+    async fn say_watching(&self, watcher: Uuid) -> Result<(), DbError> {
+        let key = self.store.inbox_bell_key().await?;
+        if let Some(key) = key {
+            self.lock().learn(key);
+        }
+        self.store.watch_inboxes(watcher, WATCH.as_secs_f64()).await
+    }
+
     /// Ends the watch when nothing is open; under the lock, so that who opens something next begins a new one.
     fn close_when_empty(&self) -> bool {
         let mut open = self.lock();

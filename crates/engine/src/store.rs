@@ -44,7 +44,7 @@ pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
-pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
+pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark, TokenKey};
 pub use incoming::{Incoming, Refusal};
 pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
 pub use keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};

@@ -10,7 +10,6 @@ use hmac::{Hmac, KeyInit, Mac};
 use postcommit::{Recipient, Timestamp};
 use sha2::Sha256;
 
-use crate::clock;
 use crate::db::DbError;
 use crate::secret::random;
 use crate::store::{AuditEntry, Store};
@@ -35,8 +34,10 @@ pub struct Bearer {
     pub tenant: i32,
     /// The user's id.
     pub user: String,
-    /// Until when.
+    /// Until when, by the database's clock.
     pub expires_at: Timestamp,
+    /// How much of that was left when it was verified.
+    pub left: Duration,
 }
 
 /// A new token.
@@ -75,11 +76,11 @@ pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Resu
         return Err(TokenError::Refused(format!("ttl_s: is {}; 1 to {} are allowed", ttl.as_secs(), MAX_TTL.as_secs())));
     }
     let key = store.inbox_token_key_or(tenant, random()).await?;
-    let expires_at = Timestamp::from_micros((clock::now().plus(ttl).as_micros() / 1_000_000) * 1_000_000);
+    let expires_at = Timestamp::from_micros((key.now.plus(ttl).as_micros() / 1_000_000) * 1_000_000);
     // Before anybody holds it: it is kept nowhere else.
     let entry = AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
     store.note(entry).await?;
-    Ok(Minted { token: sign(&key, &Bearer { tenant, user: user.to_owned(), expires_at }), expires_at })
+    Ok(Minted { token: sign(&key.key, tenant, user, expires_at), expires_at })
 }
 
 /// Whom a token speaks for.
@@ -89,22 +90,23 @@ pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Resu
 pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
     let parts = Parts::read(token).ok_or(TokenError::Bad)?;
     let key = store.inbox_token_key(parts.tenant()).await?.ok_or(TokenError::Bad)?;
-    parts.verified(&key).ok_or(TokenError::Bad)?.at(clock::now())
+    parts.verified(&key.key).ok_or(TokenError::Bad)?.at(key.now)
 }
 
 impl Bearer {
     /// The same, while it holds.
     fn at(self, now: Timestamp) -> Result<Self, TokenError> {
-        if self.expires_at <= now { Err(TokenError::Expired) } else { Ok(self) }
+        let left = self.expires_at.since(now);
+        if left.is_zero() { Err(TokenError::Expired) } else { Ok(Self { left, ..self }) }
     }
 }
 
-fn sign(key: &[u8], bearer: &Bearer) -> String {
+fn sign(key: &[u8], tenant: i32, user: &str, expires_at: Timestamp) -> String {
     let mut bytes = vec![VERSION];
-    bytes.extend(bearer.tenant.to_be_bytes());
-    bytes.extend((bearer.expires_at.as_micros() / 1_000_000).to_be_bytes());
+    bytes.extend(tenant.to_be_bytes());
+    bytes.extend((expires_at.as_micros() / 1_000_000).to_be_bytes());
     bytes.extend(random::<8>());
-    bytes.extend(bearer.user.as_bytes());
+    bytes.extend(user.as_bytes());
     if let Some(mac) = mac(key, &bytes) {
         bytes.extend(mac.finalize().into_bytes());
     }
@@ -146,7 +148,7 @@ impl Parts {
         mac(key, &self.signed)?.verify_slice(&self.mac).ok()?;
         let expires_at = Timestamp::from_micros(i64::from_be_bytes(self.number(5)?).checked_mul(1_000_000)?);
         let user = String::from_utf8(self.signed.get(HEAD_BYTES..)?.to_vec()).ok()?;
-        Some(Bearer { tenant: self.tenant(), user, expires_at })
+        Some(Bearer { tenant: self.tenant(), user, expires_at, left: Duration::ZERO })
     }
 }
 
@@ -157,27 +159,32 @@ mod tests {
     const KEY: [u8; 32] = [7; 32];
 
     fn bearer() -> Bearer {
-        Bearer { tenant: 3, user: "zoë@example".into(), expires_at: Timestamp::from_micros(1_800_000_000_000_000) }
+        Bearer { tenant: 3, user: "zoë@example".into(), expires_at: Timestamp::from_micros(1_800_000_000_000_000), left: Duration::ZERO }
+    }
+
+    fn signed() -> String {
+        let Bearer { tenant, user, expires_at, .. } = bearer();
+        sign(&KEY, tenant, &user, expires_at)
     }
 
     #[test]
     fn a_token_says_what_was_signed_and_no_two_are_alike() {
-        let token = sign(&KEY, &bearer());
+        let token = signed();
         assert!(token.starts_with("pcu_") && token.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)), "{token}");
         assert_eq!(Parts::read(&token).unwrap().verified(&KEY), Some(bearer()));
-        assert_ne!(token, sign(&KEY, &bearer()));
+        assert_ne!(token, signed());
     }
 
     #[test]
     fn an_expired_token_is_told_from_a_bad_one() {
         let at = |seconds: i64| bearer().at(Timestamp::from_micros(seconds * 1_000_000));
-        assert_eq!(at(1_799_999_999).unwrap(), bearer());
+        assert_eq!(at(1_799_999_999).unwrap(), Bearer { left: Duration::from_secs(1), ..bearer() });
         assert!(matches!(at(1_800_000_000), Err(TokenError::Expired)));
     }
 
     #[test]
     fn no_byte_of_it_can_be_changed_and_no_other_key_will_do() {
-        let token = sign(&KEY, &bearer());
+        let token = signed();
         let bytes = URL_SAFE_NO_PAD.decode(&token[4..]).unwrap();
         for place in 0..bytes.len() {
             let mut forged = bytes.clone();

@@ -1,1 +1,1 @@
--- Nothing for this database.
+-- Settings of a session: PostgreSQL's. SQLite has none that changes what is stored.

@@ -13,6 +13,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::client::{Client, Transaction};
 use super::installation::Installation;
+use super::session::{pinned_options, settle_session};
 use super::tls;
 use super::trips::Counter;
 use super::value::{Row, Value};
@@ -27,7 +28,8 @@ const HOT_POOL_SIZE: usize = 6;
 /// What the planner may not do. Statistics of a queue whose rows are all dead, but not yet vacuumed, say that reading all of it costs next to nothing.
 /// So a table is read whole only where there is no index at all, and then without compiling for it.
 /// Nor are rows gathered from an index that are then sorted: a page is walked along one, and ends when it is full.
-const PLANS: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off";
+/// And they are walked along: whoever switched that off for other work has not done so for ours.
+const PLANS: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_indexscan=on -c enable_indexonlyscan=on -c enable_nestloop=on -c jit=off";
 /// On the hot path rows are reached one by one along an index, and a statement is planned once for a connection: planning what to read for every batch
 /// took 2 µs a delivery. The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no walk along it. With
 /// such statistics settling 500 took 15 s instead of 6 ms; tests/it/planner.rs looks.
@@ -249,7 +251,7 @@ fn pool(config: &Config, tls: &Option<MakeRustlsConnect>, size: usize) -> Result
         None => Manager::from_config(config.clone(), NoTls, recycling),
     };
     let pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
-    pool.build().map_err(|e| DbError::Unreachable(e.to_string()))
+    pool.post_create(settle_session()).build().map_err(|e| DbError::Unreachable(e.to_string()))
 }
 
 fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> {
@@ -262,7 +264,8 @@ fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> 
     // No call is ever cancelled from our side, so the server must not let one hang for ever.
     let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s";
     let ours = format!("{guards} {WAITS} {PLANS}");
-    let options = config.get_options().map_or_else(|| ours.clone(), |given| format!("{ours} {given}"));
+    // The last one counts: what the URL says goes before what it may not change.
+    let options = format!("{ours} {} {}", config.get_options().unwrap_or_default(), pinned_options());
     config.options(options).tcp_user_timeout(Duration::from_secs(30));
     let tls = (config.get_ssl_mode() == SslMode::Require).then(|| tls::connector(root_certificates.as_deref())).transpose()?;
     Ok((config, tls))

@@ -17,6 +17,7 @@ use super::{AuditEntry, Store};
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
 use crate::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
+use crate::secret::random;
 
 /// Changes told one by one; after more than that, reading the list again is cheaper.
 pub const MAX_CHANGES: usize = 200;
@@ -52,6 +53,14 @@ pub struct InboxRow {
     pub read_at: Option<Timestamp>,
     /// Since when it is archived.
     pub archived_at: Option<Timestamp>,
+}
+
+/// What signs user tokens. It cannot be printed.
+pub struct TokenKey {
+    /// 32 random bytes.
+    pub key: Vec<u8>,
+    /// When it was read, by the database's clock: tokens go by it.
+    pub now: Timestamp,
 }
 
 /// Which messages to list.
@@ -291,20 +300,29 @@ impl Store {
         self.db.execute_one(sql, vec![watcher.into()]).await.map(drop)
     }
 
+    /// What the bell's words are hashed with: the key of tenant 0, which is nobody's, made if there is none. SQLite rings no bell.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn inbox_bell_key(&self) -> Result<Option<Vec<u8>>, DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(None) };
+        Ok(Some(self.inbox_token_key_or(0, random()).await?.key))
+    }
+
     /// What signs the tokens of a tenant's users, if any was ever made.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<Vec<u8>>, DbError> {
-        let rows = self.db.query("SELECT key FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()]).await?;
-        rows.first().map(|row| row.get(0)).transpose()
+    pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<TokenKey>, DbError> {
+        let rows = self.db.query("SELECT key, {now} FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()]).await?;
+        rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
     }
 
     /// The same, made with the bytes given if there was none.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn inbox_token_key_or(&self, tenant: i32, new: [u8; 32]) -> Result<Vec<u8>, DbError> {
+    pub async fn inbox_token_key_or(&self, tenant: i32, new: [u8; 32]) -> Result<TokenKey, DbError> {
         if let Some(key) = self.inbox_token_key(tenant).await? {
             return Ok(key);
         }

@@ -276,7 +276,7 @@ on_both! {
             // Even with the first wall gone, that is, asked for the wrong tenant's number.
             assert!(theirs.inbox(world.tenant, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
             assert!(!theirs.mark_message(world.tenant, "alice", id, Mark::Unread).await.unwrap());
-            assert_eq!(theirs.inbox_token_key(world.tenant).await.unwrap(), None);
+            assert!(theirs.inbox_token_key(world.tenant).await.unwrap().is_none());
         }
         assert!(theirs.inbox(other, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
     }

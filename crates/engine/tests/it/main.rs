@@ -32,6 +32,7 @@ mod rates;
 mod routing;
 mod schema;
 mod sessions;
+mod settings;
 mod settle;
 mod store;
 mod telling;

@@ -64,7 +64,11 @@ pub struct World {
 
 impl World {
     pub async fn postgres() -> Self {
-        let database = postcommit_testkit::database().await;
+        Self::on(postcommit_testkit::database().await).await
+    }
+
+    /// On a database that the test has prepared.
+    pub async fn on(database: postcommit_testkit::TestDatabase) -> Self {
         Self::over(database.url.clone(), Some(database), tempfile::tempdir().unwrap()).await
     }
 

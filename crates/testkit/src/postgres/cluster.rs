@@ -23,6 +23,8 @@ pub struct Cluster {
     dir: TempDir,
     port: u16,
     server: Child,
+    /// `name=value` beside the usual ones.
+    settings: Vec<String>,
 }
 
 impl Cluster {
@@ -32,13 +34,22 @@ impl Cluster {
     /// # Panics
     /// When PostgreSQL is not installed or does not start.
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// The same, with settings of the server such as `max_prepared_transactions=4`. They stay over restarts.
+    ///
+    /// # Panics
+    /// As [`Cluster::start`] does.
+    pub fn start_with(settings: &[&str]) -> Self {
+        let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let dir = make_dir();
         initdb(dir.path());
         for _ in 0..PORT_TRIES {
             let port = free_port();
-            let server = run_server(dir.path(), port);
+            let server = run_server(dir.path(), port, &settings);
             if came_up(&server) {
-                return Self { dir, port, server };
+                return Self { dir, port, server, settings };
             }
             assert!(server.output().iter().any(|line| line.contains("in use")), "PostgreSQL does not start: {:#?}", server.output());
         }
@@ -72,7 +83,7 @@ impl Cluster {
     /// # Panics
     /// When the server is still running, or does not start.
     pub fn start_again(&mut self) {
-        self.server = run_server(self.dir.path(), self.port);
+        self.server = run_server(self.dir.path(), self.port, &self.settings);
         assert!(came_up(&self.server), "PostgreSQL does not start again: {:#?}", self.server.output());
     }
 }
@@ -102,12 +113,15 @@ fn initdb(dir: &Path) {
     run(&mut initdb);
 }
 
-fn run_server(dir: &Path, port: u16) -> Child {
+fn run_server(dir: &Path, port: u16, settings: &[String]) -> Child {
     let mut server = as_postgres("postgres", dir);
     server.args(["-D", "data", "-p", &port.to_string()]);
     // The socket directory is relative to the data directory, where the server goes.
     for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=..", "fsync=on", "max_connections=100", "logging_collector=off"]
     {
+        server.args(["-c", setting]);
+    }
+    for setting in settings {
         server.args(["-c", setting]);
     }
     Child::spawn(server)

@@ -13,8 +13,6 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use postcommit::Timestamp;
-use postcommit_engine::clock;
 use postcommit_engine::inbox::OpenInbox;
 use postcommit_engine::store::{InboxChange, InboxChanges};
 use serde::{Deserialize, Serialize};
@@ -127,7 +125,7 @@ impl Reader {
         let mut heartbeat = tokio::time::interval(Duration::from_millis(api.inbox.heartbeat_ms));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
-        let over = Box::pin(tokio::time::sleep(left(visitor.until)));
+        let over = Box::pin(tokio::time::sleep(visitor.left.unwrap_or(LONGEST).min(LONGEST)));
         Self { api, visitor, page, told, heartbeat, over }
     }
 
@@ -195,12 +193,6 @@ fn refusal(problem: &Problem) -> Bytes {
     text.into()
 }
 
-/// How long a stream goes on.
-fn left(until: Option<Timestamp>) -> Duration {
-    let left = until.map(|until| Duration::from_micros(u64::try_from(until.as_micros() - clock::now().as_micros()).unwrap_or(0)));
-    left.unwrap_or(LONGEST).min(LONGEST)
-}
-
 /// A group of events.
 fn frames_of(changes: &InboxChanges) -> Bytes {
     let mut text = String::new();
@@ -230,6 +222,7 @@ fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postcommit::Timestamp;
     use postcommit_engine::store::InboxRow;
     use serde_json::value::RawValue;
 

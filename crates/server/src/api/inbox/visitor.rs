@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::Method;
 use axum::http::request::Parts;
-use postcommit::{Recipient, Timestamp};
+use postcommit::Recipient;
 use postcommit_engine::db::DbError;
 use postcommit_engine::model::{Actor, Scope};
 use postcommit_engine::secret::Secret;
@@ -25,8 +26,8 @@ pub struct Visitor {
     pub store: Store,
     pub tenant: i32,
     pub user: String,
-    /// Until when, for a token.
-    pub until: Option<Timestamp>,
+    /// How long the token still holds, by the database's clock.
+    pub left: Option<Duration>,
     pass: Pass,
 }
 
@@ -64,7 +65,7 @@ impl Visitor {
         let looks_only = matches!(parts.method, Method::GET | Method::HEAD);
         caller.may(if looks_only { Scope::Read } else { Scope::Operate })?;
         let pass = Pass::Caller(caller.shown().clone());
-        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, until: None, pass })
+        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, left: None, pass })
     }
 
     async fn by_token(parts: &Parts, api: &Shared, token: &str, user: String) -> Result<Self, Problem> {
@@ -76,7 +77,7 @@ impl Visitor {
         api.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
         let pass = Pass::Token(Secret::new(token));
         let store = api.store.of_tenant(bearer.tenant).by(Actor::user(&user));
-        Ok(Self { store, tenant: bearer.tenant, user, until: Some(bearer.expires_at), pass })
+        Ok(Self { store, tenant: bearer.tenant, user, left: Some(bearer.left), pass })
     }
 }
 
