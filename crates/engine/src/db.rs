@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub use client::{Asked, Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
 pub use trips::Trips;
-pub use value::{Cells, Row, Value};
+pub use value::{Cells, FromValue, Row, Value};
 pub use watch::Bell;
 
 use postgres::Postgres;

@@ -49,6 +49,10 @@ pub fn bytes(text: &str, max: usize) -> Result<(), String> {
 /// Tenant, channel and provider names appear in paths, labels and logs: letters, digits, `_`, `-`, `.`.
 pub fn short_name(name: &str) -> Result<(), String> {
     chars(name, 1, limits::SHORT_NAME_CHARS)?;
+    // A client takes them out of the path of a URL.
+    if matches!(name, "." | "..") {
+        return Err(format!("is {name:?}; any other name of letters, digits, '_', '-' and '.' is allowed"));
+    }
     match name.chars().find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))) {
         Some(c) => Err(format!("holds {c:?}; letters, digits, '_', '-' and '.' are allowed")),
         None => Ok(()),

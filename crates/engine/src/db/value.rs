@@ -97,12 +97,13 @@ impl Row {
         (0..row.len()).map(|place| from_postgres(row, place)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The value at that place, as the type asked for.
+    /// The value at that place, as the type asked for. Bytes where text should be are shown as such: see [`FromValue::shown`].
     ///
     /// # Errors
     /// When the database holds something else there.
     pub fn get<T: FromValue>(&self, place: usize) -> Result<T, DbError> {
-        read(self.0.get(place).cloned().unwrap_or(Value::Null), place)
+        let value = self.0.get(place).cloned().unwrap_or(Value::Null);
+        T::shown(&value).map_or_else(|| read(value, place), Ok)
     }
 }
 
@@ -141,6 +142,23 @@ pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbErro
 pub trait FromValue: Sized {
     /// The value as this type, if it is one.
     fn from_value(value: Value) -> Option<Self>;
+
+    /// What people are shown instead of bytes that a SQLite file holds where text should be. Lists go on with it; the hot path, which reads by
+    /// [`Cells::take`], does not send it.
+    fn shown(value: &Value) -> Option<Self> {
+        let _ = value;
+        None
+    }
+}
+
+/// Bytes that are shown at most.
+const SHOWN_BYTES: usize = 32;
+
+/// `unreadable: x'61636d65'`: how SQL names the same bytes.
+fn bytes_as_text(value: &Value) -> Option<String> {
+    let Value::Bytes(bytes) = value else { return None };
+    let hex: String = bytes.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    Some(format!("unreadable: x'{hex}'{}", if bytes.len() > SHOWN_BYTES { "…" } else { "" }))
 }
 
 impl FromValue for Value {
@@ -153,14 +171,22 @@ impl<T: FromValue> FromValue for Option<T> {
     fn from_value(value: Value) -> Option<Self> {
         if matches!(value, Value::Null) { Some(None) } else { T::from_value(value).map(Some) }
     }
+
+    fn shown(value: &Value) -> Option<Self> {
+        T::shown(value).map(Some)
+    }
 }
 
 macro_rules! reads {
-    ($($type:ty => { $($pattern:pat => $result:expr),* $(,)? })*) => {$(
+    ($($type:ty => { $($pattern:pat => $result:expr),* $(,)? } $(@ { $shown:expr })?)*) => {$(
         impl FromValue for $type {
             fn from_value(value: Value) -> Option<Self> {
                 match value { $($pattern => $result,)* _ => None }
             }
+
+            $(fn shown(value: &Value) -> Option<Self> {
+                bytes_as_text(value).map($shown)
+            })?
         }
     )*};
 }
@@ -171,15 +197,15 @@ reads! {
     u16 => { Value::Int(x) => u16::try_from(x).ok() }
     f64 => { Value::Real(x) => Some(x), Value::Int(x) => Some(x as f64) }
     bool => { Value::Bool(x) => Some(x), Value::Int(x) => Some(x != 0) }
-    String => { Value::Text(x) | Value::Json(x) => Some(x) }
+    String => { Value::Text(x) | Value::Json(x) => Some(x) } @ { |text| text }
     Vec<u8> => { Value::Bytes(x) => Some(x) }
     Hash => { Value::Bytes(x) => x.try_into().ok().map(Hash) }
     Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() }
     Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
     // What we cannot parse (nested too deep, a number beyond any float) is still shown, as text.
-    serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) }
+    serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
     Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) }
-    Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) }
+    Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 
 /// JSON as it is written; what is none is still shown, as text.

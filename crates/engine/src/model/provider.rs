@@ -286,11 +286,11 @@ fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Holds a name to what tenants, channels and providers may be called.
+/// Holds a name to what tenants, channels and providers may be called. `.` and `..` are no names: a client takes them out of the path of a URL.
 pub(crate) fn short_name(field: &str, name: &str) -> Result<(), String> {
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
-    if plain && (1..=63).contains(&name.len()) {
+    if plain && (1..=63).contains(&name.len()) && !matches!(name, "." | "..") {
         return Ok(());
     }
-    Err(format!("{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed"))
+    Err(format!("{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed, but neither \".\" nor \"..\""))
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use super::Store;
+use super::legible::{Reader, legible};
 use crate::db::{DbError, Row, Statement, Value};
 use crate::model::DeliveryKey;
 
@@ -200,7 +201,7 @@ impl Store {
             _ => "a.subject IN (SELECT value FROM json_each($2))",
         };
         let sql = format!("{SELECT} WHERE a.tenant = $1 AND {among} ORDER BY a.id LIMIT 1000");
-        self.db.query(&sql, vec![tenant.into(), Value::Texts(subjects)]).await?.iter().map(listed).collect()
+        Ok(legible("audit", self.db.query(&sql, vec![tenant.into(), Value::Texts(subjects)]).await?.iter().map(listed)))
     }
 
     /// A page of the audit log, newest first.
@@ -224,20 +225,23 @@ impl Store {
         }
         parameters.push(filter.limit.into());
         sql.push_str(&format!(" ORDER BY a.id DESC LIMIT ${}", parameters.len()));
-        self.db.query(&sql, parameters).await?.iter().map(listed).collect()
+        Ok(legible("audit", self.db.query(&sql, parameters).await?.iter().map(listed)))
     }
 }
 
 fn listed(row: &Row) -> Result<AuditRow, DbError> {
-    Ok(AuditRow {
+    let mut read = Reader::of(row);
+    let mut listed = AuditRow {
         id: row.get(0)?,
         tenant: row.get(1)?,
-        at: row.get(2)?,
+        at: read.or(2, "at", Timestamp::from_micros(0)),
         actor: row.get(3)?,
         action: row.get(4)?,
         subject: row.get(5)?,
         details: row.get(6)?,
-        count: row.get(7)?,
+        count: read.or(7, "count", 0),
         request_id: row.get(8)?,
-    })
+    };
+    listed.details = read.problem().map(|problem| json!({"unreadable": problem})).or(listed.details);
+    Ok(listed)
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Store;
 use super::delivery_walk::DeliveryWalk;
-use super::notifications::readable;
+use super::legible::{Reader, legible};
 use super::shown::Shown;
 use super::walk::{Page, Position};
 use crate::db::{DbError, Row, Value};
@@ -170,7 +170,7 @@ impl Store {
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
         let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
         let page = self.walk_rows(&walk, Some(SHOWN), walk.start(), filter.limit).await?;
-        Ok(Page { rows: readable(page.rows.iter().map(|(_, row)| listed(row))), more: page.more })
+        Ok(Page { rows: legible("deliveries", page.rows.iter().map(|(_, row)| listed(row))), more: page.more })
     }
 
     /// What is said to list a window of so many rows, for a test to look at the plans.
@@ -207,7 +207,7 @@ impl Store {
         let sql =
             "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
             WHERE tenant = $1 AND notification_id = $2 ORDER BY n, seq";
-        self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt).collect()
+        Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt)))
     }
 
     /// The attempts that began after `since`, of notifications enqueued after `oldest`, in order: for following along.
@@ -217,7 +217,7 @@ impl Store {
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
             WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2 ORDER BY at, notification_id, n, seq LIMIT $3";
-        self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt).collect()
+        Ok(legible("attempts", self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt)))
     }
 }
 
@@ -240,7 +240,8 @@ pub fn masked(target: &str) -> String {
 }
 
 fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
-    Ok(DeliveryRow {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
+    let mut listed = DeliveryRow {
         id: row.get(0)?,
         tenant: row.get(1)?,
         notification_id: row.get(2)?,
@@ -252,31 +253,36 @@ fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
         target: row.get::<Option<String>>(8)?.map(|target| masked(&target)),
         state: row.get(9)?,
         reason: row.get(10)?,
-        attempts: row.get(11)?,
-        next_attempt_at: row.get(12)?,
+        attempts: read.or(11, "attempts", 0),
+        next_attempt_at: read.or(12, "due_at", None),
         error_code: row.get(13)?,
         last_error: row.get(14)?,
         provider_ref: row.get(15)?,
-        created_at: row.get(16)?,
-        sent_at: row.get(17)?,
-        updated_at: row.get(18)?,
-        unclear: row.get(19)?,
-    })
+        created_at: read.or(16, "created_at", never),
+        sent_at: read.or(17, "sent_at", None),
+        updated_at: read.or(18, "finished_at", never),
+        unclear: read.or(19, "unclear", true),
+    };
+    listed.last_error = read.problem().or(listed.last_error);
+    Ok(listed)
 }
 
 fn attempt(row: &Row) -> Result<AttemptRow, DbError> {
-    Ok(AttemptRow {
+    let mut read = Reader::of(row);
+    let mut attempt = AttemptRow {
         delivery: DeliveryId { notification: row.get(0)?, n: row.get(1)? }.to_string(),
         seq: row.get(2)?,
-        at: row.get(3)?,
+        at: read.or(3, "at", Timestamp::from_micros(0)),
         provider: row.get(4)?,
         outcome: row.get(5)?,
         code: row.get(6)?,
         detail: row.get(7)?,
-        latency_ms: row.get(8)?,
+        latency_ms: read.or(8, "latency_ms", 0),
         provider_ref: row.get(9)?,
         excerpt: row.get(10)?,
-    })
+    };
+    attempt.detail = read.problem().or(attempt.detail);
+    Ok(attempt)
 }
 
 #[cfg(test)]

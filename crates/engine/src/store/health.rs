@@ -93,11 +93,11 @@ impl Store {
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
         Ok(Attendance {
             workers: row.get(0)?,
-            last_worker_at: row.get(1)?,
-            last_pass_at: row.get(2)?,
+            last_worker_at: row.get(1).unwrap_or_default(),
+            last_pass_at: row.get(2).unwrap_or_default(),
             due: row.get(3)?,
             jobs: row.get(4)?,
-            oldest_due_at: row.get(5)?,
+            oldest_due_at: row.get(5).unwrap_or_default(),
         })
     }
 
@@ -170,6 +170,8 @@ impl Store {
         let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id, event_type FROM postcommit.key_conflict
             WHERE noted_at > $1 ORDER BY id DESC LIMIT 1";
         let rows = self.db.query(sql, vec![before(self.now().await?, window).into()]).await?;
-        rows.first().map(|row| Ok(KeyConflicts { count: row.get(0)?, notification: row.get(1)?, event_type: row.get(2)? })).transpose()
+        rows.first()
+            .map(|row| Ok(KeyConflicts { count: row.get(0)?, notification: row.get(1).unwrap_or_default(), event_type: row.get(2)? }))
+            .transpose()
     }
 }

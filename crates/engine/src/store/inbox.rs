@@ -13,6 +13,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::legible::legible;
 use super::{AuditEntry, Store};
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
@@ -180,7 +181,7 @@ impl Store {
         let parameters = vec![tenant.into(), user.into(), before.unwrap_or(i64::MAX).into(), limit.into()];
         let found = self.db.query(&sql, parameters).await?;
         let (position, unread) = inbox_of(&found)?;
-        Ok(InboxPage { position, unread, messages: messages(&found)?.map(listed).collect::<Result<_, _>>()? })
+        Ok(InboxPage { position, unread, messages: legible("inbox", messages(&found)?.map(listed)) })
     }
 
     /// How many messages are unread, neither archived nor expired.
@@ -204,7 +205,7 @@ impl Store {
         let found = self.db.query(&sql, vec![tenant.into(), user.into(), after.into(), limit.into()]).await?;
         let (position, unread) = inbox_of(&found)?;
         let told = after <= position && found.len() <= MAX_CHANGES;
-        let changes = messages(&found)?.map(|row| Ok(changed(listed(row)?, after))).collect::<Result<_, DbError>>()?;
+        let changes = legible("inbox", messages(&found)?.map(|row| Ok(changed(listed(row)?, after))));
         Ok(InboxChanges { position, unread, changes: told.then_some(changes) })
     }
 
@@ -333,13 +334,14 @@ impl Store {
 }
 
 fn inbox_of(rows: &[Row]) -> Result<(i64, i64), DbError> {
-    rows.first().map_or(Ok((0, 0)), |row| Ok((row.get(0)?, row.get(1)?)))
+    // A position that cannot be read is none: the next message gives the inbox a new one.
+    rows.first().map_or(Ok((0, 0)), |row| Ok((row.get(0).unwrap_or_default(), row.get(1)?)))
 }
 
 /// The rows that hold a message: an inbox without any still gives one row.
 fn messages(rows: &[Row]) -> Result<impl Iterator<Item = &Row>, DbError> {
-    let first: Option<i64> = rows.first().map_or(Ok(None), |row| row.get(2))?;
-    Ok(rows.iter().filter(move |_| first.is_some()))
+    let is_empty = rows.first().is_none_or(|row| matches!(row.get(2), Ok(Value::Null)));
+    Ok(rows.iter().filter(move |_| !is_empty))
 }
 
 fn changed(row: InboxRow, after: i64) -> InboxChange {

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::delivery_walk::DeliveryWalk;
 use super::enqueue::new_id;
+use super::legible::{Reader, legible};
 use super::operators::{act_postgres, act_sqlite};
 use super::walk::{Page, Parameters, Position};
 use super::{Act, AuditEntry, DeliveryFilter, Store, masked};
@@ -108,6 +109,8 @@ struct Taken {
     token: Uuid,
 }
 
+/// Due jobs that are looked at to find one that can be read.
+const LOOKED_AT: i64 = 20;
 const COLUMNS: &str =
     "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position,
     (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
@@ -182,7 +185,7 @@ impl Store {
         let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
         let limit = parameters.add(limit);
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which} ORDER BY id DESC LIMIT {limit}");
-        self.db.query(&sql, parameters.0).await?.iter().map(shown).collect()
+        Ok(legible("jobs", self.db.query(&sql, parameters.0).await?.iter().map(shown)))
     }
 
     /// Ends a job between two slices; what is done stays done. False when it had ended, or is not this tenant's.
@@ -224,17 +227,18 @@ impl Store {
         let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END) FROM postcommit.job WHERE state IN ('queued', 'running')";
         let rows = self.db.query(sql, vec![]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let (now, next): (Timestamp, Option<Timestamp>) = (row.get(0)?, row.get(1)?);
+        let (now, next): (Timestamp, Option<Timestamp>) = (row.get(0)?, row.get(1).unwrap_or_default());
         Ok(next.map(|next| next.since(now)))
     }
 
     async fn take_job(&self) -> Result<Option<Taken>, DbError> {
         // Looking first: nearly always there is none, and then nothing is written.
         let due = "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT 1");
+        let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
         let rows = self.db.query(&sql, vec![]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let (tenant, id): (i32, Uuid) = (row.get(0)?, row.get(1)?);
+        // One whose key cannot be read holds no other up.
+        let key = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<Uuid>(1).ok()?));
+        let Some((tenant, id)) = rows.iter().find_map(key) else { return Ok(None) };
         let token = Uuid::new_v4();
         let until = self.later(LEASE).await?;
         let sql = format!(
@@ -246,7 +250,15 @@ impl Store {
         // Read again under the lease: somebody may have done a slice between the two.
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3");
         let rows = self.db.query(&sql, vec![tenant.into(), id.into(), token.into()]).await?;
-        rows.first().map(|row| taken(row, token)).transpose()
+        let read = rows.first().map(|row| taken(row, token)).transpose();
+        if let Err(problem @ DbError::Unreadable(_)) = &read {
+            // No other try would read it better.
+            let sql =
+                "UPDATE postcommit.job SET state = 'failed', last_error = $4, finished_at = {now}, lease_token = NULL, lease_until = NULL
+                WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+            self.db.execute_one(sql, vec![tenant.into(), id.into(), token.into(), problem.to_string().into()]).await?;
+        }
+        read
     }
 
     async fn later(&self, by: Duration) -> Result<Timestamp, DbError> {
@@ -425,32 +437,39 @@ fn without_address(filter: DeliveryFilter) -> DeliveryFilter {
     DeliveryFilter { target: filter.target.map(|target| masked(&target)), ..filter }
 }
 
+/// For people. What a worker does is read by [`taken`], and refused when it cannot be.
 fn shown(row: &Row) -> Result<Job, DbError> {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
     let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
-    let filter = without_address(filter_of(row, tenant)?);
+    let filter = filter_of(row, tenant);
     let kind = row.get::<String>(2)?;
-    Ok(Job {
+    let mut job = Job {
         tenant,
         tenant_name: row.get(15)?,
         id: row.get(1)?,
         kind: serde_json::from_value(kind.into()).map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
-        filter,
+        filter: without_address(filter.as_ref().cloned().unwrap_or_default()),
         asked_by: row.get(4)?,
-        asked_at: row.get(5)?,
-        total: row.get(6)?,
-        is_exact: row.get(7)?,
-        done: row.get(8)?,
-        skipped: row.get(9)?,
-        pace_per_s: row.get(10)?,
+        asked_at: read.or(5, "asked_at", never),
+        total: read.or(6, "total", 0),
+        is_exact: read.or(7, "is_exact", false),
+        done: read.or(8, "done", 0),
+        skipped: read.or(9, "skipped", 0),
+        pace_per_s: read.or(10, "pace", 1),
         state: row.get(11)?,
         last_error: row.get(12)?,
-        finished_at: row.get(13)?,
-    })
+        finished_at: read.or(13, "finished_at", None),
+    };
+    job.last_error = filter.err().map(|problem| problem.to_string()).or_else(|| read.problem()).or(job.last_error);
+    Ok(job)
 }
 
 fn taken(row: &Row, token: Uuid) -> Result<Taken, DbError> {
     let job = shown(row)?;
+    let filter = filter_of(row, job.tenant)?;
+    // Each of them bounds what is touched.
+    let (_, _): (Timestamp, i32) = (row.get(5)?, row.get(10)?);
     let place: Option<String> = row.get(14)?;
     let place = place.map(|place| place.parse()).transpose().map_err(DbError::Unreadable)?;
-    Ok(Taken { filter: filter_of(row, job.tenant)?, place, token, job })
+    Ok(Taken { filter, place, token, job })
 }

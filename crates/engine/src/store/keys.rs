@@ -4,6 +4,7 @@ use postcommit::Timestamp;
 use serde::Serialize;
 
 use super::Store;
+use super::legible::{Reader, legible};
 use crate::clock;
 use crate::db::{DbError, Row, Value};
 use crate::model::{Scope, Scopes};
@@ -188,7 +189,7 @@ impl Store {
             sql.push_str(&format!(" AND (k.created_at, k.id) < (${}, ${})", parameters.len() - 1, parameters.len()));
         }
         sql.push_str(" ORDER BY k.created_at DESC, k.id DESC LIMIT $1");
-        self.db.query(&sql, parameters).await?.iter().map(listed).collect()
+        Ok(legible("keys", self.db.query(&sql, parameters).await?.iter().map(shown)))
     }
 
     /// One key of a tenant, or of anybody.
@@ -197,7 +198,7 @@ impl Store {
     /// As the database says.
     pub async fn key_row(&self, tenant: Option<i32>, id: &str) -> Result<Option<Key>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE k.id = $1 AND k.tenant = coalesce($2, k.tenant)");
-        self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(listed).transpose()
+        self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(shown).transpose()
     }
 
     /// Takes a key back, and with it the sessions and links that stand on it. False when there is none, or it was revoked before.
@@ -241,6 +242,26 @@ impl Store {
 /// 16 letters and digits: random, so that nobody can count the keys of others.
 fn new_id() -> String {
     random::<8>().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// For people. What lets somebody in is read by [`listed`], and refused when it cannot be.
+fn shown(row: &Row) -> Result<Key, DbError> {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
+    let mut key = Key {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        tenant_name: row.get(2)?,
+        suspended: row.get(3)?,
+        name: row.get(4)?,
+        scopes: known(&row.get::<Vec<String>>(5)?),
+        created_at: read.or(6, "created_at", never),
+        created_by: row.get(7)?,
+        expires_at: read.or(8, "expires_at", Some(never)),
+        last_used_at: read.or(9, "last_used_at", None),
+        revoked_at: read.or(10, "revoked_at", Some(never)),
+    };
+    key.name = read.problem().map_or(key.name.clone(), |problem| format!("{} ({problem})", key.name));
+    Ok(key)
 }
 
 fn listed(row: &Row) -> Result<Key, DbError> {

@@ -26,6 +26,11 @@ pub(super) struct NotificationWalk<'a> {
     dialect: Dialect,
 }
 
+/// SQLite ends a whole statement at JSON that is none: such a row holds nothing.
+fn array(column: &str) -> String {
+    format!("CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END")
+}
+
 impl<'a> NotificationWalk<'a> {
     pub(super) fn new(filter: &'a NotificationFilter, stuck_since: Option<Timestamp>, dialect: Dialect) -> Self {
         let words = filter.words.iter().take(WORDS).map(|word| word.to_lowercase()).collect();
@@ -77,7 +82,8 @@ impl<'a> NotificationWalk<'a> {
             on.push_str(&match self.dialect {
                 Dialect::Postgres => format!(" AND note.recipients @> jsonb_build_array(jsonb_build_object('list', {list}::text))"),
                 Dialect::Sqlite => format!(
-                    " AND (SELECT count(*) FROM json_each(note.recipients) r WHERE r.type = 'object' AND r.value ->> 'list' = {list}) > 0"
+                    " AND (SELECT count(*) FROM json_each({}) r WHERE r.type = 'object' AND r.value ->> 'list' = {list}) > 0",
+                    array("note.recipients")
                 ),
             });
         }
@@ -105,7 +111,7 @@ impl<'a> NotificationWalk<'a> {
             let channel = parameters.add(channel.as_str());
             let asked_for = match self.dialect {
                 Dialect::Postgres => format!("{channel} = ANY (note.channels)"),
-                Dialect::Sqlite => format!("(SELECT count(*) FROM json_each(note.channels) c WHERE c.value = {channel}) > 0"),
+                Dialect::Sqlite => format!("(SELECT count(*) FROM json_each({}) c WHERE c.value = {channel}) > 0", array("note.channels")),
             };
             on.push_str(&format!(" AND ({asked_for} OR (SELECT count(*) FROM {of_note} WHERE x.channel = {channel}) > 0)"));
         }

@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::Store;
+use super::legible::{Reader, legible};
 use super::notification_walk::NotificationWalk;
 use super::shown::Shown;
 use super::walk::{Page, Position};
@@ -181,7 +182,7 @@ impl Store {
         let walk = self.notification_walk(filter).await?;
         let page = self.walk(&walk, walk.start(), filter.limit).await?;
         let rows = self.shown(&page.rows, SHOWN).await?;
-        Ok(Page { rows: readable(rows.iter().map(listed)), more: page.more })
+        Ok(Page { rows: legible("notifications", rows.iter().map(listed)), more: page.more })
     }
 
     async fn notification_walk<'a>(&self, filter: &'a NotificationFilter) -> Result<NotificationWalk<'a>, DbError> {
@@ -222,7 +223,10 @@ impl Store {
     pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
         let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
-        rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })).collect()
+        Ok(legible(
+            "conflicts",
+            rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })),
+        ))
     }
 
     /// What a notification is read from; the cancel requests as one text, which each database gathers in its own way.
@@ -239,21 +243,24 @@ pub(super) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) ->
 }
 
 fn listed(row: &Row) -> Result<NotificationRow, DbError> {
-    Ok(NotificationRow {
+    let mut read = Reader::of(row);
+    let mut listed = NotificationRow {
         id: row.get(0)?,
         tenant: row.get(1)?,
         event_type: row.get(2)?,
         entity: row.get(3)?,
         idempotency_key: row.get(4)?,
         status: row.get(5)?,
-        attempts: row.get(6)?,
-        deliveries: row.get(7)?,
-        next_attempt_at: row.get(8)?,
+        attempts: read.or(6, "attempts", 0),
+        deliveries: read.or(7, "deliveries", 0),
+        next_attempt_at: read.or(8, "due_at", None),
         last_error: row.get(9)?,
-        created_at: row.get(10)?,
-        sent_at: row.get(11)?,
+        created_at: read.or(10, "created_at", Timestamp::from_micros(0)),
+        sent_at: read.or(11, "sent_at", None),
         title: row.get(12)?,
-    })
+    };
+    listed.last_error = read.problem().or(listed.last_error);
+    Ok(listed)
 }
 
 /// Reads a notification whose columns begin there.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::legible::{Reader, legible};
 use super::{AuditEntry, Store};
 use crate::db::{DbError, Row, Statement, Value};
 use crate::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
@@ -44,7 +45,7 @@ impl Store {
     /// As the database says.
     pub async fn providers(&self) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider ORDER BY tenant, id");
-        self.db.query(&sql, vec![]).await?.iter().map(provider).collect()
+        Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
     }
 
     /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.
@@ -53,7 +54,13 @@ impl Store {
     /// As the database says.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
-        rows.first().map_or(Err(DbError::Unreadable("no provider_version".into())), |row| Ok((row.get(0)?, row.get(1)?)))
+        let row = rows.first().ok_or_else(|| DbError::Unreadable("no provider_version".into()))?;
+        // When it cannot be read, it may have been a moment ago.
+        let rerouted_at = match row.get(1) {
+            Ok(at) => at,
+            Err(_) => self.now().await?,
+        };
+        Ok((row.get(0).unwrap_or_default(), rerouted_at))
     }
 
     /// A tenant's provider by name.
@@ -71,7 +78,7 @@ impl Store {
     /// As the database says.
     pub async fn providers_of(&self, tenant: i32) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 ORDER BY id");
-        self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider).collect()
+        Ok(legible("providers", self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider)))
     }
 
     /// Stores a new provider. A default takes the place of the one before. False when the name is taken, or the tenant has [`PROVIDERS`] already.
@@ -255,29 +262,32 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
 fn provider(row: &Row) -> Result<Provider, DbError> {
     // A row that somebody edited by hand is shown as paused with the reason, so that it can be mended and holds up no other.
     let (guarantee, policy) = (Guarantee::from_name(&row.get::<String>(7)?), Policy::from_json(&row.get(8)?));
-    let unreadable = guarantee.as_ref().err().cloned().or_else(|| policy.as_ref().err().map(ToString::to_string));
-    let is_readable = unreadable.is_none();
-    Ok(Provider {
+    let mut read = Reader::of(row);
+    let mut provider = Provider {
         tenant: row.get(0)?,
         id: row.get(1)?,
         name: row.get(2)?,
         channel: row.get(3)?,
         driver: row.get(4)?,
         settings: row.get(5)?,
-        secrets: row.get(6)?,
-        guarantee: guarantee.unwrap_or(Guarantee::AtMostOnce),
-        policy: policy.unwrap_or_default(),
-        concurrency: row.get(9)?,
-        timeout_ms: row.get(10)?,
-        is_default: row.get(11)?,
-        enabled: row.get(12)?,
-        paused: row.get::<Option<String>>(13)?.or(unreadable),
-        not_before: row.get(14)?,
+        secrets: read.or(6, "secrets", None),
+        guarantee: guarantee.clone().unwrap_or(Guarantee::AtMostOnce),
+        concurrency: read.or(9, "concurrency", 1),
+        timeout_ms: read.or(10, "timeout_ms", 30_000),
+        is_default: read.or(11, "is_default", false),
+        enabled: read.or(12, "enabled", false),
+        paused: row.get(13)?,
+        not_before: read.or(14, "not_before", None),
         suspended: row.get(17)?,
-        revision: row.get(15)?,
-        is_readable,
-        guarantee_since: row.get(16)?,
-        rate_per_s: row.get(18)?,
-        burst: row.get(19)?,
-    })
+        revision: read.or(15, "revision", 0),
+        is_readable: true,
+        guarantee_since: read.or(16, "guarantee_since", Timestamp::from_micros(0)),
+        rate_per_s: read.or(18, "rate_per_s", None),
+        burst: read.or(19, "burst", None),
+        policy: policy.as_ref().cloned().unwrap_or_default(),
+    };
+    let unreadable = guarantee.err().or_else(|| policy.err().map(|problem| problem.to_string())).or_else(|| read.problem());
+    provider.is_readable = unreadable.is_none();
+    provider.paused = provider.paused.or(unreadable);
+    Ok(provider)
 }

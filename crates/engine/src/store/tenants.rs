@@ -7,6 +7,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::Store;
+use super::legible::{Reader, legible};
 use crate::db::{DbError, Row, Statement};
 use crate::model::short_name;
 use crate::store::AuditEntry;
@@ -43,6 +44,9 @@ pub struct TenantRow {
     /// And why.
     pub suspended_reason: Option<String>,
 }
+
+/// Tenants with unreadable names that are listed at most.
+const UNREADABLE_SHOWN: i64 = 10;
 
 const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason";
 const INSERT: &str = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
@@ -113,8 +117,23 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 ORDER BY name LIMIT $2");
-        self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?.iter().map(listed).collect()
+        let (is_text, is_bytes) = self.kinds_of_name();
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
+        let rows = self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?;
+        let mut tenants = legible("tenants", rows.iter().map(listed));
+        // Names that are no text have no place in the order, and no page after them could begin there: they stand on the first page, before the others,
+        // and never alone.
+        if after.is_none() {
+            let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE {is_bytes} ORDER BY id LIMIT $1");
+            let rows = self.db.query(&sql, vec![UNREADABLE_SHOWN.min(limit - 2).max(0).into()]).await?;
+            tenants.splice(..0, legible("tenants", rows.iter().map(listed)));
+        }
+        Ok(tenants)
+    }
+
+    /// Whether a name is text, and whether it is not, which PostgreSQL's never is.
+    fn kinds_of_name(&self) -> (&'static str, &'static str) {
+        if self.db.kind() == "postgres" { ("true", "false") } else { ("typeof(name) = 'text'", "typeof(name) <> 'text'") }
     }
 
     /// Those of whom nothing is sent, by name; 100 at most.
@@ -123,7 +142,7 @@ impl Store {
     /// As the database says.
     pub async fn suspended_tenants(&self) -> Result<Vec<TenantRow>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE suspended_at IS NOT NULL ORDER BY name LIMIT 100");
-        self.db.query(&sql, vec![]).await?.iter().map(listed).collect()
+        Ok(legible("tenants", self.db.query(&sql, vec![]).await?.iter().map(listed)))
     }
 
     /// One tenant.
@@ -141,7 +160,7 @@ impl Store {
     /// As the database says.
     pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
         let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
-        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+        Ok(legible("tenants", rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?)))).into_iter().collect())
     }
 
     /// The number behind a tenant's name.
@@ -170,5 +189,13 @@ impl Store {
 }
 
 fn listed(row: &Row) -> Result<TenantRow, DbError> {
-    Ok(TenantRow { id: row.get(0)?, name: row.get(1)?, created_at: row.get(2)?, suspended_at: row.get(3)?, suspended_reason: row.get(4)? })
+    let mut read = Reader::of(row);
+    let (created_at, suspended_at) = (read.or(2, "created_at", Timestamp::from_micros(0)), read.or(3, "suspended_at", None));
+    Ok(TenantRow {
+        id: row.get(0)?,
+        name: row.get(1)?,
+        created_at,
+        suspended_at,
+        suspended_reason: row.get::<Option<String>>(4)?.or(read.problem()),
+    })
 }

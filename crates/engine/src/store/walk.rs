@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Store;
+use super::legible::legible;
 use super::shown::Shown;
 use crate::db::{Db, DbError, Row, Value};
 use crate::model::DeliveryKey;
@@ -259,7 +260,8 @@ impl Store {
             return Ok(None);
         }
         let rows = self.db.query_once(&sql, parameters).await?;
-        rows.first().map_or(Ok(None), |row| row.get(0)).map(Some)
+        // An id that is none ends the walk here: all that is left is looked at as one window.
+        Ok(Some(rows.first().and_then(|row| row.get(0).unwrap_or_default())))
     }
 
     async fn matches(
@@ -275,7 +277,7 @@ impl Store {
             (Db::Sqlite(db), Some(shown)) => shown.read(db, &sql, parameters).await?,
             _ => self.db.query_once(&sql, parameters).await?,
         };
-        rows.into_iter().filter(|row| walk.keep(row)).take(wanted).map(keyed).collect()
+        Ok(legible("keys of a list", rows.into_iter().filter(|row| walk.keep(row)).take(wanted).map(keyed)))
     }
 
     fn match_statement(&self, walk: &impl Walk, shown: Option<Shown>, place: Position, floor: Uuid, wanted: usize) -> (String, Vec<Value>) {

@@ -39,5 +39,7 @@ mod telling;
 mod tenants;
 mod tidy;
 mod trips;
+mod types;
+mod unreadable;
 mod upgrade;
 mod webhook;

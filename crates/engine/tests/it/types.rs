@@ -1,0 +1,160 @@
+//! What the doors of SQLite ask of types, as PostgreSQL does by itself; names that no URL can hold.
+
+use postcommit_engine::db::Value;
+use postcommit_engine::store::TenantError;
+use serde_json::json;
+
+use crate::world::World;
+
+/// Binds one field of a notification, past the SDK's checks.
+async fn enqueue(world: &World, field: &str, value: Value) -> Result<u64, String> {
+    let mut fields: Vec<(&str, Value)> = vec![("event_type", "e".into()), ("idempotency_key", "k".into())];
+    fields.retain(|(name, _)| *name != field);
+    fields.push((field, value));
+    let names: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    let places: Vec<String> = (1..=fields.len()).map(|place| format!("${place}")).collect();
+    let sql = format!("INSERT INTO postcommit.enqueue ({}) VALUES ({})", names.join(", "), places.join(", "));
+    world.store.db().execute_one(&sql, fields.into_iter().map(|(_, value)| value).collect()).await.map_err(|problem| problem.to_string())
+}
+
+const FIELDS: [&str; 19] = [
+    "event_type",
+    "payload",
+    "idempotency_key",
+    "tenant",
+    "entity",
+    "recipients",
+    "channels",
+    "title",
+    "body",
+    "action_url",
+    "data",
+    "priority",
+    "due_at",
+    "expires_at",
+    "source",
+    "correlation_id",
+    "topic",
+    "schema_version",
+    "strict",
+];
+
+#[tokio::test]
+async fn bytes_are_refused_in_every_column_by_the_field_and_what_is_allowed() {
+    let world = World::sqlite().await;
+    let columns = world.sql("SELECT name FROM pragma_table_info('postcommit_enqueue')", vec![]).await;
+    let columns: Vec<String> = columns.iter().map(|row| row.get(0).unwrap()).collect();
+    assert_eq!(columns, FIELDS, "a new column is asked for its type too");
+    for field in FIELDS {
+        let said = enqueue(&world, field, Value::Bytes(b"acme".to_vec())).await.unwrap_err();
+        assert!(said.starts_with(&format!("postcommit: {field} is bytes; ")) && said.contains("allowed"), "{field}: {said}");
+    }
+    assert_eq!(world.count("notification").await + world.count("idempotency").await + world.count("delivery_queue").await, 0);
+    assert_eq!(world.count("tenant").await, 1, "no tenant of that name was made on the way");
+}
+
+#[tokio::test]
+async fn bytes_are_refused_where_the_caller_would_ignore_what_is_refused() {
+    let world = World::sqlite().await;
+    for way in ["OR IGNORE", "OR REPLACE", "OR FAIL", "OR ROLLBACK"] {
+        let sql = format!("INSERT {way} INTO postcommit_enqueue (event_type, idempotency_key, tenant) VALUES ('e', 'k', x'61')");
+        assert!(world.store.db().execute_one(&sql, vec![]).await.is_err(), "{way}");
+    }
+    assert_eq!((world.count("notification").await, world.count("tenant").await), (0, 1));
+}
+
+#[tokio::test]
+async fn numbers_are_taken_as_their_digits_where_they_are_whole() {
+    let world = World::sqlite().await;
+    for (field, value) in
+        [("entity", Value::Int(42)), ("title", Value::Int(7)), ("schema_version", Value::Int(3)), ("priority", Value::Int(9))]
+    {
+        enqueue(&world, field, value).await.unwrap();
+        world.execute("DELETE FROM postcommit.idempotency", vec![]).await;
+    }
+    for (field, value, problem) in [
+        ("entity", Value::Real(42.0), "entity is a floating-point number"),
+        ("idempotency_key", Value::Real(1.5), "idempotency_key is a floating-point number"),
+        ("schema_version", "seven".into(), "schema_version is no whole number"),
+        ("schema_version", Value::Real(7.5), "schema_version is no whole number"),
+    ] {
+        let said = enqueue(&world, field, value).await.unwrap_err();
+        assert!(said.contains(problem), "{field}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn what_stands_behind_a_nul_is_looked_at() {
+    let world = World::sqlite().await;
+    for (field, value) in
+        [("tenant", "acme\0<script>"), ("action_url", "https://h.example/\0 javascript:"), ("title", "a\0b"), ("entity", "a\0b")]
+    {
+        assert!(enqueue(&world, field, value.into()).await.unwrap_err().contains(field), "{field}");
+    }
+    assert_eq!(world.count("tenant").await, 1);
+}
+
+#[tokio::test]
+async fn a_cancel_that_names_bytes_is_refused() {
+    let world = World::sqlite().await;
+    for field in ["tenant", "entity", "event_type"] {
+        let sql = format!("INSERT INTO postcommit_cancel ({field}) VALUES (x'61')");
+        let said = world.store.db().execute_one(&sql, vec![]).await.unwrap_err().to_string();
+        assert_eq!(said, format!("postcommit: {field} is bytes; text is allowed"));
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_that_was_bound_as_bytes_before_gets_its_name_where_it_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("app.db");
+    let file = rusqlite::Connection::open(&path).unwrap();
+    file.execute_batch("CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
+        .unwrap();
+    for step in postcommit_engine::db::MIGRATIONS.iter().filter(|step| step.version < 14) {
+        file.execute_batch(step.sqlite).unwrap();
+        file.execute("INSERT INTO postcommit_migration VALUES (?1, ?2, 0)", (step.version, step.name)).unwrap();
+    }
+    for (name, key) in [("x'61636d65'", "a"), ("x'64656661756c74'", "b")] {
+        let sql =
+            format!("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('e', '{{}}', '{key}', {name})");
+        file.execute_batch(&sql).unwrap();
+    }
+    drop(file);
+    let store = postcommit_engine::store::Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    store.db().migrate().await.unwrap();
+    let names: Vec<String> = store.tenants().await.unwrap().into_values().collect();
+    assert_eq!(names, ["default", "acme", "unreadable: x'64656661756c74'"], "default is taken");
+    assert!(store.tenant("acme").await.unwrap().is_some());
+}
+
+on_both! {
+    async fn tenants_that_no_url_can_hold_are_refused(world) {
+        for name in [".", ".."] {
+            let sql = match world.is_postgres() {
+                true => format!("SELECT postcommit.enqueue('e', '{{}}', 'k', tenant => '{name}')"),
+                false => format!("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('e', '{{}}', 'k', '{name}')"),
+            };
+            let said = world.store.db().execute_one(&sql, vec![]).await.unwrap_err().to_string();
+            assert!(said.contains("tenant_other_than_dot_and_dot_dot"), "{said}");
+            assert!(matches!(world.store.create_tenant(name).await, Err(TenantError::Refused(_))));
+            assert!(world.store.tenant_or_new(name).await.unwrap_err().to_string().contains("tenant_other_than_dot_and_dot_dot"));
+            let said = serde_json::from_value::<postcommit::Notification>(json!({"event_type": "e", "tenant": name})).unwrap_err().to_string();
+            assert!(said.contains("tenant: is"), "{said}");
+            assert!(postcommit_engine::model::ProviderDraft { name: name.into(), ..world.draft("x", "capture", json!({})) }.check().is_err());
+        }
+        for name in ["...", ".a", "a..b"] {
+            world.store.create_tenant(name).await.unwrap();
+        }
+    }
+
+    async fn a_batch_takes_a_number_as_its_digits_as_a_single_one_does(world) {
+        if world.is_postgres() {
+            world.execute("SELECT postcommit.enqueue_many('[{\"event_type\": \"e\", \"idempotency_key\": \"k\", \"title\": 5, \"entity\": 42}]')", vec![]).await;
+        } else {
+            world.execute("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, title, entity) VALUES ('e', '{}', 'k', 5, 42)", vec![]).await;
+        }
+        let row = &world.sql("SELECT title, entity FROM postcommit.notification", vec![]).await[0];
+        assert_eq!((row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap()), ("5".into(), "42".into()));
+    }
+}
