@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
 use super::permits::{Meter, Permits};
+use super::shut::Shut;
 use crate::channel::{self, Driver};
 use crate::db::DbError;
 use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
@@ -37,6 +38,8 @@ pub struct Lane {
     pub backlog: Arc<AtomicBool>,
     /// What is known of its permits, where its rate is limited.
     pub meter: Arc<Meter>,
+    /// Whether it is shut in this process, because its pause or hold could not be written.
+    pub shut: Arc<Shut>,
 }
 
 impl Lane {
@@ -51,18 +54,21 @@ impl Lane {
         if self.provider.rate() != provider.rate() {
             self.meter.expect_after(Duration::ZERO);
         }
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), ..Self::new(provider, driver, same_slots) }
+        // What an answer to other settings demanded says nothing about these.
+        let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, ..Self::new(provider, driver, same_slots) }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
-        Self { name: provider.name.as_str().into(), slots, backlog: Arc::default(), meter: Arc::default(), provider, driver }
+        let name = provider.name.as_str().into();
+        Self { name, slots, backlog: Arc::default(), meter: Arc::default(), shut: Arc::default(), provider, driver }
     }
 
     /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
     fn is_served(&self) -> bool {
-        !self.provider.is_paused() && self.driver.is_ok()
+        !self.provider.is_paused() && self.driver.is_ok() && !self.shut.is_shut()
     }
 
     fn is_limited(&self) -> bool {

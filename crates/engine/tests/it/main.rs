@@ -27,6 +27,7 @@ mod operators;
 mod planner;
 mod providers;
 mod rates;
+mod refused_lane;
 mod routing;
 mod schema;
 mod sessions;
