@@ -2,7 +2,8 @@
 //!
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
-//! - `shut`: lanes whose pause or hold could not be written;
+//! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
+//! - `shut`: lanes and hosts whose pause or hold could not be written;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
@@ -19,8 +20,11 @@
 mod attempt;
 mod batch;
 mod bell;
+mod by_host;
 mod duties;
 mod expander;
+mod host_book;
+mod hosts;
 mod jobs;
 mod lanes;
 mod leases;
@@ -444,7 +448,8 @@ impl Dispatcher {
             return self.lanes.refresh(&self.crew.tools).await;
         }
         let (version, _) = self.crew.tools.store.providers_version().await?;
-        self.lanes.catch_up(&self.crew.tools, version).await
+        self.lanes.catch_up(&self.crew.tools, version).await?;
+        self.lanes.look_at_hosts(&self.crew.tools).await
     }
 
     fn interval(&self) -> Duration {

@@ -9,6 +9,8 @@ use futures_util::{FutureExt, StreamExt};
 use postcommit::Timestamp;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use super::by_host::{self, sift};
+use super::hosts::Turn;
 use super::lanes::Lane;
 use super::parked::About;
 use super::permits::Permits;
@@ -88,7 +90,8 @@ pub async fn attempt_batch(
     slots: Option<OwnedSemaphorePermit>,
     permits: Option<Permits>,
 ) {
-    let ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await;
+    let now = clock.now();
+    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now)).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -147,7 +150,10 @@ impl Group {
             let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
             return self.crew.settler.settle(settlement, None, Some(noted));
         }
-        attempt(&self.crew, &self.lane, delivery, note, now).await;
+        // A host's slowness must not be what makes the time of this attempt old.
+        let Ok(turn) = by_host::turn(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
+        let now = if turn.is_some() { self.clock.now() } else { now };
+        attempt(&self.crew, &self.lane, delivery, note, now, turn).await;
     }
 }
 
@@ -248,7 +254,7 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed>
 }
 
 /// One attempt, from permit to settle.
-async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp) {
+async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp, turn: Option<Turn>) {
     if let Some(left) = lane.shut.time_left() {
         // Claimed before the lane was shut, and not begun: it waits like those that are not claimed.
         let at = now.plus(left).min(note.expires_at.max(now));
@@ -267,6 +273,7 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     let began = clock::monotonic();
     let report = send(lane, Message { traceparent: parent.as_deref(), ..render(delivery, note, timeout) }).await;
     let took = began.elapsed();
+    drop(turn);
     counts.sent(took);
     if let Some(span) = span {
         crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
@@ -352,6 +359,9 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
 /// lane in this process; the delivery is judged as if it had been written, so that a failure of ours is never another send.
 async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
     let Some(demand) = demand_of(report) else { return verdict };
+    if let Some(host) = lane.host_of(delivery) {
+        return by_host::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
+    }
     let (store, name) = (&crew.tools.store, &lane.provider.name);
     let written = demand.write(store, &lane.provider).await;
     match (written, &demand) {
@@ -384,7 +394,7 @@ fn demand_of(report: &Report) -> Option<Demand> {
 }
 
 /// A lane that others pause again and again must not make one delivery a loop of uncounted sends.
-fn may_go_back(delivery: &Delivery) -> bool {
+pub(super) fn may_go_back(delivery: &Delivery) -> bool {
     delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }
 
@@ -404,7 +414,7 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
 }
 
 /// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
-fn chance(delivery: &Delivery) -> f64 {
+pub(super) fn chance(delivery: &Delivery) -> f64 {
     let random = delivery.key.notification.as_u128() as u32;
     let which = (delivery.key.n as u32) << 8 | u32::from(delivery.attempts);
     f64::from(random ^ which.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)

@@ -1,4 +1,4 @@
-//! A lane whose pause or hold could not be written. It stays shut in this process, and the write is tried again until it succeeds: our own failure must not
+//! A lane, or a host of one, whose pause or hold could not be written. It stays shut in this process, and the write is tried again until it succeeds: our own failure must not
 //! become another send (docs/decisions/0027).
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::clock;
 use crate::db::DbError;
 use crate::model::Provider;
-use crate::store::Store;
+use crate::store::{Shut as Written, Store};
 
 /// The wait before the write is tried again; it doubles with each failure.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -29,6 +29,18 @@ pub enum Demand {
 impl Demand {
     pub fn hold(wait: Duration) -> Self {
         Self::Hold(clock::monotonic(), wait)
+    }
+
+    /// Writes it for one host of the lane.
+    pub async fn write_of_host(&self, store: &Store, provider: &Provider, host: &str) -> Result<Written, DbError> {
+        let (lane, revision) = (provider.id, Some(provider.revision));
+        match self {
+            Self::Pause(why) => store.pause_host(lane, host, revision, why).await,
+            Self::Hold(since, wait) => match wait.saturating_sub(since.elapsed()) {
+                Duration::ZERO => Ok(Written::Already),
+                left => store.hold_host(lane, host, revision, left).await,
+            },
+        }
     }
 
     /// Writes it, unless the provider was changed or resumed since. False when nothing had to be written.
@@ -55,12 +67,14 @@ impl Demand {
     }
 }
 
-/// Whether a lane is shut in this process, whatever the database says of it.
+/// Whether a lane or a host of one is shut in this process, whatever the database says of it.
 #[derive(Default)]
 pub struct Shut {
     /// Read for every lane at every claim.
     is_shut: AtomicBool,
     state: Mutex<State>,
+    /// The host that it is about; none: the whole lane.
+    host: Option<Arc<str>>,
 }
 
 #[derive(Default)]
@@ -74,6 +88,17 @@ struct State {
 }
 
 impl Shut {
+    pub fn of_host(host: Arc<str>) -> Self {
+        Self { host: Some(host), ..Self::default() }
+    }
+
+    async fn write(&self, demand: &Demand, store: &Store, provider: &Provider) -> Result<(), DbError> {
+        match &self.host {
+            Some(host) => demand.write_of_host(store, provider, host).await.map(drop),
+            None => demand.write(store, provider).await.map(drop),
+        }
+    }
+
     pub fn is_shut(&self) -> bool {
         self.is_shut.load(Ordering::Acquire)
     }
@@ -141,15 +166,16 @@ async fn try_again(shut: Weak<Shut>, store: Store, stir: Arc<Notify>, provider: 
         tokio::time::sleep(wait).await;
         let Some(shut) = shut.upgrade() else { return };
         let Some(demand) = shut.lock().demand.clone() else { continue };
-        match demand.write(&store, &provider).await {
-            Ok(_) => {
-                tracing::warn!(provider = provider.name, ?demand, "the pause or hold of the lane is written at last");
+        match shut.write(&demand, &store, &provider).await {
+            Ok(()) => {
+                tracing::warn!(provider = provider.name, ?demand, host = shut.host.as_deref(), "the pause or hold is written at last");
                 shut.open(&demand);
                 stir.notify_one();
             }
             Err(problem) => {
                 shut.lock().fail();
-                tracing::error!(%problem, provider = provider.name, "still could not pause or hold the lane; it stays shut in this process");
+                let host = shut.host.as_deref();
+                tracing::error!(%problem, provider = provider.name, host, "still could not pause or hold the lane or host; it stays shut in this process");
             }
         }
     }
