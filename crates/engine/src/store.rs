@@ -43,7 +43,7 @@ pub use duties::PARTITION_MONTHS_AHEAD;
 pub use enqueue::EnqueueError;
 pub use expansion::Expanded;
 pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
-pub use hosts::{HOST_HELD, HOST_PAUSED, HostChange, SHUT_HOSTS, Shut, ShutHost, Waiting, waits_for};
+pub use hosts::{HOST_HELD, HOST_PAUSED, HostChange, SHUT_HOSTS, Shut, ShutCount, ShutHost, waits_for};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark};
 pub use incoming::{Incoming, Refusal};
 pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};

@@ -80,10 +80,10 @@ pub enum Shut {
     TooMany,
 }
 
-/// How many lanes and hosts wait for a time or a person.
+/// How many lanes and hosts are shut.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Waiting {
+pub struct ShutCount {
     /// Lanes that are paused.
     pub lanes_paused: i64,
     /// Lanes that are held because their provider asked to wait.
@@ -215,18 +215,18 @@ impl Store {
         rows.iter().map(host_change).collect()
     }
 
-    /// How many lanes and hosts wait. `None` is every tenant.
+    /// How many lanes and hosts are shut. `None` is every tenant.
     ///
     /// # Errors
     /// As the database says.
-    pub async fn waiting_lanes(&self, tenant: Option<i32>) -> Result<Waiting, DbError> {
+    pub async fn count_shut(&self, tenant: Option<i32>) -> Result<ShutCount, DbError> {
         let sql = "SELECT (SELECT count(*) FROM postcommit.provider p WHERE p.tenant = coalesce($1, p.tenant) AND p.paused IS NOT NULL),
               (SELECT count(*) FROM postcommit.provider p WHERE p.tenant = coalesce($1, p.tenant) AND p.not_before > {now}),
               (SELECT count(*) FROM postcommit.lane_host h WHERE h.tenant = coalesce($1, h.tenant) AND h.paused IS NOT NULL),
               (SELECT count(*) FROM postcommit.lane_host h WHERE h.tenant = coalesce($1, h.tenant) AND h.held_until > {now})";
         let rows = self.db.query(sql, vec![tenant.into()]).await?;
-        let Some(row) = rows.first() else { return Ok(Waiting::default()) };
-        Ok(Waiting { lanes_paused: row.get(0)?, lanes_held: row.get(1)?, hosts_paused: row.get(2)?, hosts_held: row.get(3)? })
+        let Some(row) = rows.first() else { return Ok(ShutCount::default()) };
+        Ok(ShutCount { lanes_paused: row.get(0)?, lanes_held: row.get(1)?, hosts_paused: row.get(2)?, hosts_held: row.get(3)? })
     }
 
     /// Forgets hosts that have been open for a while. Returns how many.

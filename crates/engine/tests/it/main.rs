@@ -12,6 +12,7 @@ mod enqueue;
 mod gate;
 mod health;
 mod history;
+mod hosts;
 mod inbox;
 mod instructions;
 mod isolation;

@@ -11,7 +11,7 @@ use crate::world::World;
 const VERSION: Refusal = Refusal::of("UPDATE", "provider_version");
 
 async fn hooks(world: &World, guarantee: Guarantee, concurrency: i32) -> i32 {
-    world.provider(ProviderDraft { guarantee, concurrency, ..world.draft("hooks", "webhook", json!({})) }).await
+    world.provider(ProviderDraft { guarantee, concurrency, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) }).await
 }
 
 async fn to(world: &World, server: &HttpServer) -> Uuid {
