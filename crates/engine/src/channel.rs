@@ -2,6 +2,7 @@
 
 mod blots;
 mod capture;
+mod host;
 pub(crate) mod http;
 mod in_app;
 pub(crate) mod webhook;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 pub use capture::{FailOn, Mode};
+pub use host::host_of;
 pub use webhook::sign;
 
 use crate::egress::Egress;
@@ -44,6 +46,16 @@ pub type Sending<'a> = Pin<Box<dyn Future<Output = Report> + Send + 'a>>;
 pub trait Driver: Send + Sync {
     /// Sends, once.
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a>;
+
+    /// Whether each host among its receivers is to have troubles of its own. By default one receiver's trouble is that of the whole lane.
+    fn isolates_hosts(&self) -> bool {
+        false
+    }
+
+    /// The host that an address leads to, name and port; none when there is none. Asked where [`Driver::isolates_hosts`].
+    fn host_of(&self, _target: &str) -> Option<String> {
+        None
+    }
 }
 
 /// What a driver is made of.

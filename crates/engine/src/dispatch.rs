@@ -2,6 +2,8 @@
 //!
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
+//! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
+//! - `shut`: lanes and hosts whose pause or hold could not be written;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
@@ -18,8 +20,11 @@
 mod attempt;
 mod batch;
 mod bell;
+mod by_host;
 mod duties;
 mod expander;
+mod host_book;
+mod hosts;
 mod jobs;
 mod lanes;
 mod leases;
@@ -28,6 +33,7 @@ mod permits;
 mod presence;
 mod settings;
 mod settler;
+mod shut;
 mod trial;
 
 use std::collections::{BTreeMap, HashMap};
@@ -54,7 +60,7 @@ use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
 use crate::store::{Claim, KpiSettings, LimitedClaim, Store, Want};
 use crate::trace::Tracer;
-use batch::{Way, begin};
+use batch::{Reckoning, Way, begin};
 use bell::Bell;
 use lanes::{EXPANSION, Lanes, Wants};
 use leases::Leases;
@@ -107,21 +113,6 @@ type Claimed = (Delivery, Arc<StoredNotification>);
 
 /// Notifications by their ids.
 type Notes = HashMap<Uuid, Arc<StoredNotification>>;
-
-/// The database's time, reckoned from a claim: asking for it would cost a round trip.
-#[derive(Debug, Clone, Copy)]
-struct Reckoning {
-    then: Timestamp,
-    since: Instant,
-}
-
-impl Reckoning {
-    /// In whole milliseconds from there: finer than that SQLite's clock is not.
-    fn now(&self) -> Timestamp {
-        let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.then.plus(Duration::from_millis(elapsed))
-    }
-}
 
 /// What a look at the queue brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -457,7 +448,8 @@ impl Dispatcher {
             return self.lanes.refresh(&self.crew.tools).await;
         }
         let (version, _) = self.crew.tools.store.providers_version().await?;
-        self.lanes.catch_up(&self.crew.tools, version).await
+        self.lanes.catch_up(&self.crew.tools, version).await?;
+        self.lanes.look_at_hosts(&self.crew.tools).await
     }
 
     fn interval(&self) -> Duration {

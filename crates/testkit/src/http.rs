@@ -62,6 +62,14 @@ impl HttpServer {
         Self { addr, shared, background }
     }
 
+    /// Listens on one more free port of 127.0.0.1, and returns its address: the same script as another host, which a request tells by its
+    /// `host` header.
+    pub fn one_more(&self) -> SocketAddr {
+        let (listener, addr) = self.background.listen((Ipv4Addr::LOCALHOST, 0).into());
+        self.background.handle().spawn(accept(listener, self.shared.clone()));
+        addr
+    }
+
     /// The address the server listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr

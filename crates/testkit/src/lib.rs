@@ -9,6 +9,7 @@
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
 //! - [`proxy`]: a TCP proxy that turns into a black hole, resets, or is cut
 //! - [`browser`]: Chromium without a window, for what only a browser can show
+//! - [`refusal`]: a database that refuses one kind of our writes
 //! - [`process`]: the product's executable as a child: its lines, signals and exit
 //!
 //! All waiting is for a signal, under one guard ([`GUARD`]) that panics with what was seen.
@@ -23,6 +24,7 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod receiver;
+pub mod refusal;
 
 pub use browser::Browser;
 pub use client::{Answer, Client};
@@ -31,6 +33,7 @@ pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;
 pub use proxy::{Mode, Proxy};
 pub use receiver::{Fault, Receiver};
+pub use refusal::Refusal;
 
 /// How long any wait of this crate lasts before it panics. Reaching it means the test failed;
 /// no passing test depends on it.

@@ -58,10 +58,20 @@ struct Settings {
     url: Option<String>,
     /// Further headers on every request.
     headers: BTreeMap<String, String>,
-    /// What 401, 402, 403 and 407 do: `pause` the lane (default), or `park` the one delivery, for a lane that serves many receivers.
+    /// What a receiver's wish to wait, its refusal of our account and its slowness concern: its `host`, or the whole `lane`. Default `host` without an
+    /// URL, and `lane` with one: then there is one receiver.
+    isolate: Option<Isolate>,
+    /// What 401, 402, 403 and 407 do: `pause` the host or lane (default), or `park` the one delivery.
     on_auth_error: OnAuthError,
     /// How long receivers remember a `webhook-id`; 60 seconds to 30 days.
     key_window_s: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Isolate {
+    Host,
+    Lane,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -74,13 +84,14 @@ enum OnAuthError {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { url: None, headers: BTreeMap::new(), on_auth_error: OnAuthError::Pause, key_window_s: 86_400 }
+        Self { url: None, headers: BTreeMap::new(), isolate: None, on_auth_error: OnAuthError::Pause, key_window_s: 86_400 }
     }
 }
 
 struct Webhook {
     url: Option<Url>,
     headers: HeaderMap,
+    isolates_hosts: bool,
     on_auth_error: OnAuthError,
     keys: Vec<Vec<u8>>,
     secret: Option<Secret>,
@@ -103,7 +114,8 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let keys = secret.as_ref().map_or(Ok(vec![]), |secret| parse_secrets(secret.reveal()))?;
     let headers = parse_headers(&settings.headers)?;
     let (guarantee, egress) = (parts.guarantee, parts.egress.clone());
-    Ok(Box::new(Webhook { url, headers, on_auth_error: settings.on_auth_error, keys, secret, guarantee, egress }))
+    let isolates_hosts = settings.isolate.unwrap_or(if url.is_some() { Isolate::Lane } else { Isolate::Host }) == Isolate::Host;
+    Ok(Box::new(Webhook { url, headers, isolates_hosts, on_auth_error: settings.on_auth_error, keys, secret, guarantee, egress }))
 }
 
 fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
@@ -167,6 +179,14 @@ impl Driver for Webhook {
             };
             self.own_rules(http::report(result, self.guarantee, &blots))
         })
+    }
+
+    fn isolates_hosts(&self) -> bool {
+        self.isolates_hosts
+    }
+
+    fn host_of(&self, target: &str) -> Option<String> {
+        super::host::of_url(&self.url_for(target).ok()?)
     }
 }
 

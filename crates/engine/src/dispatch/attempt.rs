@@ -9,11 +9,14 @@ use futures_util::{FutureExt, StreamExt};
 use postcommit::Timestamp;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use super::by_host::{self, sift};
+use super::hosts::Turn;
 use super::lanes::Lane;
 use super::parked::About;
 use super::permits::Permits;
 use super::settler::{Noted, place_of, unbegun};
-use super::{Claimed, Crew, Reckoning, Tools};
+use super::shut::Demand;
+use super::{Claimed, Crew, Reckoning};
 use crate::channel::{Driver, Message};
 use crate::clock;
 use crate::crash_point;
@@ -28,6 +31,8 @@ use crate::trace::{Begun, Kind, Span};
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long other processes may go by a guarantee that was changed: the longest interval, and one send.
 const HEARSAY: Duration = Duration::from_secs(360);
+/// Attempts of one delivery that may go uncounted because its lane was paused meanwhile.
+const MAX_UNCOUNTED: u16 = 10;
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
@@ -85,7 +90,8 @@ pub async fn attempt_batch(
     slots: Option<OwnedSemaphorePermit>,
     permits: Option<Permits>,
 ) {
-    let ready = announce(crew, lane, check_all(crew, lane, batch, clock.now())).await;
+    let now = clock.now();
+    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now)).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -144,7 +150,10 @@ impl Group {
             let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
             return self.crew.settler.settle(settlement, None, Some(noted));
         }
-        attempt(&self.crew, &self.lane, delivery, note, now).await;
+        // A host's slowness must not be what makes the time of this attempt old.
+        let Ok(turn) = by_host::turn(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
+        let now = if turn.is_some() { self.clock.now() } else { now };
+        attempt(&self.crew, &self.lane, delivery, note, now, turn).await;
     }
 }
 
@@ -245,7 +254,12 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed>
 }
 
 /// One attempt, from permit to settle.
-async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp) {
+async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp, turn: Option<Turn>) {
+    if let Some(left) = lane.shut.time_left() {
+        // Claimed before the lane was shut, and not begun: it waits like those that are not claimed.
+        let at = now.plus(left).min(note.expires_at.max(now));
+        return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
+    }
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
         return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
@@ -259,6 +273,7 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     let began = clock::monotonic();
     let report = send(lane, Message { traceparent: parent.as_deref(), ..render(delivery, note, timeout) }).await;
     let took = began.elapsed();
+    drop(turn);
     counts.sent(took);
     if let Some(span) = span {
         crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
@@ -266,7 +281,7 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     // The next send may begin while this result is being written; but results that wait to be written are bounded, too.
     let room = crew.settler.room().await;
     let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
-    let verdict = tell_lane(&crew.tools, lane, &report, verdict, now.plus(took)).await;
+    let verdict = tell_lane(crew, lane, delivery, &report, verdict, now.plus(took)).await;
     let finish = finish(verdict, Some(&report.outcome));
     let noted = noted(counts, finish, lane, (delivery, note));
     crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(noted));
@@ -340,34 +355,47 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
     }
 }
 
-/// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive.
-async fn tell_lane(tools: &Tools, lane: &Lane, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
-    let name = &lane.provider.name;
-    match &report.outcome {
-        Outcome::Deferred { after: Some(wait), .. } => {
-            if let Err(problem) = tools.store.hold_lane(lane.provider.id, Some(lane.provider.revision), *wait).await {
-                tracing::warn!(%problem, provider = name, "could not hold the lane");
-            }
-            verdict
-        }
-        Outcome::Rejected { because: Because::Config, code } => {
-            let why =
-                format!("{code}: {}", report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings"));
-            // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
-            match tools.store.pause_lane(lane.provider.id, Some(lane.provider.revision), &why).await {
-                Ok(true) => {
-                    tracing::error!(provider = name, why, "lane paused");
-                    verdict
-                }
-                Ok(false) => Verdict::Again { at: now, counted: false },
-                Err(problem) => {
-                    tracing::warn!(%problem, provider = name, "could not pause the lane");
-                    Verdict::Again { at: now, counted: false }
-                }
-            }
-        }
-        _ => verdict,
+/// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive. A demand that cannot be written shuts the
+/// lane in this process; the delivery is judged as if it had been written, so that a failure of ours is never another send.
+async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
+    let Some(demand) = demand_of(report) else { return verdict };
+    if let Some(host) = lane.host_of(delivery) {
+        return by_host::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
     }
+    let (store, name) = (&crew.tools.store, &lane.provider.name);
+    let written = demand.write(store, &lane.provider).await;
+    match (written, &demand) {
+        (Ok(true), Demand::Pause(why)) => tracing::error!(provider = name, why, "lane paused"),
+        // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
+        (Ok(false), Demand::Pause(_)) if may_go_back(delivery) => {
+            lane.shut.open(&demand);
+            return Verdict::Again { at: now, counted: false };
+        }
+        (Ok(_), _) => {}
+        (Err(problem), _) => {
+            tracing::error!(%problem, provider = name, ?demand, "could not pause or hold the lane; it stays shut in this process");
+            lane.shut.shut(store, &crew.stir, &lane.provider, demand);
+            return verdict;
+        }
+    }
+    lane.shut.open(&demand);
+    verdict
+}
+
+fn demand_of(report: &Report) -> Option<Demand> {
+    match &report.outcome {
+        Outcome::Deferred { after: Some(wait), .. } => Some(Demand::hold(*wait)),
+        Outcome::Rejected { because: Because::Config, code } => {
+            let why = report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
+            Some(Demand::Pause(format!("{code}: {why}")))
+        }
+        _ => None,
+    }
+}
+
+/// A lane that others pause again and again must not make one delivery a loop of uncounted sends.
+pub(super) fn may_go_back(delivery: &Delivery) -> bool {
+    delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }
 
 fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outcome: &'a Outcome, now: Timestamp) -> Case<'a> {
@@ -386,7 +414,7 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
 }
 
 /// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
-fn chance(delivery: &Delivery) -> f64 {
+pub(super) fn chance(delivery: &Delivery) -> f64 {
     let random = delivery.key.notification.as_u128() as u32;
     let which = (delivery.key.n as u32) << 8 | u32::from(delivery.attempts);
     f64::from(random ^ which.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)

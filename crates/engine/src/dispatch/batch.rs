@@ -1,16 +1,33 @@
 //! A claimed batch: what it is about is read, then it goes its way.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::lanes::{Lane, Table};
 use super::permits::Permits;
-use super::{Claimed, Crew, Notes, Reckoning, attempt, expander};
+use super::{Claimed, Crew, Notes, attempt, expander};
 use crate::db::DbError;
 use crate::model::Delivery;
 use crate::store::Lease;
+
+/// The database's time, reckoned from a claim: asking for it would cost a round trip.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reckoning {
+    pub then: Timestamp,
+    pub since: Instant,
+}
+
+impl Reckoning {
+    /// In whole milliseconds from there: finer than that SQLite's clock is not.
+    pub fn now(&self) -> Timestamp {
+        let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.then.plus(Duration::from_millis(elapsed))
+    }
+}
 
 /// Where a claimed batch goes, the slots it holds, and its permits.
 pub(super) enum Way {

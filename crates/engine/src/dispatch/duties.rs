@@ -28,6 +28,10 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
         let moved = or_give_back(store, "strays", store.reroute_strays_once().await).await?;
         done.push(format!("rerouted {moved} deliveries whose provider is gone"));
     }
+    if store.take_duty("hosts", STRAYS).await? {
+        let forgotten = or_give_back(store, "hosts", store.forget_open_hosts_once().await).await?;
+        done.push(format!("forgot {forgotten} hosts that are open"));
+    }
     if store.take_duty("rollups", ROLLUPS).await? {
         let folded = or_give_back(store, "rollups", store.fold_rollups_once(kpi).await).await?;
         done.push(format!("folded {folded} counts"));

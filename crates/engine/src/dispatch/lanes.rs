@@ -9,7 +9,10 @@ use postcommit::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
+use super::host_book::HostBook;
+use super::hosts::Hosts;
 use super::permits::{Meter, Permits};
+use super::shut::Shut;
 use crate::channel::{self, Driver};
 use crate::db::DbError;
 use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
@@ -37,6 +40,10 @@ pub struct Lane {
     pub backlog: Arc<AtomicBool>,
     /// What is known of its permits, where its rate is limited.
     pub meter: Arc<Meter>,
+    /// Whether it is shut in this process, because its pause or hold could not be written.
+    pub shut: Arc<Shut>,
+    /// Its hosts, where its driver tells them apart.
+    pub hosts: Option<Arc<Hosts>>,
 }
 
 impl Lane {
@@ -51,18 +58,37 @@ impl Lane {
         if self.provider.rate() != provider.rate() {
             self.meter.expect_after(Duration::ZERO);
         }
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), ..Self::new(provider, driver, same_slots) }
+        // What an answer to other settings demanded says nothing about these.
+        let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, ..Self::new(provider, driver, same_slots) }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
-        Self { name: provider.name.as_str().into(), slots, backlog: Arc::default(), meter: Arc::default(), provider, driver }
+        let name = provider.name.as_str().into();
+        Self { name, slots, backlog: Arc::default(), meter: Arc::default(), shut: Arc::default(), hosts: None, provider, driver }
+    }
+
+    /// With its hosts, if its driver tells them apart.
+    fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, book: &HostBook) -> Self {
+        let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());
+        self.hosts = isolates.then(|| book.of_lane(self.provider.id));
+        if let Some(hosts) = self.hosts.as_ref().filter(|_| known.is_some_and(|known| known.provider.revision != self.provider.revision)) {
+            hosts.forget_unwritten();
+        }
+        self
+    }
+
+    /// The host that a delivery goes to; none where the lane does not tell hosts apart.
+    pub fn host_of(&self, delivery: &Delivery) -> Option<String> {
+        self.hosts.as_ref()?;
+        self.driver.as_ref().ok()?.host_of(delivery.target.as_deref().unwrap_or_default())
     }
 
     /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
     fn is_served(&self) -> bool {
-        !self.provider.is_paused() && self.driver.is_ok()
+        !self.provider.is_paused() && self.driver.is_ok() && !self.shut.is_shut()
     }
 
     fn is_limited(&self) -> bool {
@@ -118,6 +144,7 @@ pub struct Lanes {
     version: i64,
     expansion: Arc<Semaphore>,
     lease: Duration,
+    book: HostBook,
 }
 
 /// What could be started now.
@@ -134,7 +161,7 @@ impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
         let nothing = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease, rerouted_at: Timestamp::from_micros(0) };
-        Self { table: Arc::new(nothing), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease }
+        Self { table: Arc::new(nothing), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease, book: HostBook::default() }
     }
 
     /// Reads the providers again if they are not those of that version.
@@ -153,18 +180,29 @@ impl Lanes {
             let lane = self.reopen(tools, provider);
             table.lanes.insert(lane.provider.id, lane);
         }
-        (self.table, self.version) = (Arc::new(table), version);
+        self.table = Arc::new(table);
+        // Before a claim may rely on them; a change of theirs counts as one of the providers, too.
+        self.book.read(&tools.store).await?;
+        self.version = version;
         Ok(())
     }
 
+    /// Reads all hosts that are shut, if that is due.
+    pub async fn look_at_hosts(&self, tools: &Tools) -> Result<(), DbError> {
+        if self.book.is_due() { self.book.read(&tools.store).await } else { Ok(()) }
+    }
+
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
-        let Some(known) = self.table.lane(provider.id) else { return Arc::new(open_lane(tools, provider, None)) };
+        let Some(known) = self.table.lane(provider.id) else {
+            return Arc::new(open_lane(tools, provider, None).telling_hosts_apart(None, &self.book));
+        };
+        let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.book));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
             // Only held or released: that is no revision, and the driver keeps its connections.
-            Ok(driver) if known.provider.revision == provider.revision => Arc::new(known.with(provider, Ok(driver.clone()))),
+            Ok(driver) if known.provider.revision == provider.revision => apart(known.with(provider, Ok(driver.clone()))),
             // One that could not be used is tried again: the key may be back.
-            _ => Arc::new(open_lane(tools, provider, Some(known))),
+            _ => apart(open_lane(tools, provider, Some(known))),
         }
     }
 

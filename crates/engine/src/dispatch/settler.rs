@@ -273,6 +273,8 @@ impl Writer {
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => Some(&self.tally.sent),
             Finish::Ended(FinishedState::Parked(_)) => Some(&self.tally.parked),
             Finish::Ended(_) => Some(&self.tally.dropped),
+            // Put off without an attempt: there may be thousands for one host.
+            Finish::Again { .. } if settlement.attempt.is_none() => None,
             Finish::Again { at, .. } => {
                 tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
                 Some(&self.tally.again)

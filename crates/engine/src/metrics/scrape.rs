@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use super::{Metrics, Text};
 use crate::clock;
 use crate::db::DbError;
-use crate::store::{Kpi, KpiSettings, Standing, Store};
+use crate::store::{KpiSettings, Kpis, Standing, Store};
 
 /// How long an answer of the database is good for.
 const FRESH: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ pub struct Scrape {
     metrics: Metrics,
     store: Store,
     settings: KpiSettings,
-    last: Mutex<Option<(Instant, (Kpi, Standing))>>,
+    last: Mutex<Option<(Instant, (Kpis, Standing))>>,
 }
 
 impl Scrape {
@@ -44,15 +44,15 @@ impl Scrape {
             };
         }
         text.one("postcommit_database_up", "gauge", "Whether the database answered.", u8::from(last.is_some()));
-        if let Some((_, (kpi, standing))) = last.as_ref() {
-            write_store(&mut text, kpi, standing);
+        if let Some((_, (kpis, standing))) = last.as_ref() {
+            write_store(&mut text, kpis, standing);
         }
         text.into_string()
     }
 
-    async fn ask(&self) -> Result<(Kpi, Standing), DbError> {
+    async fn ask(&self) -> Result<(Kpis, Standing), DbError> {
         let kpis = self.store.kpis(None, false, self.settings.stuck_after(), self.settings.interval()).await?;
-        Ok((kpis.total, self.store.standing().await?))
+        Ok((kpis, self.store.standing().await?))
     }
 
     fn write_database(&self, text: &mut Text) {
@@ -71,7 +71,8 @@ impl Scrape {
     }
 }
 
-fn write_store(text: &mut Text, kpi: &Kpi, standing: &Standing) {
+fn write_store(text: &mut Text, kpis: &Kpis, standing: &Standing) {
+    let (kpi, shut) = (&kpis.total, &kpis.shut);
     text.head("postcommit_queue_depth", "gauge", "Live deliveries of all tenants, by state.");
     let depth = &kpi.queue;
     for (state, count) in
@@ -96,6 +97,9 @@ fn write_store(text: &mut Text, kpi: &Kpi, standing: &Standing) {
     ] {
         text.sample("postcommit_parked", &[("reason", reason)], count);
     }
-    text.one("postcommit_lanes_paused", "gauge", "Providers whose lane is paused.", standing.lanes_paused);
+    text.one("postcommit_lanes_paused", "gauge", "Providers whose lane is paused.", shut.lanes_paused);
+    text.one("postcommit_lanes_held", "gauge", "Providers whose lane is held because they asked to wait.", shut.lanes_held);
+    text.one("postcommit_hosts_paused", "gauge", "Hosts of lanes that are paused.", shut.hosts_paused);
+    text.one("postcommit_hosts_held", "gauge", "Hosts of lanes that are held because they asked to wait.", shut.hosts_held);
     text.one("postcommit_key_conflicts_total", "counter", "Idempotency keys used again with other content.", standing.key_conflicts);
 }

@@ -48,8 +48,6 @@ pub struct KeyConflicts {
 pub struct Standing {
     /// How long the oldest due row has been due, on a lane that is open; zero when none is.
     pub oldest_due: Duration,
-    /// Providers whose lane is paused.
-    pub lanes_paused: i64,
     /// Keys used again with other content, ever.
     pub key_conflicts: i64,
 }
@@ -110,7 +108,6 @@ impl Store {
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
         Ok(Standing {
             oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
-            lanes_paused: count("SELECT count(*) FROM postcommit.provider WHERE paused IS NOT NULL").await?,
             // Nothing is ever taken out: the last number is how many there are, without counting them.
             key_conflicts: count("SELECT CAST(coalesce(max(id), 0) AS BIGINT) FROM postcommit.key_conflict").await?,
         })

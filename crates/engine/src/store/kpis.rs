@@ -6,7 +6,7 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Store;
+use super::{ShutCount, Store};
 use super::rollups::{OTHER, of_tenant};
 use crate::db::{DbError, Value};
 use crate::model::SITE_CHARS;
@@ -82,6 +82,8 @@ pub struct Kpis {
     pub stuck_after_s: u64,
     /// Everything together.
     pub total: Kpi,
+    /// Lanes and hosts that are paused or held: what waits for them is not sent.
+    pub shut: ShutCount,
     /// By source site, the one with the most to do first; empty unless asked for. At most 1,000 and `other`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sites: Vec<SiteKpi>,
@@ -165,7 +167,8 @@ impl Store {
         self.read_rollups(&mut sites, of, before(now, interval)).await?;
         let total = sites.values().fold(Kpi::default(), Kpi::plus);
         let sites = if by_site { busiest(sites) } else { vec![] };
-        Ok(Kpis { at: now, interval_s: interval.as_secs(), stuck_after_s: stuck_after.as_secs(), total, sites })
+        let shut = self.count_shut(tenant).await?;
+        Ok(Kpis { at: now, interval_s: interval.as_secs(), stuck_after_s: stuck_after.as_secs(), total, shut, sites })
     }
 
     async fn read_queue(&self, sites: &mut Sites, of: Of, now: Timestamp, stuck_after: Duration) -> Result<(), DbError> {

@@ -21,7 +21,7 @@ const TURN: Duration = Duration::from_secs(5);
 /// The channel has no default yet.
 const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
-async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
+pub(super) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
     let busy = || DbError::Unreachable("others change providers, or somebody holds them; try again".into());
     match tokio::time::timeout(TURN, CHANGES.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
@@ -193,15 +193,24 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane again, whatever held it. False when nothing did, or there is none: then nothing is changed.
+    /// Opens a lane and all its hosts again, whatever shut them, and brings forward what waits for a host. False when nothing was shut, or there is no such
+    /// lane: then nothing is changed.
     ///
     /// # Errors
     /// As the database says.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
-        let sql = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
-            WHERE id = $1 AND (paused IS NOT NULL OR not_before > {now})";
-        self.change(sql, vec![lane.into()], AuditEntry::of_lane(lane, "provider.resume")).await
+        let decide = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
+            WHERE id = $1 AND (paused IS NOT NULL OR not_before > {now} OR EXISTS (SELECT 1 FROM postcommit.lane_host h
+              WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1 AND (h.paused IS NOT NULL OR h.held_until > {now})))";
+        let open = "UPDATE postcommit.lane_host SET held_until = NULL, paused = NULL, updated_at = {now}
+            WHERE lane = $1 AND (paused IS NOT NULL OR held_until > {now})";
+        let statements = vec![(self.own_name(decide), vec![lane.into()]), (open.to_owned(), vec![lane.into()])];
+        let opened = self.change_all(statements, 0, AuditEntry::of_lane(lane, "provider.resume")).await?;
+        if opened {
+            self.bring_hosts_forward(lane, None).await?;
+        }
+        Ok(opened)
     }
 
     /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].

@@ -12,6 +12,7 @@ use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, Provi
 use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
+use postcommit_testkit::Refusal;
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -251,6 +252,18 @@ impl World {
     pub async fn expire_leases(&self) {
         let past: Timestamp = Timestamp::from_micros(1_000_000);
         self.execute("UPDATE postcommit.delivery_queue SET lease_until = $1 WHERE lease_token IS NOT NULL", vec![past.into()]).await;
+    }
+
+    /// From now on the database refuses such writes.
+    pub async fn refuse(&self, refusal: Refusal) {
+        for sql in refusal.begin(self.is_postgres()) {
+            self.execute(&sql, vec![]).await;
+        }
+    }
+
+    /// It does so no more.
+    pub async fn heal(&self, refusal: Refusal) {
+        self.execute(&refusal.end(self.is_postgres()), vec![]).await;
     }
 
     /// Waits until nothing is in the queue.

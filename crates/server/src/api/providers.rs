@@ -10,7 +10,7 @@ use postcommit_engine::channel;
 use postcommit_engine::dispatch::try_provider as trial;
 use postcommit_engine::model::{Guarantee, Provider};
 use postcommit_engine::secret::{Secret, Secrets};
-use postcommit_engine::store::{AuditEntry, Store, masked};
+use postcommit_engine::store::{AuditEntry, SHUT_HOSTS, Shut, ShutHost, Store, masked};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -21,6 +21,10 @@ use super::read::{Body, Id};
 use super::{Api, OfTenant, Refusals, Shared, one_of};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::providers::{Change, Refusal, Workshop};
+
+/// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
+const HOSTS_SHOWN: i64 = 100;
+const HOSTS_LISTED: i64 = 1000;
 
 /// A configured account of a driver on a channel.
 #[derive(Debug, Serialize, ToSchema)]
@@ -57,15 +61,18 @@ pub struct ShownProvider {
     burst: Option<i32>,
     /// Why its lane is paused, if it is.
     paused: Option<String>,
-    /// Until when the provider's own wish holds the lane.
+    /// Until when the provider's own wish holds the lane; none when it does not.
     held_until: Option<Timestamp>,
+    /// Hosts of its lane that are paused or held, those paused first: at most 100, and 1,000 in a list of all providers.
+    hosts: Vec<ShutHost>,
     /// Counts changes; also pauses, and that another became the default.
     revision: i32,
 }
 
 impl ShownProvider {
-    fn of(provider: Provider, tenants: &BTreeMap<i32, String>) -> Self {
+    fn of(provider: Provider, tenants: &BTreeMap<i32, String>, now: Timestamp, hosts: &[ShutHost]) -> Self {
         Self {
+            hosts: hosts.iter().filter(|host| host.lane == provider.id).cloned().collect(),
             tenant: tenants.get(&provider.tenant).cloned().unwrap_or_default(),
             secrets: provider.secrets.is_some(),
             guarantee: provider.guarantee.name().to_owned(),
@@ -81,7 +88,7 @@ impl ShownProvider {
             enabled: provider.enabled,
             rate_per_s: provider.rate_per_s,
             paused: provider.paused,
-            held_until: provider.not_before,
+            held_until: provider.not_before.filter(|until| *until > now),
             revision: provider.revision,
         }
     }
@@ -121,10 +128,11 @@ pub struct Providers {
 #[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
     responses((status = 200, description = "All of them", body = Providers), Refusals))]
 pub async fn list_providers(State(api): State<Shared>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
-    let (all, tenants) = (caller.store(&api).providers().await?, api.store.tenants().await?);
-    let whose = caller.whose();
+    let (store, whose) = (caller.store(&api), caller.whose());
+    let (all, tenants, now) = (store.providers().await?, api.store.tenants().await?, store.now().await?);
+    let hosts = store.shut_hosts(whose, None, HOSTS_LISTED).await?;
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
-    Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants)).collect() }))
+    Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
 }
 
 /// A body that describes a provider: what is its own, and what can be said at any time. The latter is written once; flattened by serde, its fields would be missing
@@ -270,7 +278,9 @@ fn only_over_the_network(settings: &Map<String, Value>) -> Result<(), Problem> {
 
 async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
     let provider = workshop(api, store).find(caller.tenant(), name).await?;
-    Ok(ShownProvider::of(provider, &BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())])))
+    let hosts = store.shut_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
+    let tenants = BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())]);
+    Ok(ShownProvider::of(provider, &tenants, store.now().await?, &hosts))
 }
 
 /// One provider, without its secrets.
@@ -310,9 +320,16 @@ pub struct Pause {
     /// Shown to whoever wonders.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
+    /// Only this host of its lane: a name or an address, with its port unless that is 443.
+    #[schema(min_length = 1, max_length = 300)]
+    host: Option<String>,
 }
 
-/// Stops its lane; what is enqueued waits.
+fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
+    given.map(|host| channel::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
+}
+
+/// Stops its lane, or one host of it; what is enqueued waits.
 #[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Pause,
     responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
 pub async fn pause_provider(
@@ -327,21 +344,41 @@ pub async fn pause_provider(
     }
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
-    store.pause_lane(provider.id, None, &why.reason).await?;
+    match host_of(why.host.as_deref())? {
+        None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
+        Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == Shut::TooMany => {
+            let detail = format!("{SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+            return Err(Problem::new(Kind::StateConflict, detail).about("host"));
+        }
+        Some(_) => {}
+    }
     Ok(Json(shown(&api, &store, &caller, &name).await?))
 }
 
-/// Opens its lane again, whatever held it.
-#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant),
+/// What to open.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Only this host of its lane: a name or an address, with its port unless that is 443. Without, the lane and all its hosts.
+    #[schema(min_length = 1, max_length = 300)]
+    host: Option<String>,
+}
+
+/// Opens its lane and all its hosts again, or one host, whatever shut them. What waited for a host is brought forward.
+#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Option<Resume>,
     responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
 pub async fn resume_provider(
     State(api): State<Shared>,
     Operator(caller): Operator,
     Id(name): Id<String>,
+    Body(what): Body<Resume>,
 ) -> Result<Json<ShownProvider>, Problem> {
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
-    store.resume_lane(provider.id).await?;
+    match host_of(what.host.as_deref())? {
+        Some(host) => drop(store.resume_host(provider.id, &host).await?),
+        None => drop(store.resume_lane(provider.id).await?),
+    }
     Ok(Json(shown(&api, &store, &caller, &name).await?))
 }
 

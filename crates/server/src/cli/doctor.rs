@@ -1,5 +1,7 @@
 //! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
 
+mod shut;
+
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -64,6 +66,7 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     }
     findings.extend(suspended(&store).await?);
     let tenants = store.tenants().await?;
+    findings.extend(shut::examine(&store, &providers, &tenants).await?);
     for one in &providers {
         let found = provider(settings, one, tenants.get(&one.tenant).map_or("default", String::as_str));
         findings.push(if found.result == "ok" && swallows(one, &providers) { swallowing(one, found) } else { found });

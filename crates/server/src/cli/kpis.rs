@@ -1,7 +1,7 @@
 //! `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
-use postcommit_engine::store::{Kpi, Kpis, Parked, SiteKpi};
+use postcommit_engine::store::{Kpi, Kpis, Parked, ShutCount, SiteKpi};
 
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -48,7 +48,20 @@ fn text(kpis: &Kpis) -> String {
     let rows: Vec<SiteKpi> = std::iter::once(all).chain(kpis.sites.iter().map(named)).collect();
     let (minutes, stuck) = (kpis.interval_s / 60, kpis.stuck_after_s);
     let legend = format!("delivered and failed: in the last {minutes} minutes; stuck: for longer than {stuck} s; oldest: seconds");
-    format!("{}\n\n{legend}", output::table(&rows, COLUMNS))
+    let shut = shut(&kpis.shut).map(|shut| format!("\n{shut}")).unwrap_or_default();
+    format!("{}\n\n{legend}{shut}", output::table(&rows, COLUMNS))
+}
+
+/// What is not sent for now.
+fn shut(shut: &ShutCount) -> Option<String> {
+    let counts = [
+        ("lanes paused", shut.lanes_paused),
+        ("lanes held", shut.lanes_held),
+        ("hosts paused", shut.hosts_paused),
+        ("hosts held", shut.hosts_held),
+    ];
+    let told: Vec<String> = counts.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{what}: {count}")).collect();
+    (!told.is_empty()).then(|| format!("{}; `postcommit providers list` says why", told.join(", ")))
 }
 
 type Column = (&'static str, fn(&SiteKpi) -> String);

@@ -1,15 +1,17 @@
 //! `postcommit providers`.
 
+mod shut;
 mod test;
 
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
+use postcommit::Timestamp;
 use postcommit_engine::channel;
 use postcommit_engine::egress::Egress;
 use postcommit_engine::model::Provider;
 use postcommit_engine::secret::{KeySource, Secret, Secrets};
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{ShutHost, Store};
 use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
@@ -18,6 +20,10 @@ use crate::output::{self, Done, Exit, Failure, Format};
 use crate::providers::{Change, Refusal, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
+
+/// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
+const HOSTS_SHOWN: i64 = 100;
+const HOSTS_LISTED: i64 = 1000;
 
 #[derive(Debug, Subcommand)]
 pub enum Providers {
@@ -37,20 +43,26 @@ pub enum Providers {
     },
     /// Change what is given, keep the rest
     Update(Description),
-    /// Stop its lane; what is enqueued waits
+    /// Stop its lane, or one host of it; what is enqueued waits
     Pause {
         name: String,
         #[arg(long, default_value = "default")]
         tenant: String,
+        /// Only this host: a name or an address, with its port unless that is 443
+        #[arg(long, value_parser = channel::host_of)]
+        host: Option<String>,
         /// Shown to whoever wonders
         #[arg(long, default_value = "by hand")]
         reason: String,
     },
-    /// Open its lane again, whatever held it
+    /// Open its lane and all its hosts again, whatever shut them
     Resume {
         name: String,
         #[arg(long, default_value = "default")]
         tenant: String,
+        /// Only this host: a name or an address, with its port unless that is 443
+        #[arg(long, value_parser = channel::host_of)]
+        host: Option<String>,
     },
     /// Send a test message at once, past the queue; ends with 1 when it was not sent
     Test(test::Test),
@@ -120,17 +132,22 @@ impl Providers {
             Self::List { tenant } => list(format, &store, super::tenant(&store, tenant.as_deref()).await?).await,
             Self::Test(test) => test.run(format, settings, &store).await,
             Self::Show { name, tenant } => {
-                let provider = find(&store, tenant, name).await?.1;
-                output::one(format, &shown(&provider, &store.tenants().await?), text);
+                let (tenant, provider) = find(&store, tenant, name).await?;
+                let hosts = store.shut_hosts(Some(tenant), Some(provider.id), HOSTS_SHOWN).await?;
+                let provider = held_now(provider, store.now().await?);
+                output::one(format, &shown(&provider, &store.tenants().await?, &hosts), text);
                 Ok(Exit::Ok)
             }
-            Self::Pause { name, tenant, reason } => {
+            Self::Pause { name, tenant, reason, host } => {
                 let provider = find(&store, tenant, name).await?.1;
-                let paused = store.pause_lane(provider.id, None, reason).await?;
-                say(format, name, if paused { "paused" } else { "was paused already" })
+                say(format, name, shut::pause(&store, &provider, host.as_deref(), reason).await?)
             }
-            Self::Resume { name, tenant } => {
-                let resumed = store.resume_lane(find(&store, tenant, name).await?.1.id).await?;
+            Self::Resume { name, tenant, host } => {
+                let lane = find(&store, tenant, name).await?.1.id;
+                let resumed = match host {
+                    Some(host) => store.resume_host(lane, host).await?,
+                    None => store.resume_lane(lane).await?,
+                };
                 say(format, name, if resumed { "resumed" } else { "was not paused" })
             }
             Self::Delete { name, tenant, yes } => {
@@ -259,8 +276,9 @@ fn say(format: Format, name: &str, result: &str) -> Done {
 }
 
 /// A provider as it may be shown: its tenant by name; whether there are secrets, never which.
-fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Value {
+fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ShutHost]) -> Value {
     let mut value = json!(provider);
+    value["hosts"] = json!(hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
     value["tenant"] = json!(tenants.get(&provider.tenant));
     value["secrets"] = json!(provider.secrets.is_some());
     value["burst"] = json!(provider.rate().map(|rate| rate.burst));
@@ -306,7 +324,8 @@ fn text(provider: &Value) -> String {
         ("secrets", word(&provider["secrets"])),
     ];
     let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<13}{}", value.as_ref()?)));
-    std::iter::once(format!("{}  {}", plain(&provider["name"]), lane(provider))).chain(lines).collect::<Vec<_>>().join("\n")
+    let hosts = shut::lines(&provider["hosts"]);
+    std::iter::once(format!("{}  {}", plain(&provider["name"]), lane(provider))).chain(lines).chain(hosts).collect::<Vec<_>>().join("\n")
 }
 
 fn lane(provider: &Value) -> String {
@@ -320,14 +339,13 @@ fn lane(provider: &Value) -> String {
 
 async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
     let (tenants, now) = (store.tenants().await?, store.now().await?);
-    let mut providers = match only {
+    let providers = match only {
         Some(tenant) => store.providers_of(tenant).await?,
         None => store.providers().await?,
     };
-    // A hold that is over holds nothing.
-    providers.iter_mut().filter(|p| p.not_before.is_some_and(|at| at <= now)).for_each(|p| p.not_before = None);
-    let rows: Vec<Value> = providers.iter().map(|p| shown(p, &tenants)).collect();
-    let columns: [output::Column<Value>; 9] = [
+    let hosts = store.shut_hosts(only, None, HOSTS_LISTED).await?;
+    let rows: Vec<Value> = providers.into_iter().map(|p| shown(&held_now(p, now), &tenants, &hosts)).collect();
+    let columns: [output::Column<Value>; 10] = [
         ("tenant", |p| plain(&p["tenant"])),
         ("name", |p| plain(&p["name"])),
         ("channel", |p| plain(&p["channel"])),
@@ -340,9 +358,15 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
             _ => "-".to_owned(),
         }),
         ("held until", |p| plain(&p["not_before"])),
+        ("hosts", |p| shut::summary(&p["hosts"])),
     ];
     output::list(format, &rows, &columns);
     Ok(Exit::Ok)
+}
+
+/// A hold that is over holds nothing.
+fn held_now(provider: Provider, now: Timestamp) -> Provider {
+    Provider { not_before: provider.not_before.filter(|until| *until > now), ..provider }
 }
 
 fn plain(value: &Value) -> String {

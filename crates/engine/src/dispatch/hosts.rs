@@ -1,0 +1,331 @@
+//! Hosts of lanes that serve many receivers. One that is held, paused or slow keeps its own deliveries waiting, and nobody else's: what waits for it gives
+//! its slot back and is put off (docs/decisions/0028).
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use postcommit::Timestamp;
+use tokio::sync::Notify;
+
+use super::shut::{Demand, Shut};
+use crate::clock;
+use crate::store::{HOST_HELD, HOST_PAUSED, HostChange};
+
+/// A host is slow while a send to it has taken longer than this, or sends to it do on average.
+const SLOW: Duration = Duration::from_secs(1);
+/// A lane's slots that one host may have; so there is one left for the next host, whatever this one does.
+const SHARE: (usize, usize) = (3, 4);
+/// Those that a slow host may have while other hosts are about.
+const SLOW_SHARE: (usize, usize) = (1, 8);
+/// Those that all slow hosts may have together.
+const ALL_SLOW_SHARE: (usize, usize) = (1, 2);
+/// Another host is about if something was sent to it within this.
+const ABOUT: Duration = Duration::from_secs(60);
+
+/// What is put off waits at least this long.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+/// What waits for a slow or a paused host is looked at after this at the latest, and up to twice that where there is a lot of it.
+pub const LOOK: Duration = Duration::from_secs(300);
+/// What waits for a held one, after this: somebody may have opened it while a row was on its way.
+const HELD_LOOK: Duration = Duration::from_secs(3600);
+/// After the end of a hold its deliveries come within this, not all together.
+const SPREAD: Duration = Duration::from_secs(10);
+
+/// How much the last send counts for the average.
+const WEIGHT: f64 = 0.25;
+/// Hosts of one lane that are remembered without need, and for how long.
+const REMEMBERED: usize = 4096;
+const MEMORY: Duration = Duration::from_secs(900);
+
+/// Why a delivery is put off, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutOff {
+    pub wait: Duration,
+    /// What its row says meanwhile.
+    pub code: Option<&'static str>,
+}
+
+/// Whether a send to a host may begin.
+enum Entry {
+    Yes,
+    PutOff(PutOff),
+    /// Others of this host are under way and quick: it will be soon, or the host is slow after so long.
+    Soon(Duration),
+}
+
+/// The hosts of one lane.
+#[derive(Default)]
+pub struct Hosts {
+    by_name: Mutex<HashMap<Arc<str>, Host>>,
+    /// Something may be other than it was read; shared by all lanes.
+    doubt: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct Host {
+    /// Its own wish, by the database's clock.
+    held_until: Option<Timestamp>,
+    paused: bool,
+    /// A demand that could not be written.
+    unwritten: Option<Arc<Shut>>,
+    /// When each send under way began, the oldest first.
+    under_way: VecDeque<Instant>,
+    /// The moving average of how long sends take.
+    latency: Option<Duration>,
+    /// When the next delivery that is put off may have its turn.
+    next_free: Option<Instant>,
+    /// Put off since it was last quick and open.
+    put_off: u32,
+    used_at: Option<Instant>,
+    freed: Arc<Notify>,
+}
+
+/// A send under way to a host. When it is dropped the send is over.
+pub struct Turn {
+    hosts: Arc<Hosts>,
+    host: Arc<str>,
+    began: Instant,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(host) = self.hosts.lock().get_mut(&self.host) {
+            host.end(self.began);
+        }
+    }
+}
+
+impl Hosts {
+    pub fn new(doubt: Arc<AtomicBool>) -> Self {
+        Self { doubt, ..Self::default() }
+    }
+
+    /// Waits until a send to this host may begin: never longer than it takes to see that the host is slow.
+    pub async fn turn(self: &Arc<Self>, host: &str, slots: i32, now: impl Fn() -> Timestamp, chance: f64) -> Result<Turn, PutOff> {
+        loop {
+            let (freed, longest) = {
+                let mut hosts = self.lock();
+                let began = clock::monotonic();
+                match entry(&mut hosts, host, 0, Room::of(slots), now(), began) {
+                    Entry::Yes => return Ok(self.begin(&mut hosts, host, began)),
+                    Entry::PutOff(put_off) => return Err(put_off.spread(chance)),
+                    Entry::Soon(longest) => (hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
+                }
+            };
+            // One that is told in between is not missed: a Notify keeps it for the next who asks.
+            let _ = tokio::time::timeout(longest, freed.notified()).await;
+        }
+    }
+
+    /// Whether a delivery is to be put off before it is announced; `begun` are those of its batch that go to the same host before it.
+    pub fn refuses(&self, host: &str, begun: usize, slots: i32, now: Timestamp, chance: f64) -> Option<PutOff> {
+        match entry(&mut self.lock(), host, begun, Room::of(slots), now, clock::monotonic()) {
+            Entry::PutOff(put_off) => Some(put_off.spread(chance)),
+            Entry::Yes | Entry::Soon(_) => None,
+        }
+    }
+
+    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant) -> Turn {
+        forget_the_idle(hosts, began);
+        let name: Arc<str> = hosts.get_key_value(host).map_or_else(|| host.into(), |(name, _)| name.clone());
+        let known = hosts.entry(name.clone()).or_default();
+        known.under_way.push_back(began);
+        known.used_at = Some(began);
+        Turn { hosts: self.clone(), host: name, began }
+    }
+
+    /// An answer has demanded this, and it is about to be written.
+    pub fn demanded(&self, host: &str, demand: &Demand, now: Timestamp) {
+        let mut hosts = self.lock();
+        let known = hosts.entry(host.into()).or_default();
+        match demand {
+            Demand::Pause(_) => known.paused = true,
+            Demand::Hold(_, wait) => known.held_until = known.held_until.max(Some(now.plus(*wait))),
+        }
+    }
+
+    /// What the database says of a host.
+    pub fn set(&self, change: &HostChange) {
+        let mut hosts = self.lock();
+        let known = hosts.entry(change.host.as_str().into()).or_default();
+        known.shut_by(change.held_until, change.paused);
+    }
+
+    /// Opens all but these: the database knows of no other that is shut.
+    pub fn open_others(&self, shut: &HashSet<&str>) {
+        for (_, host) in self.lock().iter_mut().filter(|(name, _)| !shut.contains(&***name)) {
+            host.shut_by(None, false);
+        }
+    }
+
+    /// A demand was not written. What others have written about this host is read again.
+    pub fn open(&self, host: &str) {
+        self.lock().entry(host.into()).or_default().shut_by(None, false);
+        self.doubt.store(true, Ordering::Release);
+    }
+
+    /// Where a demand stands that cannot be written; made when first asked for.
+    pub fn unwritten(&self, host: &str) -> Arc<Shut> {
+        let mut hosts = self.lock();
+        let known = hosts.entry(host.into()).or_default();
+        known.unwritten.get_or_insert_with(|| Arc::new(Shut::of_host(host.into()))).clone()
+    }
+
+    /// What an answer to other settings demanded says nothing about the new ones.
+    pub fn forget_unwritten(&self) {
+        self.lock().values_mut().for_each(|host| host.unwritten = None);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Host>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many slots a host may have, of how many there are.
+#[derive(Clone, Copy)]
+struct Room {
+    one: usize,
+    slow: usize,
+    all_slow: usize,
+}
+
+impl Room {
+    fn of(slots: i32) -> Self {
+        let slots = usize::try_from(slots).unwrap_or(1);
+        let share = |(part, of): (usize, usize)| (slots * part / of).max(1);
+        Self { one: share(SHARE), slow: share(SLOW_SHARE), all_slow: share(ALL_SLOW_SHARE) }
+    }
+}
+
+fn entry(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: Room, now: Timestamp, at: Instant) -> Entry {
+    let Some(host) = hosts.get_mut(name) else {
+        return if begun < room.one { Entry::Yes } else { Entry::Soon(SLOW) };
+    };
+    if let Some(put_off) = host.shut(now) {
+        return Entry::PutOff(put_off);
+    }
+    let under_way = host.under_way.len() + begun;
+    if !host.is_slow(at) {
+        host.put_off = 0;
+        return if under_way < room.one { Entry::Yes } else { Entry::Soon(host.slow_after(at)) };
+    }
+    let crowd = Crowd::around(hosts, name, at);
+    let most = if crowd.others_are_about { room.slow } else { room.one };
+    if under_way < most && (!crowd.others_are_about || crowd.slow_under_way + begun < room.all_slow) {
+        return Entry::Yes;
+    }
+    // Asked for above.
+    hosts.get_mut(name).map_or(Entry::Yes, |host| Entry::PutOff(host.pace(most, at)))
+}
+
+/// What there is beside a slow host.
+struct Crowd {
+    others_are_about: bool,
+    /// Sends to all slow hosts, this one's among them.
+    slow_under_way: usize,
+}
+
+impl Crowd {
+    fn around(hosts: &HashMap<Arc<str>, Host>, name: &str, at: Instant) -> Self {
+        let about = |host: &Host| !host.under_way.is_empty() || host.used_at.is_some_and(|used| at.duration_since(used) < ABOUT);
+        Self {
+            others_are_about: hosts.iter().any(|(other, host)| &**other != name && about(host)),
+            slow_under_way: hosts.values().filter(|host| host.is_slow(at)).map(|host| host.under_way.len()).sum(),
+        }
+    }
+}
+
+/// Hosts that nothing was sent to for long, where there are many.
+fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant) {
+    if hosts.len() < REMEMBERED {
+        return;
+    }
+    let recent = |host: &Host, within: Duration| host.used_at.is_some_and(|used| at.duration_since(used) < within);
+    hosts.retain(|_, host| host.is_needed() || recent(host, MEMORY));
+    if hosts.len() >= REMEMBERED {
+        hosts.retain(|_, host| host.is_needed());
+    }
+}
+
+impl Host {
+    fn is_needed(&self) -> bool {
+        !self.under_way.is_empty() || self.paused || self.held_until.is_some() || self.unwritten.as_ref().is_some_and(|shut| shut.is_shut())
+    }
+
+    fn shut_by(&mut self, held_until: Option<Timestamp>, paused: bool) {
+        if (self.held_until, self.paused) != (held_until, paused) {
+            (self.held_until, self.paused, self.put_off) = (held_until, paused, 0);
+        }
+    }
+
+    fn shut(&mut self, now: Timestamp) -> Option<PutOff> {
+        if self.paused {
+            return Some(PutOff { wait: self.look_after(), code: Some(HOST_PAUSED) });
+        }
+        if let Some(left) = self.unwritten.as_ref().and_then(|shut| shut.time_left()) {
+            return Some(PutOff { wait: left, code: Some(HOST_HELD) });
+        }
+        match self.held_until {
+            Some(until) if until > now => Some(PutOff { wait: until.since(now).min(HELD_LOOK), code: Some(HOST_HELD) }),
+            Some(_) => {
+                self.held_until = None;
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// The more there is to look at, the more seldom.
+    fn look_after(&mut self) -> Duration {
+        self.put_off = self.put_off.saturating_add(1);
+        LOOK + Duration::from_millis(self.put_off.into()).min(LOOK)
+    }
+
+    fn is_slow(&self, at: Instant) -> bool {
+        self.latency.is_some_and(|latency| latency > SLOW) || self.oldest(at) > SLOW
+    }
+
+    fn oldest(&self, at: Instant) -> Duration {
+        self.under_way.front().map_or(Duration::ZERO, |began| at.saturating_duration_since(*began))
+    }
+
+    /// When it will be, if nothing comes back meanwhile.
+    fn slow_after(&self, at: Instant) -> Duration {
+        (SLOW + Duration::from_millis(1)).saturating_sub(self.oldest(at)).max(Duration::from_millis(1))
+    }
+
+    /// Each that is put off gets the next time at which the host may have room for it, so that a backlog is moved once and not over and over.
+    fn pace(&mut self, slots: usize, at: Instant) -> PutOff {
+        let latency = self.latency.unwrap_or_default().max(self.oldest(at));
+        let step = latency.div_f64(slots.max(1) as f64).max(SHORTEST_WAIT);
+        let next = self.next_free.map_or(at, |next| next.max(at)) + step;
+        let wait = next.duration_since(at);
+        if wait > LOOK {
+            return PutOff { wait: self.look_after(), code: None };
+        }
+        self.next_free = Some(next);
+        PutOff { wait, code: None }
+    }
+
+    fn end(&mut self, began: Instant) {
+        if let Ok(place) = self.under_way.binary_search(&began) {
+            self.under_way.remove(place);
+        }
+        let (now, took) = (clock::monotonic(), began.elapsed());
+        self.used_at = Some(now);
+        self.latency = Some(self.latency.map_or(took, |known| known.mul_f64(1.0 - WEIGHT) + took.mul_f64(WEIGHT)));
+        if !self.is_slow(now) {
+            self.next_free = None;
+        }
+        self.freed.notify_one();
+    }
+}
+
+impl PutOff {
+    /// Later by a little, for each another little: what waits for the same time must not come all together.
+    fn spread(self, chance: f64) -> Self {
+        Self { wait: self.wait + (self.wait / 10).min(SPREAD).mul_f64(chance.clamp(0.0, 1.0)), ..self }
+    }
+}

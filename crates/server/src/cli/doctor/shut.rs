@@ -1,0 +1,68 @@
+//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is told with its provider.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_engine::model::Provider;
+use postcommit_engine::store::{ShutHost, Store};
+
+use super::{Finding, finding};
+use crate::output::Failure;
+
+/// A hold that lasts longer is worth a look.
+const LONG: Duration = Duration::from_secs(600);
+/// Hosts that are told one by one.
+const TOLD: usize = 20;
+
+pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<Finding>, Failure> {
+    let (now, hosts, count) = (store.now().await?, store.shut_hosts(None, None, TOLD as i64).await?, store.count_shut(None).await?);
+    let named = |provider: &Provider| Named::of(provider, tenants);
+    let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.not_before?, now));
+    let told = hosts.iter().filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
+    let mut findings: Vec<Finding> = lanes.chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
+    let untold = count.hosts_paused + count.hosts_held - i64::try_from(hosts.len()).unwrap_or(0);
+    if hosts.len() == TOLD && untold > 0 {
+        let detail = format!("{} hosts are paused and {} held; `postcommit providers show NAME` lists them", count.hosts_paused, count.hosts_held);
+        findings.push(finding("host", if count.hosts_paused > 0 { "problem" } else { "warning" }, detail));
+    }
+    Ok(findings)
+}
+
+/// How a provider is named here, and on the command line.
+struct Named {
+    shown: String,
+    arguments: String,
+}
+
+impl Named {
+    fn of(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Self {
+        let name = &provider.name;
+        match tenants.get(&provider.tenant).map(String::as_str) {
+            None | Some("default") => Self { shown: name.clone(), arguments: name.clone() },
+            Some(tenant) => Self { shown: format!("{tenant}/{name}"), arguments: format!("{name} --tenant {tenant}") },
+        }
+    }
+}
+
+fn severity(until: Timestamp, now: Timestamp) -> &'static str {
+    if until.since(now) > LONG { "warning" } else { "ok" }
+}
+
+fn held_lane(name: &Named, until: Timestamp, now: Timestamp) -> Option<Finding> {
+    let Named { shown, arguments } = name;
+    let detail = format!("{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before");
+    (until > now).then(|| finding("lane", severity(until, now), detail))
+}
+
+fn shut_host(name: &Named, host: &ShutHost, now: Timestamp) -> Finding {
+    let resume = format!("`postcommit providers resume {} --host {}`", name.arguments, host.host);
+    let (shown, host_name) = (&name.shown, &host.host);
+    match (&host.paused, host.held_until) {
+        (Some(why), _) => finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; mend it, then {resume}")),
+        (None, Some(until)) => {
+            finding("host", severity(until, now), format!("{shown}: {host_name} is held until {until}: it asked to wait; {resume} opens it before"))
+        }
+        (None, None) => finding("host", "ok", format!("{shown}: {host_name} is open")),
+    }
+}

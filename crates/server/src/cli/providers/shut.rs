@@ -1,0 +1,47 @@
+//! Hosts of a provider's lane that are held or paused.
+
+use postcommit_engine::model::Provider;
+use postcommit_engine::store::{SHUT_HOSTS, Shut, Store};
+use serde_json::Value;
+
+use crate::output::{Exit, Failure};
+
+/// Pauses the lane or one host of it, and says what became of that.
+pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<&'static str, Failure> {
+    let shut = match host {
+        Some(host) => store.pause_host(provider.id, host, None, reason).await?,
+        None if store.pause_lane(provider.id, None, reason).await? => Shut::Now,
+        None => Shut::Already,
+    };
+    match shut {
+        Shut::Now => Ok("paused"),
+        Shut::Already => Ok("was paused already"),
+        Shut::TooMany => {
+            let detail = format!("--host: {SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+            Err(Failure::new(Exit::Refused, detail))
+        }
+        Shut::Outdated => Err(Failure::new(Exit::NotFound, "the provider is gone")),
+    }
+}
+
+/// One host a line.
+pub fn lines(hosts: &Value) -> Vec<String> {
+    let line = |host: &Value| {
+        let until = host["held_until"].as_str().map(|until| format!("held until {until}"));
+        let why = host["paused"].as_str().map(|why| format!("paused: {why}"));
+        let told: Vec<String> = why.into_iter().chain(until).collect();
+        format!("  {:<13}{}  {}", "host", host["host"].as_str().unwrap_or("-"), told.join("; "))
+    };
+    hosts.as_array().into_iter().flatten().map(line).collect()
+}
+
+/// How many are paused and held.
+pub fn summary(hosts: &Value) -> String {
+    let count = |field: &str| hosts.as_array().into_iter().flatten().filter(|host| !host[field].is_null()).count();
+    let told: Vec<String> = [("paused", count("paused")), ("held", count("held_until"))]
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(what, count)| format!("{count} {what}"))
+        .collect();
+    if told.is_empty() { "-".to_owned() } else { told.join(", ") }
+}
