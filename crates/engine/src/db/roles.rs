@@ -99,11 +99,17 @@ impl Db {
     }
 }
 
-/// Others that migrate wait; they do not fail. A migration may take its time.
+/// Others that migrate wait; they do not fail. A migration may take its time. It may run as an administrator: names that it does not qualify are
+/// PostgreSQL's own, never those of whoever may make functions here.
 pub(super) async fn take_lock(transaction: &Transaction<'_>) -> Result<(), DbError> {
-    let sql = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
+    let sql = format!(
+        "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})"
+    );
     transaction.batch_execute(&sql).await.map_err(refused)
 }
+
+/// Whether this login could put the roles in order: it owns the schema, or is a member of its owner.
+pub(super) const MAY_ARRANGE: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
 
 /// Whether this schema has roles of `migrate --roles`.
 pub(super) async fn has_roles(transaction: &Transaction<'_>) -> Result<bool, DbError> {
