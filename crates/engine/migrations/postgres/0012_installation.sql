@@ -2,8 +2,9 @@
 -- a renamed database keeps its own, and a copy has another. roles.sql, isolation.sql and foreign.sql go by these names. See docs/decisions/0026.
 
 -- The name of this installation's role of that kind: owner, producer, worker, reader or tenant. NULL for any other kind. The role need not exist.
-CREATE FUNCTION postcommit.role_name(kind text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
-  SELECT 'postcommit_' || kind || '_' || d.oid FROM pg_catalog.pg_database d
-  WHERE d.datname = pg_catalog.current_database() AND kind IN ('owner', 'producer', 'worker', 'reader', 'tenant')
+CREATE FUNCTION postcommit.role_name(kind text) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+  SET search_path = pg_catalog, pg_temp AS $$
+  SELECT 'postcommit_' || kind || '_' || d.oid FROM pg_database d
+  WHERE d.datname = current_database() AND kind IN ('owner', 'producer', 'worker', 'reader', 'tenant')
 $$;
 REVOKE ALL ON FUNCTION postcommit.role_name(text) FROM PUBLIC;

@@ -2,7 +2,7 @@
 //! WHERE; SQLite has no other.
 
 use super::migrate::first;
-use super::roles::FOREIGNERS;
+use super::roles::{FOREIGNERS, MAY_ARRANGE};
 use super::{Db, DbError, Value};
 
 /// Tables with a tenant in them that are not behind the wall: by a rule, not by a list that somebody must remember. $1 is the tenants'
@@ -16,9 +16,6 @@ const UNWALLED: &str = "SELECT c.relname FROM pg_class c
           WHERE p.polrelid = c.oid AND r.rolname = $1 AND NOT p.polpermissive AND p.polcmd = '*'))
     UNION ALL SELECT c.relname FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') @> ARRAY['security_invoker=true']";
-
-/// What this login could mend of it.
-const MAY_MEND: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
 
 /// Whether this login may take the role. Before PostgreSQL 16 every member may.
 const MAY_TAKE: &str =
@@ -41,7 +38,7 @@ impl Db {
 
     /// Whether something is missing of the wall, and this login could mend it.
     pub(super) async fn is_wall_to_mend(&self) -> Result<bool, DbError> {
-        Ok(first::<bool>(&self.query(MAY_MEND, vec![]).await?)? && self.wall_problem().await?.is_some())
+        Ok(first::<bool>(&self.query(MAY_ARRANGE, vec![]).await?)? && self.wall_problem().await?.is_some())
     }
 
     /// Whether the wall between tenants stands: for the start of a server that serves more than one. Nothing to check on SQLite.

@@ -208,6 +208,10 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     let transaction = client.transaction().await.map_err(postgres::refused)?;
     roles::take_lock(&transaction).await?;
     let applied = missing_in_postgres(&transaction).await?;
+    // Somebody else was faster, and this login has no say in the rest.
+    if applied.is_empty() && !transaction.query_one(roles::MAY_ARRANGE, &[]).await.map_err(postgres::refused)?.get::<_, bool>(0) {
+        return Ok(Migrated::default());
+    }
     let foreigners = roles::foreigners(&transaction, db.installation).await?;
     for step in &applied {
         transaction.batch_execute(step.postgres).await.map_err(postgres::refused)?;
@@ -230,7 +234,7 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     Ok(Migrated { applied, grants })
 }
 
-/// What is missing now that the lock is held; somebody else may have been faster.
+/// What is missing now that the lock is held.
 async fn missing_in_postgres(transaction: &Transaction<'_>) -> Result<Vec<Migration>, DbError> {
     let found = transaction.query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[]).await.map_err(postgres::refused)?;
     if !found.get::<_, bool>(0) {

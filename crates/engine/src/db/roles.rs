@@ -40,7 +40,8 @@ const MEMBERS: &str = "WITH former AS (
     SELECT f.alone OR u.oid = (SELECT d.datdba FROM pg_database d WHERE d.oid = {oid}), format('GRANT %I TO %I', f.name, u.rolname) || CASE
         WHEN current_setting('server_version_num')::int < 160000 THEN CASE WHEN bool_or(m.admin_option) THEN ' WITH ADMIN OPTION' ELSE '' END
         WHEN f.name LIKE 'postcommit_tenant%' THEN ' WITH INHERIT FALSE, SET TRUE'
-        ELSE format(' WITH ADMIN %s, INHERIT %s, SET %s', bool_or(m.admin_option), bool_or((to_jsonb(m) ->> 'inherit_option')::boolean), bool_or((to_jsonb(m) ->> 'set_option')::boolean)) END
+        ELSE format(' WITH %sINHERIT %s, SET %s', CASE WHEN bool_or(m.admin_option) THEN 'ADMIN TRUE, ' ELSE '' END,
+          upper(bool_or((to_jsonb(m) ->> 'inherit_option')::boolean)::text), upper(bool_or((to_jsonb(m) ->> 'set_option')::boolean)::text)) END
     FROM former f JOIN pg_auth_members m ON m.roleid = f.oid JOIN pg_roles u ON u.oid = m.member
     WHERE NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$'
       AND NOT EXISTS (SELECT FROM pg_auth_members o WHERE o.roleid = f.ours AND o.member = m.member)
@@ -98,11 +99,17 @@ impl Db {
     }
 }
 
-/// Others that migrate wait; they do not fail. A migration may take its time.
+/// Others that migrate wait; they do not fail. A migration may take its time. It may run as an administrator: names that it does not qualify are
+/// PostgreSQL's own, never those of whoever may make functions here.
 pub(super) async fn take_lock(transaction: &Transaction<'_>) -> Result<(), DbError> {
-    let sql = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})");
+    let sql = format!(
+        "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})"
+    );
     transaction.batch_execute(&sql).await.map_err(refused)
 }
+
+/// Whether this login could put the roles in order: it owns the schema, or is a member of its owner.
+pub(super) const MAY_ARRANGE: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
 
 /// Whether this schema has roles of `migrate --roles`.
 pub(super) async fn has_roles(transaction: &Transaction<'_>) -> Result<bool, DbError> {

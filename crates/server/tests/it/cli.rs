@@ -1,5 +1,6 @@
 //! The command line as a person or a script meets it: what it prints, where, and how it ends.
 
+mod access;
 mod act;
 mod first_days;
 mod operate;

@@ -9,7 +9,7 @@ use postcommit_testkit::Postgres;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use super::{Installation, connect, is_shut_out};
+use super::{Installation, connect, is_shut_out, texts};
 use crate::world::World;
 
 const ENQUEUE: &str =
@@ -101,6 +101,24 @@ async fn enqueueing_works_with_row_security_off() {
                 .unwrap();
             session.batch_execute("SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k\"}]')").await.unwrap();
             session.batch_execute("SELECT postcommit.cancel('default', 'e')").await.unwrap();
+        }
+    }
+}
+
+/// What pg_dump does with each table, on every version of the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordinary_owner_reads_every_table_as_pg_dump_does() {
+    for with_roles in [false, true] {
+        let installation = Installation::make(with_roles, "").await;
+        let owner = connect(&installation.database.url_as(installation.owner.name())).await;
+        owner.batch_execute("SET row_security = off").await.unwrap();
+        let tables =
+            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p')";
+        for table in texts(&owner, tables).await {
+            owner
+                .batch_execute(&format!("BEGIN; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; SELECT * FROM {table}; COMMIT"))
+                .await
+                .unwrap();
         }
     }
 }

@@ -1,0 +1,74 @@
+//! A database of PostgreSQL as commands meet it: its encoding, its roles, and who else may connect.
+
+use postcommit_testkit::{Child, Postgres, TestDatabase, TestLogin};
+
+use super::Shell;
+use crate::installation::Kind;
+
+/// Waits for what a test needs of the cluster.
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+fn on(database: &TestDatabase) -> Shell {
+    Shell::empty().with("POSTCOMMIT_DATABASE_URL", &database.url).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0")
+}
+
+#[test]
+fn every_command_refuses_a_database_that_is_not_utf8() {
+    for encoding in ["LATIN1", "SQL_ASCII"] {
+        let options = format!("TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'");
+        let database = wait(Postgres::shared().database_with(&options));
+        let shell = on(&database);
+        let sentence = format!("has the encoding {encoding}, and postcommit needs UTF8");
+        for arguments in [&["migrate"][..], &["migrate", "--dry-run"], &["serve"], &["serve", "--no-migrate"], &["notifications", "list"]] {
+            let refused = shell.run(arguments).ends(4).stderr;
+            assert!(refused.contains(&sentence) && refused.contains("CREATE DATABASE name"), "{arguments:?}: {refused}");
+        }
+        assert!(shell.run(&["doctor"]).ends(1).stdout.contains(&sentence));
+    }
+}
+
+#[test]
+fn roles_are_named_when_they_are_made() {
+    let shell = Shell::empty_on(Kind::Postgres);
+    let made = shell.run(&["migrate", "--roles", "-o", "json"]).ends(0).json();
+    let names: Vec<&str> = made["roles"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let oid = names[0].strip_prefix("postcommit_owner_").unwrap();
+    assert_eq!(names[1..], ["producer", "worker", "reader"].map(|kind| format!("postcommit_{kind}_{oid}")));
+    assert_eq!(made["grants"].as_array().unwrap().len(), 0);
+    let again = shell.run(&["migrate", "--roles"]).ends(0).stdout;
+    assert!(again.contains(&format!("nothing to do; roles and grants are set: {}", names.join(", "))), "{again}");
+    assert_eq!(shell.run(&["migrate", "-o", "json"]).ends(0).json()["roles"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn doctor_and_the_start_tell_who_else_may_connect_until_nobody_may() {
+    let stranger: TestLogin = wait(Postgres::shared().login(""));
+    let database = wait(postcommit_testkit::database());
+    let shell = on(&database);
+    shell.run(&["migrate"]).ends(0);
+    let (open, closing) = ("is open to PUBLIC", format!("REVOKE CONNECT ON DATABASE {} FROM PUBLIC", database.name()));
+    let told = || {
+        let all = shell.run(&["doctor", "-o", "json"]).ends(0).json();
+        let notes: Vec<_> = all.as_array().unwrap().iter().filter(|finding| finding["check"] == "access").cloned().collect();
+        notes
+            .iter()
+            .map(|note| (note["result"].as_str().unwrap().to_owned(), note["detail"].as_str().unwrap().to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let notes = told();
+    assert!(notes.len() == 1 && notes[0].0 == "note" && notes[0].1.contains(open) && notes[0].1.contains(&closing), "{notes:?}");
+    let server = Child::spawn(shell.command(&["serve"]));
+    let line = server.wait_for_line(open);
+    assert!(line.contains(&closing), "{line}");
+    server.term();
+    server.wait();
+
+    wait(Postgres::shared().execute(&closing));
+    assert_eq!(told(), vec![]);
+    wait(Postgres::at(database.url.clone()).execute(&format!("GRANT SELECT ON postcommit.delivery TO {}", stranger.name())));
+    let notes = told();
+    assert!(notes.len() == 1 && notes[0].1.starts_with(&format!("{} holds privileges", stranger.name())), "{notes:?}");
+    drop(database);
+}
