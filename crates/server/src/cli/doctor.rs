@@ -1,5 +1,7 @@
 //! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
 
+mod surroundings;
+
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -53,6 +55,8 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
         Err(problem) => findings.push(finding("database", "problem", format!("it cannot be written: {problem}"))),
     }
     findings.push(clock(&store).await?);
+    findings.extend(surroundings::durability(&store).await?);
+    findings.extend(surroundings::held_snapshots(&store).await?);
     findings.extend(partitions(&store).await?);
     findings.push(delivering(&store.attendance().await?, store.now().await?));
     findings.extend(queue(&store).await?);
