@@ -247,3 +247,32 @@ impl Inner {
         empty
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_is_the_one_that_the_database_says() {
+        // tests/it/inbox/live.rs hears it of PostgreSQL.
+        assert_eq!(word_of(&[7; 32], &(1, "zoë".into())), "e083bebe06c62ead4e2b829d2c3bdb9f");
+        assert_ne!(word_of(&[8; 32], &(1, "zoë".into())), word_of(&[7; 32], &(1, "zoë".into())));
+    }
+
+    #[test]
+    fn until_the_key_is_known_every_word_means_anybody() {
+        let mut open = Open::default();
+        let (zoe, ada): (User, User) = ((1, "zoë".into()), (2, "ada".into()));
+        drop((open.enter(zoe.clone()), open.enter(ada.clone())));
+        assert!(open.hear("something") && open.heard.len() == 2);
+        open.heard.clear();
+        open.learn(vec![7; 32]);
+        assert!(!open.hear("something"));
+        assert!(open.hear("e083bebe06c62ead4e2b829d2c3bdb9f") && open.heard == HashSet::from([zoe.clone()]));
+        open.learn(vec![8; 32]);
+        assert!(!open.hear("e083bebe06c62ead4e2b829d2c3bdb9f"), "another key, another word");
+        open.leave(&zoe);
+        open.leave(&ada);
+        assert!(open.by_word.is_empty());
+    }
+}

@@ -33,6 +33,7 @@ mod sessions;
 mod settle;
 mod shown;
 mod story;
+mod surroundings;
 mod tenants;
 mod walk;
 
@@ -61,6 +62,7 @@ pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, S
 pub use sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use settle::{Attempted, Place, Settled, Settlement};
 pub use story::{Provenance, Status, Story};
+pub use surroundings::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use tenants::{REASON_CHARS, TenantError, TenantRow};
 pub use walk::{EXAMINED, Page, Position};
 

@@ -29,7 +29,8 @@ const HOT_POOL_SIZE: usize = 6;
 /// So a table is read whole only where there is no index at all, and then without compiling for it.
 /// Nor are rows gathered from an index that are then sorted: a page is walked along one, and ends when it is full.
 /// And they are walked along: whoever switched that off for other work has not done so for ours.
-const PLANS: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_indexscan=on -c enable_indexonlyscan=on -c enable_nestloop=on -c jit=off";
+const PLANS: &str =
+    "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_indexscan=on -c enable_indexonlyscan=on -c enable_nestloop=on -c jit=off";
 /// On the hot path rows are reached one by one along an index, and a statement is planned once for a connection: planning what to read for every batch
 /// took 2 µs a delivery. The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no walk along it. With
 /// such statistics settling 500 took 15 s instead of 6 ms; tests/it/planner.rs looks.

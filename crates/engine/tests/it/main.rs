@@ -37,6 +37,7 @@ mod sessions;
 mod settings;
 mod settle;
 mod store;
+mod surroundings;
 mod telling;
 mod tenants;
 mod tidy;

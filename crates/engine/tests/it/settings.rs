@@ -96,7 +96,8 @@ async fn use_everything(world: &World, store: &Store, label: &str) {
     let draft = world.draft(&format!("p-{}", label.replace(['.', ' '], "-")), "capture", json!({}));
     assert!(store.create_provider(world.tenant, &draft).await.unwrap(), "{label}");
     assert!(version().await > before, "{label}: the trigger of providers");
-    let note = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"user": "zoë"}], "title": title, "payload": {"at": 1.5}});
+    let note =
+        json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"user": "zoë"}], "title": title, "payload": {"at": 1.5}});
     let id = store.enqueue(&serde_json::from_value(note).unwrap()).await.unwrap();
     Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
     let states: Vec<String> = world.deliveries(id).await.iter().map(|row| row.state.clone()).collect();
@@ -160,7 +161,15 @@ async fn stored(client: &Client, key: &str) -> serde_json::Value {
 /// What each of them says to a link: through `limit_exceeded`.
 async fn verdicts(client: &Client) -> Vec<String> {
     let mut verdicts = vec![];
-    for url in ["https://shop.example/sale", "https://shop.example/a\\b", "https://a b", "mailto:sales@example.com", "tel:\\s", "https://sss", "javascript:x"] {
+    for url in [
+        "https://shop.example/sale",
+        "https://shop.example/a\\b",
+        "https://a b",
+        "mailto:sales@example.com",
+        "tel:\\s",
+        "https://sss",
+        "javascript:x",
+    ] {
         let sql = "SELECT postcommit.enqueue('a', '{}', $1, action_url => $2)";
         let answer = client.query(sql, &[&Uuid::new_v4().to_string(), &url]).await;
         verdicts.push(answer.map_or_else(|error| error.as_db_error().unwrap().message().to_owned(), |_| "taken".into()));
@@ -186,7 +195,16 @@ async fn a_producers_own_settings_change_nothing_of_what_is_stored() {
     assert_eq!(single["expires_at"].as_f64().unwrap() - single["due_at"].as_f64().unwrap(), 720.0 * 3600.0);
     for (setting, value) in known(&plain).await {
         // What ends or refuses whatever the session does is the producer's own affair, and so is what it may look at.
-        if ["statement_timeout", "idle_session_timeout", "transaction_timeout", "exit_on_error", "client_encoding", "restrict_nonsystem_relation_kind"].contains(&setting) {
+        if [
+            "statement_timeout",
+            "idle_session_timeout",
+            "transaction_timeout",
+            "exit_on_error",
+            "client_encoding",
+            "restrict_nonsystem_relation_kind",
+        ]
+        .contains(&setting)
+        {
             continue;
         }
         // A session of its own: a function's text is read when a session first calls it.
@@ -215,7 +233,10 @@ async fn no_function_has_a_backslash_that_a_setting_could_change() {
 async fn commits(store: &Store) -> [String; 2] {
     let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
     let sql = "SELECT current_setting('synchronous_commit')";
-    [db.client().await.unwrap().query_one(sql, &[]).await.unwrap().get(0), db.hot().await.unwrap().query_one(sql, &[]).await.unwrap().get(0)]
+    [
+        db.client().await.unwrap().query_one(sql, &[]).await.unwrap().get(0),
+        db.hot().await.unwrap().query_one(sql, &[]).await.unwrap().get(0),
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -259,7 +280,13 @@ async fn a_prepared_transaction_enqueues_without_the_bell() {
         producer.batch_execute(&end).await.unwrap();
         prepared
     };
-    for silent in ["SET LOCAL postcommit.doorbell = off", "SET postcommit.doorbell = 'OFF'", "SET postcommit.doorbell = false", "SET postcommit.doorbell = 0", "SET postcommit.doorbell = 'no'"] {
+    for silent in [
+        "SET LOCAL postcommit.doorbell = off",
+        "SET postcommit.doorbell = 'OFF'",
+        "SET postcommit.doorbell = false",
+        "SET postcommit.doorbell = 0",
+        "SET postcommit.doorbell = 'no'",
+    ] {
         assert!(prepare(silent).await, "{silent}");
     }
     world.drained().await;

@@ -1,6 +1,7 @@
 //! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
 
 mod shut;
+mod surroundings;
 
 use std::time::Duration;
 
@@ -56,6 +57,8 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     }
     findings.extend(access(&store).await?);
     findings.push(clock(&store).await?);
+    findings.extend(surroundings::durability(&store).await?);
+    findings.extend(surroundings::held_snapshots(&store).await?);
     findings.extend(partitions(&store).await?);
     findings.push(delivering(&store.attendance().await?, store.now().await?));
     findings.extend(queue(&store).await?);

@@ -30,7 +30,7 @@ macro_rules! on_both {
 
 pub(crate) use on_both;
 
-mod app;
+pub mod app;
 pub use app::App;
 mod hostile;
 
