@@ -1,6 +1,7 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
 mod client;
+mod files;
 mod isolation;
 mod migrate;
 pub mod postgres;
