@@ -2,6 +2,7 @@
 
 mod client;
 mod installation;
+mod files;
 mod isolation;
 mod migrate;
 pub mod postgres;

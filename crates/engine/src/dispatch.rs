@@ -15,7 +15,7 @@
 //! - `trial`: one send past the queue, to try a provider out;
 //! - `duties`: what is done now and then;
 //! - `jobs`: what an operator does to many at once;
-//! - `presence`: that somebody is here to deliver.
+//! - `presence`: that somebody is here to deliver; `passing`: one pass at a time.
 
 mod attempt;
 mod batch;
@@ -29,6 +29,7 @@ mod jobs;
 mod lanes;
 mod leases;
 mod parked;
+mod passing;
 mod permits;
 mod presence;
 mod settings;
@@ -47,6 +48,7 @@ use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
 pub use jobs::run_once as run_job_once;
+pub use passing::Passed;
 pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};

@@ -265,6 +265,7 @@ impl IntoResponses for Refusals {
             ("409", "Not in this state, or the key stands for other content"),
             ("413", "The body is too large"),
             ("415", "The body must be JSON"),
+            ("421", "The header Host names none of ours, where the server listens on loopback"),
             ("422", "A field is not as it must be"),
             ("429", "Too many requests"),
             ("503", "The database is not at hand, or there are too many connections; nothing was done"),

@@ -1,4 +1,8 @@
-//! `/healthz`: the process lives. `/readyz`: the database answers, has our schema and takes writes.
+//! `/healthz`: the process lives. `/readyz`: the database answers, has our schema and takes writes. Both answer to any `Host`: probes name what they like, and nothing is told
+//! that is anybody's.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -6,6 +10,19 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::Store;
+use tokio::sync::watch;
+
+/// A probe is answered after this long, whether the database has answered or not.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+type Answer = (StatusCode, String);
+
+/// One look at a time, shared by all who ask meanwhile. Nobody cuts it off: a database call is never cancelled.
+#[derive(Clone)]
+struct Look {
+    store: Store,
+    under_way: Arc<Mutex<Option<watch::Receiver<Option<Answer>>>>>,
+}
 
 /// Both routes, for GET and HEAD.
 pub fn routes(store: Store) -> Router {
@@ -13,11 +30,39 @@ pub fn routes(store: Store) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok\n").fallback(only_get))
         .route("/readyz", get(ready).fallback(only_get))
-        .with_state(store)
+        .with_state(Look { store, under_way: Arc::default() })
 }
 
-async fn ready(State(store): State<Store>) -> (StatusCode, String) {
-    match check(&store).await {
+async fn ready(State(look): State<Look>) -> Answer {
+    let mut answer = look.join();
+    let waited = tokio::time::timeout(PATIENCE, answer.wait_for(Option::is_some)).await;
+    let found = match waited {
+        Ok(found) => found.ok().and_then(|found| found.clone()),
+        Err(_) => Some((
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("the database has not answered for {} ms; does somebody hold a lock?\n", PATIENCE.as_millis()),
+        )),
+    };
+    found.unwrap_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, "the look at the database broke off\n".into()))
+}
+
+impl Look {
+    /// The look that is under way, or a new one.
+    fn join(&self) -> watch::Receiver<Option<Answer>> {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = |look: &&watch::Receiver<Option<Answer>>| look.has_changed().is_ok() && look.borrow().is_none();
+        if let Some(look) = under_way.as_ref().filter(is_open) {
+            return look.clone();
+        }
+        let (tell, told) = watch::channel(None);
+        let store = self.store.clone();
+        tokio::spawn(async move { tell.send(Some(look_at(&store).await)) });
+        under_way.insert(told).clone()
+    }
+}
+
+async fn look_at(store: &Store) -> Answer {
+    match check(store).await {
         Ok(false) => (StatusCode::OK, "ready\n".into()),
         Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only\n".into()),
         Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),

@@ -8,6 +8,7 @@ mod bench;
 mod cli;
 mod door;
 mod health;
+mod hosts;
 mod output;
 mod providers;
 mod rate;

@@ -111,11 +111,25 @@ pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> Str
 }
 
 fn json<T: Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default()
+    escaped(serde_json::to_string_pretty(value).unwrap_or_default())
 }
 
 fn line<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_default()
+    escaped(serde_json::to_string(value).unwrap_or_default())
+}
+
+/// JSON in which no character moves a cursor, turns the writing around or ends a line for somebody: they are in its texts alone, and written as `\\u2028`.
+pub fn escaped(json: String) -> String {
+    let is_plain = |c: char| c == '\n' || !acts(c);
+    if json.chars().all(is_plain) {
+        return json;
+    }
+    json.chars().map(|c| if is_plain(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) }).collect()
+}
+
+/// Whether a terminal or a reader of lines does something else with it than show it.
+fn acts(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Columns as wide as their widest cell; control characters cannot move the terminal's cursor.
@@ -132,15 +146,8 @@ pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
 }
 
 /// What somebody else wrote cannot move the terminal's cursor or turn its writing around.
-fn harmless(text: &str) -> String {
-    let tame = |c: char| {
-        if (c.is_control() && c != '\n') || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
-            ' '
-        } else {
-            c
-        }
-    };
-    text.chars().map(tame).collect()
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if acts(c) && c != '\n' { ' ' } else { c }).collect()
 }
 
 /// A reader that went away (`| head`) is no error; a full disk is.
@@ -194,5 +201,15 @@ mod tests {
         assert_eq!(cut(&"é".repeat(WIDEST)), "é".repeat(WIDEST));
         let shown = cut(&"é".repeat(WIDEST + 1));
         assert!(shown.ends_with('…') && shown.chars().count() == WIDEST);
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_ends_no_line_and_moves_no_cursor() {
+        let text = "a\u{2028}b\u{2029}c\u{85}d\u{1b}[2Je\u{9b}f\u{202e}g\u{7f}é";
+        assert_eq!(harmless(text), "a b c d [2Je f g é");
+        let said = line(&serde_json::json!({text: text}));
+        assert_eq!(said.matches("\\u2028b\\u2029c\\u0085d\\u001b[2Je\\u009bf\\u202eg\\u007fé").count(), 2, "{said}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&said).unwrap()[text], text);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json(&[text])).unwrap()[0], text);
     }
 }

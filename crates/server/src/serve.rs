@@ -21,7 +21,7 @@ use crate::cli::keys::login_link;
 use crate::output::{Done, Exit, Failure};
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
-use crate::{app, door, health, telemetry, watching};
+use crate::{app, door, health, hosts, telemetry, watching};
 
 /// How often it is written down which keys were used.
 const NOTE_USE: Duration = Duration::from_secs(30);
@@ -127,7 +127,7 @@ fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Rout
     let told = health::routes(store.clone()).merge(metrics);
     let routes = match role {
         Role::Worker => told.fallback(not_by_a_worker),
-        Role::All | Role::Api => told.merge(api::router(api(settings, store, tools))),
+        Role::All | Role::Api => told.merge(hosts::guarded(api::router(api(settings, store, tools)), settings)),
     };
     // The door has the one limit for bodies.
     watching::watched(door::named_routes(routes), tools).layer(DefaultBodyLimit::disable())

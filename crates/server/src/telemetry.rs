@@ -2,6 +2,7 @@
 
 pub mod otlp;
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 use serde::Deserialize;
@@ -47,7 +48,7 @@ struct Quiet;
 
 impl Write for Quiet {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = io::stderr().write_all(bytes);
+        let _ = io::stderr().write_all(&without_breaks(bytes));
         Ok(bytes.len())
     }
 
@@ -57,11 +58,24 @@ impl Write for Quiet {
     }
 }
 
+/// A line of the log in which nothing but its end is one: U+2028, U+2029 and U+0080 to U+009F, which some take for line breaks or commands, are written as `\u2028`. JSON
+/// reads that as the character it was.
+fn without_breaks(line: &[u8]) -> Cow<'_, [u8]> {
+    let is_one = |c: char| matches!(c, '\u{80}'..='\u{9f}' | '\u{2028}' | '\u{2029}');
+    match std::str::from_utf8(line) {
+        Ok(text) if text.contains(is_one) => {
+            let write = |c: char| if is_one(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+            Cow::Owned(text.chars().map(write).collect::<String>().into_bytes())
+        }
+        _ => Cow::Borrowed(line),
+    }
+}
+
 /// Prints a line for people to stderr, if anybody reads it.
 macro_rules! say {
     ($($what:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($what)*);
+        let _ = writeln!(std::io::stderr(), "{}", $crate::output::harmless(&format!($($what)*)));
     }};
 }
 pub(crate) use say;
@@ -79,4 +93,17 @@ pub fn start(settings: &LogSettings) {
     }
     // A panic is a log line too; the default hook would panic again on a stderr that nobody reads.
     std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a task panicked")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_log_is_one() {
+        let line = "{\"problem\":\"a\u{2028}b\u{85}c é\"}\n";
+        assert_eq!(without_breaks(line.as_bytes()).as_ref(), "{\"problem\":\"a\\u2028b\\u0085c é\"}\n".as_bytes());
+        assert!(matches!(without_breaks("plain é\n".as_bytes()), Cow::Borrowed(_)));
+        assert_eq!(without_breaks(&[0xff, 0xe2]).as_ref(), [0xff, 0xe2], "half a character is somebody else's");
+    }
 }

@@ -1,13 +1,13 @@
 //! What is told about requests, and `/metrics`.
 //!
-//! `/metrics` is open on loopback, where whoever can ask can read the database as well. Elsewhere it takes `Authorization: Bearer` and the setting `metrics.token`;
+//! `/metrics` is open on loopback, where whoever can ask can read the database as well, to requests whose `Host` is loopback's. Elsewhere it takes `Authorization: Bearer` and the setting `metrics.token`;
 //! without that setting nobody outside gets it.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -17,6 +17,8 @@ use postcommit_engine::dispatch::Tools;
 use postcommit_engine::metrics::Scrape;
 use postcommit_engine::trace::Kind;
 use serde::Deserialize;
+
+use crate::hosts;
 
 /// `[metrics]`.
 #[derive(Debug, Clone, Deserialize)]
@@ -55,10 +57,15 @@ pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
     Router::new().route("/metrics", get(page)).with_state(Arc::new(Page { scrape, open, token: settings.token.clone() }))
 }
 
-async fn page(State(page): State<Arc<Page>>, headers: HeaderMap) -> Response {
+async fn page(State(page): State<Arc<Page>>, uri: Uri, headers: HeaderMap) -> Response {
     let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-    let let_in = page.open || shown.is_some_and(|shown| is_same(shown, &page.token));
-    if !let_in {
+    let has_token = shown.is_some_and(|shown| is_same(shown, &page.token));
+    // Another name for loopback is somebody's page that wants to read them: hosts.rs.
+    if page.open && !has_token && !hosts::is_loopback(&headers, &uri) {
+        let why = "without the setting metrics.token as a bearer token, Host must be localhost, 127.0.0.1 or [::1], with any port\n";
+        return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
+    }
+    if !page.open && !has_token {
         let why = "metrics are open where the server listens on loopback with no proxy before it; elsewhere show the setting metrics.token as a bearer token\n";
         return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], why).into_response();
     }

@@ -1,9 +1,7 @@
 //! SQLite: one writer thread that commits for everybody waiting at once, and readers beside it.
 
-use std::os::unix::fs::MetadataExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -13,6 +11,7 @@ use rusqlite::{CachedStatement, Connection, OpenFlags, Params, ToSql, Transactio
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
+use super::files::Files;
 use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
 use super::writable::Writable;
@@ -24,7 +23,7 @@ const GROUP: usize = 256;
 /// How long after its begin a transaction takes in who comes meanwhile: for the same reason.
 const OPEN: Duration = Duration::from_millis(2);
 /// How long a writer waits for the application's transaction.
-pub(super) const BUSY: Duration = Duration::from_secs(10);
+const BUSY: Duration = Duration::from_secs(10);
 /// Idle read connections kept.
 const READERS: usize = 4;
 
@@ -37,9 +36,7 @@ pub struct Sqlite {
     path: PathBuf,
     writer: mpsc::UnboundedSender<Box<dyn Command>>,
     readers: Arc<Mutex<Vec<Connection>>>,
-    /// Which file was opened, and whether another one stands in its place.
-    identity: Option<(u64, u64)>,
-    replaced: Arc<AtomicBool>,
+    files: Files,
     writable: Writable,
     pub(super) counter: Arc<Counter>,
 }
@@ -62,21 +59,13 @@ impl Sqlite {
         let connection = open_writer(path)?;
         let (writer, commands) = mpsc::unbounded_channel();
         let counter = Arc::<Counter>::default();
-        let writable = Writable::default();
-        let (counting, noting) = (counter.clone(), writable.clone());
+        let (writable, files) = (Writable::default(), Files::opened(path));
+        let (counting, noting, watching) = (counter.clone(), writable.clone(), files.clone());
         std::thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || write_all(connection, commands, &counting, &noting))
+            .spawn(move || write_all(connection, commands, &counting, &noting, &watching))
             .map_err(|e| DbError::Unreachable(e.to_string()))?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer,
-            readers: Arc::default(),
-            identity: identity(path),
-            replaced: Arc::default(),
-            writable,
-            counter,
-        })
+        Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), files, writable, counter })
     }
 
     /// The file.
@@ -85,18 +74,13 @@ impl Sqlite {
         &self.path
     }
 
-    /// Notices when the file was moved, deleted or replaced: what is written to the one we hold would be seen by nobody.
+    /// Notices when a file was moved, deleted or replaced: what is written to the one we hold would be seen by nobody.
     pub(super) fn check_identity(&self) {
-        if identity(&self.path) != self.identity && !self.replaced.swap(true, Ordering::SeqCst) {
-            tracing::error!(path = %self.path.display(), "the database file was moved, deleted or replaced; restart to use what is there now");
-        }
+        self.files.look();
     }
 
     fn still_ours(&self) -> Result<(), DbError> {
-        if self.replaced.load(Ordering::SeqCst) {
-            return Err(DbError::Unreachable(format!("{} was moved, deleted or replaced under us; restart", self.path.display())));
-        }
-        Ok(())
+        self.files.replaced().map_or(Ok(()), |what| Err(DbError::Unreachable(what.to_owned())))
     }
 
     /// Runs `work` in a write transaction that it may share with others. Answers after the commit. When another's work fails, everything is undone and
@@ -148,6 +132,7 @@ impl Sqlite {
     /// # Errors
     /// When it cannot be written for another reason than being read-only: the disk is full or nearly so, the last write failed, or somebody holds the file.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
+        self.check_identity();
         self.still_ours()?;
         self.counter.trips(1);
         self.writable.is_read_only(&self.path).await
@@ -165,6 +150,10 @@ impl Sqlite {
 
     /// Brings everything into the file itself, so that who copies it after a stop copies all. Best effort: somebody else may be reading.
     pub fn checkpoint(&self) {
+        // Another log stands in the place of ours: a new connection would bring that one in.
+        if self.files.replaced().is_some() {
+            return;
+        }
         let checkpointed = Connection::open(&self.path).and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
             tracing::debug!(%problem, "the write-ahead log stays beside the file");
@@ -178,11 +167,6 @@ impl Sqlite {
     pub fn reader(&self) -> Result<Connection, DbError> {
         open_reader(&self.path)
     }
-}
-
-/// Device and number of a file: they stay while it does.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 fn open_writer(path: &Path) -> Result<Connection, DbError> {
@@ -247,7 +231,7 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
 
 type Commands = mpsc::UnboundedReceiver<Box<dyn Command>>;
 
-fn write_all(mut connection: Connection, mut commands: Commands, counter: &Counter, writable: &Writable) {
+fn write_all(mut connection: Connection, mut commands: Commands, counter: &Counter, writable: &Writable, files: &Files) {
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
         let changes = connection.total_changes();
@@ -264,6 +248,7 @@ fn write_all(mut connection: Connection, mut commands: Commands, counter: &Count
         let committed = written.map(drop).map_err(|e: rusqlite::Error| e.to_string());
         if committed.is_ok() {
             counter.commit();
+            files.note_log();
         }
         for command in group {
             command.answer(committed.clone());

@@ -11,11 +11,13 @@ use rustix::io::Errno;
 use tokio::sync::Mutex;
 
 use super::DbError;
-use super::sqlite::BUSY;
 use crate::clock;
 
 /// How long a finding is believed: whoever asks every moment must not make the disk busy.
 const BELIEVED: Duration = Duration::from_secs(1);
+
+/// How long somebody else's transaction is waited for. Whoever asks wants to be answered within two seconds, and a lock that lasts is an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A disk with fewer bytes free than this is as good as full: the log alone is let grow to four times as much.
 const ROOM: u64 = 16 * 1024 * 1024;
@@ -101,8 +103,19 @@ fn try_to_write(path: &Path, failed: Option<String>) -> Result<bool, String> {
         Ok(true) => Ok(false),
         Ok(false) => Err(format!("{}: a write failed: {}", path.display(), failed.unwrap_or_default())),
         Err(rusqlite::Error::SqliteFailure(failure, _)) if failure.code == rusqlite::ErrorCode::ReadOnly => Ok(true),
+        Err(rusqlite::Error::SqliteFailure(failure, _)) if is_lock(failure.code) => {
+            let seconds = PATIENCE.as_secs();
+            Err(format!(
+                "{}: another connection has held a lock for longer than {seconds} s; what is to be written waits for it",
+                path.display()
+            ))
+        }
         Err(error) => Err(format!("{}: a write failed: {error}", path.display())),
     }
+}
+
+fn is_lock(code: rusqlite::ErrorCode) -> bool {
+    matches!(code, rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked)
 }
 
 /// Writes a page and takes it back. With an empty log the page needs room on the disk; false when the log could not be emptied.
@@ -113,7 +126,7 @@ fn write(path: &Path, with_empty_log: bool) -> rusqlite::Result<bool> {
     if with_empty_log && connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get::<_, bool>(0))? {
         return Ok(false);
     }
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(PATIENCE)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // A true change, for a page whose content stays is not written; and flushed, for what is rolled back from memory never meets the disk.
     transaction.execute("UPDATE postcommit_migration SET applied_at = applied_at + 1", ())?;

@@ -41,10 +41,12 @@ impl Store {
         let mut rest = batch;
         while !rest.is_empty() {
             let next = rest.split_off(rest.len().min(BATCH));
-            answers.extend(match &self.db {
+            let mut part = match &self.db {
                 Db::Postgres(db) => accept_postgres(db, &rest).await,
-                Db::Sqlite(db) => accept_sqlite(db, rest).await,
-            });
+                Db::Sqlite(db) => accept_sqlite(db, &rest).await,
+            };
+            self.answer_known(&rest, &mut part).await;
+            answers.extend(part);
             rest = next;
         }
         crash_point!("enqueue.after_commit");
@@ -115,7 +117,7 @@ pub(super) async fn enter_one_postgres(transaction: &Transaction<'_>, one: &Inco
     rows.first().map(accepted).ok_or_else(|| DbError::Unreadable("no answer for a notification".into()))
 }
 
-fn said(batch: &[Incoming]) -> Result<Value, DbError> {
+pub(super) fn said(batch: &[Incoming]) -> Result<Value, DbError> {
     let said: Vec<Said<'_>> = batch.iter().map(Said::of).collect();
     Ok(Value::Json(serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))?))
 }
@@ -185,7 +187,7 @@ impl<'a> Said<'a> {
 }
 
 /// All in one piece of work for the writer. A refused row undoes its own statement and no other.
-async fn accept_sqlite(db: &Sqlite, batch: Vec<Incoming>) -> Vec<Answer> {
+async fn accept_sqlite(db: &Sqlite, batch: &[Incoming]) -> Vec<Answer> {
     let count = batch.len();
     let rows: Result<Vec<Row>, DbError> = batch.iter().map(Row::of).collect();
     let rows: Arc<[Row]> = match rows {
@@ -210,8 +212,8 @@ pub(super) fn enter_one_sqlite(one: &Incoming) -> Result<impl Fn(&Connection) ->
 }
 
 /// A notification as its row is written.
-struct Row {
-    new: New,
+pub(super) struct Row {
+    pub(super) new: New,
     due_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
 }
@@ -223,7 +225,7 @@ const VIEW_SQLITE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, 
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
 
 impl Row {
-    fn of(incoming: &Incoming) -> Result<Self, DbError> {
+    pub(super) fn of(incoming: &Incoming) -> Result<Self, DbError> {
         let note = incoming.note();
         let mut new = New::of(note).map_err(|e| DbError::Unreadable(e.to_string()))?;
         new.payload = incoming.payload().get().to_owned();

@@ -409,7 +409,8 @@ fn claim(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Claim {
 pub(super) type Leased = Result<(Delivery, i64), DbError>;
 
 pub(super) fn leased(row: &mut impl Cells, token: Uuid) -> Leased {
-    Ok((delivery(row, token)?, row.take(16)?))
+    // A version that cannot be read is none that a dispatcher knows: it reads the providers anew.
+    Ok((delivery(row, token)?, row.take(16).unwrap_or_default()))
 }
 
 pub(super) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {

@@ -11,6 +11,12 @@ use crate::db::{DbError, Value};
 /// What the duty of a worker to be here is called, before its own name; and the doing of a pass.
 pub(super) const WORKER: &str = "worker:";
 pub(super) const PASS: &str = "pass";
+/// And the pass that is under way.
+const PASSING: &str = "passing";
+/// A pass that has not said for so long that it goes on has ended without a word.
+const PASSING_FOR: Duration = Duration::from_secs(30);
+/// How often it says so.
+pub(crate) const PASSING_SAID: Duration = Duration::from_secs(10);
 /// How far ahead partitions are made: an application may enqueue for so long with no server running.
 pub const PARTITION_MONTHS_AHEAD: i32 = 24;
 
@@ -53,6 +59,30 @@ impl Store {
     /// As the database says.
     pub async fn note_pass(&self) -> Result<(), DbError> {
         self.note_duty(PASS).await
+    }
+
+    /// Begins a pass over everything, unless one is under way, in whatever process. One that was killed is no longer under way 30 seconds later.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn begin_pass(&self) -> Result<bool, DbError> {
+        self.take_duty(PASSING, PASSING_FOR).await
+    }
+
+    /// The pass goes on.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn go_on_passing(&self) -> Result<(), DbError> {
+        self.note_duty(PASSING).await
+    }
+
+    /// The pass is over.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn end_pass(&self) -> Result<(), DbError> {
+        self.give_back_duty(PASSING).await
     }
 
     async fn note_duty(&self, name: &str) -> Result<(), DbError> {

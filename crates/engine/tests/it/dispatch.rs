@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit_engine::channel::FailOn;
-use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::dispatch::{Dispatcher, Passed};
 use postcommit_engine::model::{Guarantee, Policy};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
@@ -309,5 +309,19 @@ on_both! {
         world.pass().await;
         assert_eq!(world.delivery(fine).await.state, "sent");
         assert_eq!(world.delivery(odd).await.state, "sent", "nobody needs to understand the number to pass it on");
+    }
+
+    async fn a_pass_whose_time_is_up_claims_nothing_more_and_says_so(world) {
+        world.capture(json!({})).await;
+        let id = world.enqueue("a", json!({})).await;
+        let mut dispatcher = Dispatcher::new(world.tools(world.store.clone())).await.unwrap();
+        assert_eq!(dispatcher.pass_alone(Duration::ZERO).await.unwrap(), Passed::Done { more: true });
+        assert_eq!(world.delivery(id).await.state, "pending");
+        assert!(world.store.begin_pass().await.unwrap(), "the pass before is over");
+        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), Passed::Elsewhere);
+        assert_eq!(world.delivery(id).await.state, "pending");
+        world.store.end_pass().await.unwrap();
+        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), Passed::Done { more: false });
+        assert_eq!(world.delivery(id).await.state, "sent");
     }
 }

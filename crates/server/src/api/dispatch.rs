@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use postcommit_engine::dispatch::Dispatcher;
+use postcommit_engine::dispatch::{self, Dispatcher};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -44,7 +44,8 @@ pub struct Passed {
 
 /// Delivers what is due now, and answers when it is done.
 ///
-/// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time in each process.
+/// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time: while another is under way, in whatever process, the answer is 409
+/// and nothing is claimed. A pass that was killed keeps others waiting for 30 seconds at most.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
     responses((status = 200, description = "Done", body = Passed), Refusals))]
 pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
@@ -53,16 +54,19 @@ pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Par
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
     }
     let Ok(alone) = api.passing.clone().try_lock_owned() else {
-        return Err(Problem::new(Kind::StateConflict, "a pass is under way in this process").retry_after(1));
+        return Err(under_way());
     };
     let mut dispatcher = Dispatcher::new(api.tools.clone()).await?;
     let tally = dispatcher.tally();
     // In a task of its own: a client that goes away must not leave sends half done.
     let passing = tokio::spawn(async move {
         let _alone = alone;
-        dispatcher.pass_for(Duration::from_secs(seconds)).await
+        dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more = passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))??;
+    let more = match passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))?? {
+        dispatch::Passed::Done { more } => more,
+        dispatch::Passed::Elsewhere => return Err(under_way()),
+    };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Ok(Json(Passed {
         sent: count(&tally.sent),
@@ -71,4 +75,8 @@ pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Par
         dropped: count(&tally.dropped),
         more,
     }))
+}
+
+fn under_way() -> Problem {
+    Problem::new(Kind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
 }

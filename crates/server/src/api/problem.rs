@@ -39,6 +39,8 @@ pub enum Kind {
     RateLimited,
     /// As many go on as may.
     TooManyStreams,
+    /// The request names another host than ours.
+    Misdirected,
     /// Our fault.
     Internal,
     /// The database cannot be reached, or takes no writes. Nothing was accepted.
@@ -60,6 +62,7 @@ impl Kind {
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large"),
             Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
             Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
+            Self::Misdirected => (StatusCode::MISDIRECTED_REQUEST, "misdirected", "The request names another host"),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Something is wrong here"),
             Self::TooManyStreams => (StatusCode::SERVICE_UNAVAILABLE, "too-many-streams", "There are too many streams"),
             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is not at hand"),

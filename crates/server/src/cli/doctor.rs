@@ -2,6 +2,7 @@
 
 mod shut;
 mod surroundings;
+mod unreadable;
 
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     findings.push(delivering(&store.attendance().await?, store.now().await?));
     findings.extend(queue(&store).await?);
     findings.extend(reused_keys(&store).await?);
+    findings.extend(unreadable::look(&store).await?);
     let providers = store.providers().await?;
     if providers.is_empty() {
         findings.push(finding("providers", "warning", "none; nothing can be sent until `postcommit providers create`"));

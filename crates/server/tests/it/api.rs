@@ -45,4 +45,5 @@ mod roles;
 mod sessions;
 mod stories;
 mod tenants;
+mod unreadable;
 mod walk;

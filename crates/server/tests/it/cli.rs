@@ -4,6 +4,7 @@ mod access;
 mod act;
 mod first_days;
 mod operate;
+mod passes;
 mod quick_start;
 mod settings;
 
@@ -83,6 +84,11 @@ impl Shell {
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// A variable that it was given.
+    pub fn setting(&self, name: &str) -> String {
+        self.environment.iter().find(|(known, _)| known == name).unwrap().1.clone()
     }
 
     pub fn path(&self) -> &Path {

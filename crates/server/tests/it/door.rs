@@ -2,6 +2,8 @@
 //! What needs routes that misbehave is tested beside the door itself, in `src/door/tests.rs`.
 
 mod crowd;
+mod hosts;
+mod known;
 mod ready;
 mod refused;
 mod tls;

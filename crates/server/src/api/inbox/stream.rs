@@ -26,6 +26,7 @@ use crate::api::problem::{Kind, Problem};
 use crate::api::read::Params;
 use crate::api::{OfTenant, Refusals, Shared};
 use crate::door::{Full, Streams};
+use crate::output;
 
 /// How long one goes on at most: whoever comes back shows once more that they may.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -214,7 +215,7 @@ fn frames_of(changes: &InboxChanges) -> Bytes {
 
 fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) {
     // A line break in JSON is white space between its parts; in a stream it would end the line.
-    let data = serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " ");
+    let data = output::escaped(serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " "));
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     text.push_str(&format!("event: {name}\n{id}data: {data}\n\n"));
 }

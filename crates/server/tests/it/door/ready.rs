@@ -24,7 +24,7 @@ impl House {
     }
 
     /// How far into a file it may write.
-    fn may_write(&self, bytes: Option<u64>) {
+    pub(super) fn may_write(&self, bytes: Option<u64>) {
         let pid = Pid::from_raw(i32::try_from(self.server.pid()).unwrap()).unwrap();
         let now = prlimit(Some(pid), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
         prlimit(Some(pid), Resource::Fsize, Rlimit { current: bytes, maximum: now.maximum }).unwrap();
@@ -92,6 +92,46 @@ fn a_disk_with_hardly_any_room_left_is_not_ready() {
     wait_until("room on the disk", || house.is_ready());
 }
 
+/// It is answered while the lock is held: it is given back only then.
+#[test]
+fn a_lock_of_the_application_is_told_while_it_lasts() {
+    let house = House::with(&[]);
+    for begin in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
+        wait_until("it to be ready", || house.is_ready());
+        let file = rusqlite::Connection::open(house.shell.path().join("postcommit-data/postcommit.db")).unwrap();
+        file.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
+        file.execute_batch(begin).unwrap();
+        // What was found a moment ago is believed for a second.
+        wait_until("the lock to be seen", || house.is_unready_because("has held a lock for longer than 1 s"));
+        assert!(house.is_well());
+        file.execute_batch("ROLLBACK").unwrap();
+    }
+    wait_until("it to be ready again", || house.is_ready());
+}
+
+#[test]
+fn files_that_are_removed_or_replaced_under_it_are_noticed() {
+    for role in ["all", "api"] {
+        for (ending, replace) in [("-wal", false), ("-wal", true), ("-shm", true), ("", false), ("", true)] {
+            let shell = shell(&[]);
+            let server = Child::spawn(shell.command(&["serve", "--role", role]));
+            let house = House::found(shell, server);
+            assert!(house.is_ready());
+            let file = house.shell.path().join(format!("postcommit-data/postcommit.db{ending}"));
+            let content = std::fs::read(&file).unwrap();
+            std::fs::remove_file(&file).unwrap();
+            if replace {
+                // Another file, as a restored copy is. The old number may not be given again while the old file is open.
+                std::fs::write(&file, content).unwrap();
+            }
+            let words = format!("postcommit.db{ending} was moved, deleted or replaced under us; restart");
+            wait_until("it to be seen", || house.is_unready_because(&words));
+            assert!(house.is_well(), "the process lives");
+            house.server.kill9();
+        }
+    }
+}
+
 #[test]
 fn a_standby_is_not_ready() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -127,19 +167,25 @@ fn a_stop_finishes_the_request_under_way() {
     let house = House::with(&[("LOG_LEVEL", "info,postcommit::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
     let mut idle = house.connect();
     assert!(idle.is_well());
-    // Somebody holds the file: the look whether it can be written has to wait.
+    let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
+    // Somebody holds the file: what is to be written has to wait.
     let file = rusqlite::Connection::open(house.shell.path().join("postcommit-data/postcommit.db")).unwrap();
     file.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
     let mut waiting = house.connect();
-    waiting.say("GET /readyz HTTP/1.1\r\nhost: h\r\nx-request-id: under-way\r\n\r\n");
+    let body = r#"{"event_type":"a","recipients":[{"email":"guest@example.com"}]}"#;
+    let head = format!(
+        "content-type: application/json\r\ncontent-length: {}\r\nauthorization: Bearer {key}\r\nx-request-id: under-way",
+        body.len()
+    );
+    waiting.say(format!("POST /v1/notifications HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}"));
     house.server.wait_for_line("under-way");
     house.server.term();
     assert_eq!(idle.hear_out(), "", "who is idle is not waited for");
     wait_until("the door to be shut", || std::net::TcpStream::connect(house.address).is_err());
     file.execute_batch("ROLLBACK").unwrap();
     let answer = waiting.hear_out();
-    assert!(answer.contains("connection: close\r\n") && answer.ends_with("ready\n"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 202 ") && answer.contains("connection: close\r\n"), "{answer}");
     assert!(house.server.wait().success());
 }
 

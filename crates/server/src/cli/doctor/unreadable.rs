@@ -1,0 +1,20 @@
+//! Columns of a SQLite file that hold something else than they should.
+
+use postcommit_engine::store::Store;
+
+use super::{Finding, finding};
+use crate::output::Failure;
+
+/// One finding for each column; none on PostgreSQL.
+pub async fn look(store: &Store) -> Result<Vec<Finding>, Failure> {
+    let found = store.unreadable().await?;
+    let tell = |found: &postcommit_engine::store::Unreadable| {
+        let (table, column, rows) = (&found.table, &found.column, found.rows);
+        let detail = format!(
+            "{table}.{column} is of another type than it should be in {rows} of the newest 100,000 rows: they are shown as unreadable, and not sent; \
+             SELECT {column}, typeof({column}) FROM {table} finds them"
+        );
+        finding("unreadable", "warning", detail)
+    };
+    Ok(found.iter().map(tell).collect())
+}
