@@ -12,6 +12,7 @@ mod enqueue;
 mod gate;
 mod health;
 mod history;
+mod identity;
 mod inbox;
 mod instructions;
 mod isolation;
