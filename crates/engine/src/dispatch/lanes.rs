@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
 use super::permits::{Meter, Permits};
+use super::setback::Setback;
 use super::shut::Shut;
 use crate::channel::{self, Driver};
 use crate::db::DbError;
@@ -40,6 +41,8 @@ pub struct Lane {
     pub meter: Arc<Meter>,
     /// Whether it is shut in this process, because its pause or hold could not be written.
     pub shut: Arc<Shut>,
+    /// How long what could not be announced waits.
+    pub setback: Arc<Setback>,
 }
 
 impl Lane {
@@ -56,14 +59,16 @@ impl Lane {
         }
         // What an answer to other settings demanded says nothing about these.
         let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, ..Self::new(provider, driver, same_slots) }
+        let setback = self.setback.clone();
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, setback, ..Self::new(provider, driver, same_slots) }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
-        Self { name, slots, backlog: Arc::default(), meter: Arc::default(), shut: Arc::default(), provider, driver }
+        let (backlog, meter, shut, setback) = Default::default();
+        Self { name, slots, backlog, meter, shut, setback, provider, driver }
     }
 
     /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
