@@ -65,7 +65,7 @@ impl FailOn {
 
     fn mode(&self, message: &Message<'_>) -> Option<Mode> {
         let matches = |rule: &&Rule| rule.matching == message.note.event_type || rule.matching == message.note.idempotency_key;
-        let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first);
+        let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first.into());
         self.0.iter().filter(matches).find(due).map(|rule| rule.mode)
     }
 }

@@ -22,7 +22,8 @@ use crate::clock;
 use crate::crash_point;
 use crate::metrics::Counts;
 use crate::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict,
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
+    StoredNotification, Verdict,
 };
 use crate::store::{Attempted, Lease, Settlement};
 use crate::trace::{Begun, Kind, Span};
@@ -32,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long other processes may go by a guarantee that was changed: the longest interval, and one send.
 const HEARSAY: Duration = Duration::from_secs(360);
 /// Attempts of one delivery that may go uncounted because its lane was paused meanwhile.
-const MAX_UNCOUNTED: u16 = 10;
+const MAX_UNCOUNTED: u32 = 10;
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
@@ -91,7 +92,7 @@ pub async fn attempt_batch(
     permits: Option<Permits>,
 ) {
     let now = clock.now();
-    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now)).await;
+    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now), now).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -185,6 +186,11 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     let (state, code, detail) = match () {
         () if note.is_cancelled(delivery.key.n) => (FinishedState::Cancelled, "cancelled", None),
         () if note.expires_at <= now => (FinishedState::Expired, "expired", None),
+        () if delivery.seq >= MAX_ATTEMPTS_IN_ALL => (
+            FinishedState::Parked(Reason::Exhausted),
+            "attempts_in_all",
+            Some(format!("{} attempts were made in all; at most {MAX_ATTEMPTS_IN_ALL} are. Resend it to begin anew.", delivery.seq)),
+        ),
         () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "earlier_unclear",
@@ -216,7 +222,8 @@ pub fn take_over(
     let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
     let certainly_unsent = (announcing && !delivery.intent_stands) || (provider.is_inbox() && !elsewhere);
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
-    let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
+    let lost = Some(Lost { losses: delivery.losses, since });
+    let verdict = model::judge(&Case { lost, ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
     settlement((delivery, note), lane, report, finish(verdict, None), since, Duration::ZERO)
 }
@@ -233,21 +240,23 @@ pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
-async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
+async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
     }
     let asked: Vec<Lease> = batch.iter().map(|(d, _)| Lease::of(d)).collect();
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
+            lane.setback.over();
             let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&Lease::of(d).key));
             gone.iter().for_each(|(d, _)| crew.leases.release(&Lease::of(d)));
             go
         }
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
-            tracing::warn!(%problem, "could not announce; not sent");
-            crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
+            let wait = lane.setback.wait();
+            tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce; not sent, and tried again after a wait");
+            crew.settler.put_off(batch.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             vec![]
         }
     }
@@ -416,7 +425,7 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
 /// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
 pub(super) fn chance(delivery: &Delivery) -> f64 {
     let random = delivery.key.notification.as_u128() as u32;
-    let which = (delivery.key.n as u32) << 8 | u32::from(delivery.attempts);
+    let which = (delivery.key.n as u32) << 8 | delivery.attempts;
     f64::from(random ^ which.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)
 }
 
