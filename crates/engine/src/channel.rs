@@ -32,7 +32,7 @@ pub struct Message<'a> {
     /// The address.
     pub target: &'a str,
     /// Which attempt of this round, from 1.
-    pub attempt: u16,
+    pub attempt: u32,
     /// How long it may take in all.
     pub timeout: Duration,
     /// The W3C `traceparent` to pass on, for who speaks HTTP.

@@ -1,1 +1,1 @@
--- Nothing for this database.
+-- Nothing for this database: it has no publications, and its integers do not overflow.

@@ -49,7 +49,7 @@ pub struct FailOn(Vec<Rule>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     mode: Mode,
-    first: Option<u16>,
+    first: Option<u32>,
     matching: String,
 }
 

@@ -45,7 +45,7 @@ macro_rules! from {
     )*};
 }
 from! {
-    i64 => |x| Self::Int(x), i32 => |x| Self::Int(x.into()), i16 => |x| Self::Int(x.into()), u16 => |x| Self::Int(x.into()),
+    i64 => |x| Self::Int(x), i32 => |x| Self::Int(x.into()), i16 => |x| Self::Int(x.into()), u16 => |x| Self::Int(x.into()), u32 => |x| Self::Int(x.into()),
     bool => |x| Self::Bool(x), String => |x| Self::Text(x), &str => |x| Self::Text(x.to_owned()), Uuid => |x| Self::Uuid(x),
     Timestamp => |x| Self::Time(x), Hash => |x| Self::Bytes(x.0.to_vec()), Vec<u8> => |x| Self::Bytes(x), serde_json::Value => |x| Self::Json(x.to_string()),
 }
@@ -169,6 +169,7 @@ reads! {
     i32 => { Value::Int(x) => i32::try_from(x).ok() }
     i16 => { Value::Int(x) => i16::try_from(x).ok() }
     u16 => { Value::Int(x) => u16::try_from(x).ok() }
+    u32 => { Value::Int(x) => u32::try_from(x).ok() }
     f64 => { Value::Real(x) => Some(x), Value::Int(x) => Some(x as f64) }
     bool => { Value::Bool(x) => Some(x), Value::Int(x) => Some(x != 0) }
     String => { Value::Text(x) | Value::Json(x) => Some(x) }

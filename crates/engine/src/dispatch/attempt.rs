@@ -22,7 +22,8 @@ use crate::clock;
 use crate::crash_point;
 use crate::metrics::Counts;
 use crate::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Outcome, Reason, Report, StoredNotification, Verdict,
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
+    StoredNotification, Verdict,
 };
 use crate::store::{Attempted, Lease, Settlement};
 use crate::trace::{Begun, Kind, Span};
@@ -32,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// How long other processes may go by a guarantee that was changed: the longest interval, and one send.
 const HEARSAY: Duration = Duration::from_secs(360);
 /// Attempts of one delivery that may go uncounted because its lane was paused meanwhile.
-const MAX_UNCOUNTED: u16 = 10;
+const MAX_UNCOUNTED: u32 = 10;
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
@@ -185,6 +186,11 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     let (state, code, detail) = match () {
         () if note.is_cancelled(delivery.key.n) => (FinishedState::Cancelled, "cancelled", None),
         () if note.expires_at <= now => (FinishedState::Expired, "expired", None),
+        () if delivery.seq >= MAX_ATTEMPTS_IN_ALL => (
+            FinishedState::Parked(Reason::Exhausted),
+            "attempts_in_all",
+            Some(format!("{} attempts were made in all; at most {MAX_ATTEMPTS_IN_ALL} are. Resend it to begin anew.", delivery.seq)),
+        ),
         () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "earlier_unclear",
@@ -416,7 +422,7 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
 /// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
 pub(super) fn chance(delivery: &Delivery) -> f64 {
     let random = delivery.key.notification.as_u128() as u32;
-    let which = (delivery.key.n as u32) << 8 | u32::from(delivery.attempts);
+    let which = (delivery.key.n as u32) << 8 | delivery.attempts;
     f64::from(random ^ which.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)
 }
 

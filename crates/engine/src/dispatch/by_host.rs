@@ -63,8 +63,8 @@ pub async fn tell_host(crew: &Crew, lane: &Lane, delivery: &Delivery, host: &str
     // Before it is written: then whoever opens it afterwards is not overruled by us.
     hosts.demanded(host, &demand, now);
     match (demand.write_of_host(store, &lane.provider, host).await, &demand) {
-        (Ok(Written::Now), Demand::Pause(why)) => tracing::error!(provider = name, host, why, "host paused"),
-        (Ok(Written::Now), Demand::Hold(_, wait)) => tracing::warn!(provider = name, host, ?wait, "host held, as it asked for"),
+        (Ok(Written::Now), Demand::Pause(why)) => tracing::error!(provider = name, why, "a host of this lane is paused; `providers show` names it"),
+        (Ok(Written::Now), Demand::Hold(_, wait)) => tracing::warn!(provider = name, ?wait, "a host of this lane asked to wait and is held; `providers show` names it"),
         // Whoever pauses the host is parked; others under way meet the same answer, and wait with the rest.
         (Ok(Written::Already), Demand::Pause(_)) if may_go_back(delivery) => {
             return Verdict::Again { at: now.plus(super::hosts::LOOK), counted: false };
@@ -80,7 +80,7 @@ pub async fn tell_host(crew: &Crew, lane: &Lane, delivery: &Delivery, host: &str
             hosts.open(host);
         }
         (Err(problem), _) => {
-            tracing::error!(%problem, provider = name, host, ?demand, "could not pause or hold the host; it stays shut in this process");
+            tracing::error!(%problem, provider = name, ?demand, "could not pause or hold a host of this lane; it stays shut in this process");
             hosts.open(host);
             hosts.unwritten(host).shut(store, &crew.stir, &lane.provider, demand);
         }

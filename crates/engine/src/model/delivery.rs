@@ -72,11 +72,11 @@ pub struct Delivery {
     /// When this lease began, by the database's clock.
     pub leased_at: Timestamp,
     /// Attempts made in this round, not counting the one about to start.
-    pub attempts: u16,
+    pub attempts: u32,
     /// Leases that ran out in this round, the present takeover included.
-    pub losses: u16,
+    pub losses: u32,
     /// Attempts ever recorded.
-    pub seq: u16,
+    pub seq: u32,
     /// When the lease began that this claim found run out; none when it was free.
     pub lost_since: Option<Timestamp>,
     /// An at_most_once send had been announced under an earlier lease.

@@ -7,7 +7,10 @@ use postcommit::Timestamp;
 use super::{Because, Guarantee, Outcome, Policy, Reason};
 
 /// Leases of one delivery that may run out before it is parked: a payload that kills its worker must not do so for ever.
-pub const MAX_LOSSES: u16 = 10;
+pub const MAX_LOSSES: u32 = 10;
+
+/// Attempts of one delivery in all its rounds, counted and uncounted alike. Then it is parked, whatever asks for one more.
+pub const MAX_ATTEMPTS_IN_ALL: u32 = 1000;
 
 /// The share of the provider's key window inside which an unclear attempt is repeated. The rest outlasts the slowest attempt.
 const WINDOW_SHARE: f64 = 0.8;
@@ -34,9 +37,9 @@ pub struct Case<'a> {
     /// What the channel saw.
     pub outcome: &'a Outcome,
     /// The attempt's number in this round, from 1.
-    pub attempt: u16,
+    pub attempt: u32,
     /// The attempt was not seen to end: its lease ran out. Holds how many did.
-    pub lost: Option<u16>,
+    pub lost: Option<u32>,
     /// The provider's policy.
     pub policy: &'a Policy,
     /// The provider's guarantee.
@@ -65,7 +68,7 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
-        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries => {
+        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries.into() => {
             Verdict::Park(Reason::Rejected)
         }
         Outcome::Rejected { because: Because::Unrecognised, .. } => again(case, Duration::ZERO),
@@ -90,7 +93,7 @@ fn again(case: &Case<'_>, after: Duration) -> Verdict {
         let again = Verdict::Again { at: case.now, counted: false };
         return if losses > MAX_LOSSES { Verdict::Park(Reason::Exhausted) } else { again };
     }
-    if case.attempt >= case.policy.max_attempts {
+    if case.attempt >= case.policy.max_attempts.into() {
         return Verdict::Park(Reason::Exhausted);
     }
     let wait = case.policy.wait(case.attempt, case.chance).max(after);
@@ -142,7 +145,7 @@ mod tests {
 
     /// The rules once more, stated as a table of what must hold, not as the code above.
     fn check(case: &Case<'_>, verdict: Verdict) {
-        let last = case.attempt >= case.policy.max_attempts;
+        let last = case.attempt >= case.policy.max_attempts.into();
         let retry = |verdict: Verdict, floor: Duration| match verdict {
             Verdict::Again { at, counted: true } => {
                 assert!(!last, "{case:?}");
@@ -217,7 +220,7 @@ mod tests {
         assert_eq!(cases, 9 * 3 * 5 * 8 * 4 * 4 * 3);
     }
 
-    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u16) -> Verdict {
+    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u32) -> Verdict {
         let policy = Policy::default();
         judge(&Case {
             outcome,

@@ -97,8 +97,8 @@ impl Policy {
 
     /// The wait after the `failed`th attempt. `chance` in 0..1 places it within the jitter.
     #[must_use]
-    pub fn wait(&self, failed: u16, chance: f64) -> Duration {
-        let step = usize::from(failed.max(1) - 1);
+    pub fn wait(&self, failed: u32, chance: f64) -> Duration {
+        let step = usize::try_from(failed.max(1) - 1).unwrap_or(usize::MAX);
         let seconds = match self.schedule {
             Schedule::Doubling => [60.0, 120.0, 240.0, 480.0, 960.0][step.min(4)],
             Schedule::Marketplace => [30.0, 120.0, 600.0, 1800.0, 7200.0][step.min(4)],
@@ -198,7 +198,7 @@ mod tests {
         let policy = Policy::from_json(&json!({"name": "exponential", "base_s": 10, "factor": 3, "cap_s": 100, "jitter": 0.5})).unwrap();
         assert_eq!(waits(&policy), [10, 30, 90, 100, 100, 100]);
         assert_eq!(policy.wait(2, 1.0).as_secs(), 15);
-        assert!(policy.wait(u16::MAX, 0.0).as_secs() == 100);
+        assert!(policy.wait(u32::MAX, 0.0).as_secs() == 100);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod gate;
 mod health;
 mod history;
 mod hosts;
+mod identity;
 mod inbox;
 mod instructions;
 mod isolation;
