@@ -36,7 +36,12 @@ pub fn sift(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Ve
 }
 
 /// The turn of a delivery at its host; none where the lane does not tell hosts apart. `Err` when it was put off.
-pub async fn turn(crew: &Crew, lane: &Lane, (delivery, note): (&Delivery, &StoredNotification), clock: Reckoning) -> Result<Option<Turn>, ()> {
+pub async fn turn(
+    crew: &Crew,
+    lane: &Lane,
+    (delivery, note): (&Delivery, &StoredNotification),
+    clock: Reckoning,
+) -> Result<Option<Turn>, ()> {
     let Some((hosts, host)) = lane.hosts.as_ref().zip(lane.host_of(delivery)) else { return Ok(None) };
     match hosts.turn(&host, lane.provider.concurrency, || clock.now(), chance(delivery)).await {
         Ok(turn) => Ok(Some(turn)),
@@ -57,14 +62,26 @@ fn put_off(crew: &Crew, (delivery, note): (&Delivery, &StoredNotification), host
 
 /// What concerns a host: its wish to wait, or an answer that nothing sent there would survive. As with a lane, what cannot be written shuts the host in this
 /// process, and the delivery is judged as if it had been written.
-pub async fn tell_host(crew: &Crew, lane: &Lane, delivery: &Delivery, host: &str, demand: Demand, verdict: Verdict, now: Timestamp) -> Verdict {
+pub async fn tell_host(
+    crew: &Crew,
+    lane: &Lane,
+    delivery: &Delivery,
+    host: &str,
+    demand: Demand,
+    verdict: Verdict,
+    now: Timestamp,
+) -> Verdict {
     let Some(hosts) = &lane.hosts else { return verdict };
     let (store, name) = (&crew.tools.store, &lane.provider.name);
     // Before it is written: then whoever opens it afterwards is not overruled by us.
     hosts.demanded(host, &demand, now);
     match (demand.write_of_host(store, &lane.provider, host).await, &demand) {
-        (Ok(Written::Now), Demand::Pause(why)) => tracing::error!(provider = name, host, why, "host paused"),
-        (Ok(Written::Now), Demand::Hold(_, wait)) => tracing::warn!(provider = name, host, ?wait, "host held, as it asked for"),
+        (Ok(Written::Now), Demand::Pause(why)) => {
+            tracing::error!(provider = name, why, "a host of this lane is paused; `providers show` names it")
+        }
+        (Ok(Written::Now), Demand::Hold(_, wait)) => {
+            tracing::warn!(provider = name, ?wait, "a host of this lane asked to wait and is held; `providers show` names it")
+        }
         // Whoever pauses the host is parked; others under way meet the same answer, and wait with the rest.
         (Ok(Written::Already), Demand::Pause(_)) if may_go_back(delivery) => {
             return Verdict::Again { at: now.plus(super::hosts::LOOK), counted: false };
@@ -80,7 +97,7 @@ pub async fn tell_host(crew: &Crew, lane: &Lane, delivery: &Delivery, host: &str
             hosts.open(host);
         }
         (Err(problem), _) => {
-            tracing::error!(%problem, provider = name, host, ?demand, "could not pause or hold the host; it stays shut in this process");
+            tracing::error!(%problem, provider = name, ?demand, "could not pause or hold a host of this lane; it stays shut in this process");
             hosts.open(host);
             hosts.unwritten(host).shut(store, &crew.stir, &lane.provider, demand);
         }

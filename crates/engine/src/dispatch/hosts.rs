@@ -55,6 +55,13 @@ enum Entry {
     Soon(Duration),
 }
 
+/// The same, with the turn that was taken, or who tells of the next.
+enum Tried {
+    Turn(Turn),
+    PutOff(PutOff),
+    Soon(Arc<Notify>, Duration),
+}
+
 /// The hosts of one lane.
 #[derive(Default)]
 pub struct Hosts {
@@ -105,17 +112,22 @@ impl Hosts {
     /// Waits until a send to this host may begin: never longer than it takes to see that the host is slow.
     pub async fn turn(self: &Arc<Self>, host: &str, slots: i32, now: impl Fn() -> Timestamp, chance: f64) -> Result<Turn, PutOff> {
         loop {
-            let (freed, longest) = {
-                let mut hosts = self.lock();
-                let began = clock::monotonic();
-                match entry(&mut hosts, host, 0, Room::of(slots), now(), began) {
-                    Entry::Yes => return Ok(self.begin(&mut hosts, host, began)),
-                    Entry::PutOff(put_off) => return Err(put_off.spread(chance)),
-                    Entry::Soon(longest) => (hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
-                }
-            };
-            // One that is told in between is not missed: a Notify keeps it for the next who asks.
-            let _ = tokio::time::timeout(longest, freed.notified()).await;
+            match self.try_turn(host, slots, now()) {
+                Tried::Turn(turn) => return Ok(turn),
+                Tried::PutOff(put_off) => return Err(put_off.spread(chance)),
+                // One that is freed in between is not missed: a Notify keeps it for the next who asks.
+                Tried::Soon(freed, longest) => drop(tokio::time::timeout(longest, freed.notified()).await),
+            }
+        }
+    }
+
+    fn try_turn(self: &Arc<Self>, host: &str, slots: i32, now: Timestamp) -> Tried {
+        let mut hosts = self.lock();
+        let began = clock::monotonic();
+        match entry(&mut hosts, host, 0, Room::of(slots), now, began) {
+            Entry::Yes => Tried::Turn(self.begin(&mut hosts, host, began)),
+            Entry::PutOff(put_off) => Tried::PutOff(put_off),
+            Entry::Soon(longest) => Tried::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
         }
     }
 
@@ -327,5 +339,98 @@ impl PutOff {
     /// Later by a little, for each another little: what waits for the same time must not come all together.
     fn spread(self, chance: f64) -> Self {
         Self { wait: self.wait + (self.wait / 10).min(SPREAD).mul_f64(chance.clamp(0.0, 1.0)), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+    const SLOTS: i32 = 16;
+
+    /// As many turns as are given without waiting.
+    fn turns(hosts: &Arc<Hosts>, host: &str) -> Vec<Turn> {
+        std::iter::from_fn(|| one(hosts, host)).collect()
+    }
+
+    fn one(hosts: &Arc<Hosts>, host: &str) -> Option<Turn> {
+        match hosts.try_turn(host, SLOTS, NOW) {
+            Tried::Turn(turn) => Some(turn),
+            Tried::PutOff(_) | Tried::Soon(..) => None,
+        }
+    }
+
+    /// As if all sends under way to a host had begun that long ago.
+    fn age(hosts: &Hosts, host: &str, by: Duration) {
+        let mut hosts = hosts.lock();
+        let under_way = &mut hosts.get_mut(host).expect("it is known").under_way;
+        under_way.iter_mut().for_each(|began| *began = began.checked_sub(by).expect("the machine runs for longer"));
+    }
+
+    #[test]
+    fn a_host_leaves_a_quarter_of_the_slots_to_others_whatever_it_does() {
+        let hosts = Arc::new(Hosts::default());
+        assert_eq!(turns(&hosts, "a:1").len(), 12);
+        let quick = turns(&hosts, "a:1");
+        assert_eq!(quick.len(), 12, "again, once those are over");
+        assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_none(), "the next one will have its turn soon");
+        age(&hosts, "a:1", SLOW * 2);
+        assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_some(), "or not");
+        drop(quick);
+    }
+
+    #[test]
+    fn slow_hosts_have_an_eighth_each_and_half_together_while_others_are_about() {
+        let hosts = Arc::new(Hosts::default());
+        let mut held = Vec::new();
+        for n in 0..6 {
+            let host = format!("slow{n}:1");
+            held.extend(one(&hosts, &host));
+            age(&hosts, &host, SLOW * 2);
+            held.extend(turns(&hosts, &host));
+        }
+        let under_way = |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
+        assert_eq!(under_way(0), 12, "it was alone when it began");
+        assert!((1..6).all(|n| under_way(n) == 1), "the others find half of the slots taken by slow ones");
+        assert_eq!(turns(&hosts, "quick:1").len(), 12, "and whoever is quick finds room");
+        drop(held);
+    }
+
+    #[test]
+    fn each_that_is_put_off_gets_a_time_of_its_own() {
+        let hosts = Arc::new(Hosts::default());
+        let held = turns(&hosts, "a:1");
+        let other = one(&hosts, "b:1");
+        age(&hosts, "a:1", Duration::from_secs(20));
+        let waits: Vec<Duration> = (0..100).filter_map(|_| hosts.refuses("a:1", 0, SLOTS, NOW, 0.0)).map(|put_off| put_off.wait).collect();
+        assert_eq!(waits.len(), 100);
+        let paced: Vec<&Duration> = waits.iter().filter(|wait| **wait <= LOOK).collect();
+        assert!(paced.windows(2).all(|two| *two[1] - *two[0] >= Duration::from_secs(9)), "two slots, 20 s each: {paced:?}");
+        assert!(waits.iter().all(|wait| *wait >= SHORTEST_WAIT && *wait <= LOOK * 2), "{waits:?}");
+        drop((held, other));
+    }
+
+    #[test]
+    fn a_host_that_is_quick_again_has_its_share_again() {
+        let hosts = Arc::new(Hosts::default());
+        let other = one(&hosts, "b:1");
+        let first = one(&hosts, "a:1");
+        hosts.lock().get_mut("a:1").expect("it is known").latency = Some(SLOW * 3);
+        assert_eq!(turns(&hosts, "a:1").len(), 1, "an eighth");
+        drop(first);
+        for _ in 0..20 {
+            assert!(one(&hosts, "a:1").is_some());
+        }
+        assert_eq!(turns(&hosts, "a:1").len(), 12);
+        drop(other);
+    }
+
+    #[test]
+    fn few_slots_are_one_at_least() {
+        for (slots, expected) in [(1, (1, 1, 1)), (2, (1, 1, 1)), (4, (3, 1, 2)), (1000, (750, 125, 500))] {
+            let room = Room::of(slots);
+            assert_eq!((room.one, room.slow, room.all_slow), expected, "{slots}");
+        }
     }
 }

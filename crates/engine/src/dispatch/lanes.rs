@@ -166,7 +166,13 @@ impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
         let nothing = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease, rerouted_at: Timestamp::from_micros(0) };
-        Self { table: Arc::new(nothing), version: 0, expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)), lease, book: HostBook::default() }
+        Self {
+            table: Arc::new(nothing),
+            version: 0,
+            expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)),
+            lease,
+            book: HostBook::default(),
+        }
     }
 
     /// Reads the providers again if they are not those of that version.

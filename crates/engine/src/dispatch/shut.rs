@@ -150,13 +150,13 @@ async fn try_again(shut: Weak<Shut>, store: Store, stir: Arc<Notify>, provider: 
         let Some(demand) = shut.lock().demand.clone() else { continue };
         match shut.write(&demand, &store, &provider).await {
             Ok(()) => {
-                tracing::warn!(provider = provider.name, ?demand, host = shut.host.as_deref(), "the pause or hold is written at last");
+                tracing::warn!(provider = provider.name, ?demand, "the pause or hold of the lane, or of a host of it, is written at last");
                 shut.open(&demand);
                 stir.notify_one();
             }
             Err(problem) => {
-                let (wait, host) = (shut.setback.wait_up_to(LONGEST_WAIT), shut.host.as_deref());
-                tracing::error!(%problem, provider = provider.name, host, ?wait, "still could not pause or hold the lane or host; it stays shut in this process");
+                let wait = shut.setback.wait_up_to(LONGEST_WAIT);
+                tracing::error!(%problem, provider = provider.name, ?wait, "still could not pause or hold the lane, or a host of it; it stays shut in this process");
             }
         }
     }

@@ -234,7 +234,8 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn forget_open_hosts_once(&self) -> Result<u64, DbError> {
-        let sql = "DELETE FROM postcommit.lane_host WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";
+        let sql =
+            "DELETE FROM postcommit.lane_host WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";
         self.db.execute_one(sql, vec![super::kpis::before(self.now().await?, KEPT).into()]).await
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{ShutCount, Store};
 use super::rollups::{OTHER, of_tenant};
+use super::{ShutCount, Store};
 use crate::db::{DbError, Value};
 use crate::model::SITE_CHARS;
 

@@ -73,7 +73,7 @@ async fn states(world: &World, ids: &[Uuid]) -> Vec<String> {
 /// What waits: its state, attempts, error code, and how long from now.
 async fn waits(world: &World, id: Uuid) -> (String, i64, Option<String>, Duration) {
     let (row, now) = (world.delivery(id).await, world.store.now().await.unwrap());
-    (row.state, row.attempts.into(), row.error_code, row.next_attempt_at.map_or(Duration::ZERO, |at: Timestamp| at.since(now)))
+    (row.state, row.attempts, row.error_code, row.next_attempt_at.map_or(Duration::ZERO, |at: Timestamp| at.since(now)))
 }
 
 on_both! {

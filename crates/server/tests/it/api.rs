@@ -3,7 +3,7 @@
 //! - `app`: what every test here stands on;
 //! - `walk`: every operation of `/openapi.json`, by those who may and those who may not, and across the wall between two tenants;
 //! - `repeated`: one key many times, with the server killed in between; `hostile`: bodies that nobody sends by mistake;
-//! - `stories`, `parked`, `lists`, `providers`: what is asked for and what comes back; `tenants`, `sessions`, `limits`, `roles`: who may, and when.
+//! - `stories`, `parked`, `lists`, `providers`, `hosts`: what is asked for and what comes back; `tenants`, `sessions`, `limits`, `roles`: who may, and when.
 
 /// Each test once on either database; it is given which.
 macro_rules! on_both {
@@ -33,6 +33,7 @@ pub(crate) use on_both;
 pub mod app;
 pub use app::App;
 mod hostile;
+mod hosts;
 
 mod limits;
 mod lists;

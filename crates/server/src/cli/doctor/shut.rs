@@ -23,7 +23,8 @@ pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i
     let mut findings: Vec<Finding> = lanes.chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
     let untold = count.hosts_paused + count.hosts_held - i64::try_from(hosts.len()).unwrap_or(0);
     if hosts.len() == TOLD && untold > 0 {
-        let detail = format!("{} hosts are paused and {} held; `postcommit providers show NAME` lists them", count.hosts_paused, count.hosts_held);
+        let detail =
+            format!("{} hosts are paused and {} held; `postcommit providers show NAME` lists them", count.hosts_paused, count.hosts_held);
         findings.push(finding("host", if count.hosts_paused > 0 { "problem" } else { "warning" }, detail));
     }
     Ok(findings)
@@ -51,7 +52,8 @@ fn severity(until: Timestamp, now: Timestamp) -> &'static str {
 
 fn held_lane(name: &Named, until: Timestamp, now: Timestamp) -> Option<Finding> {
     let Named { shown, arguments } = name;
-    let detail = format!("{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before");
+    let detail =
+        format!("{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before");
     (until > now).then(|| finding("lane", severity(until, now), detail))
 }
 
@@ -60,9 +62,11 @@ fn shut_host(name: &Named, host: &ShutHost, now: Timestamp) -> Finding {
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {
         (Some(why), _) => finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; mend it, then {resume}")),
-        (None, Some(until)) => {
-            finding("host", severity(until, now), format!("{shown}: {host_name} is held until {until}: it asked to wait; {resume} opens it before"))
-        }
+        (None, Some(until)) => finding(
+            "host",
+            severity(until, now),
+            format!("{shown}: {host_name} is held until {until}: it asked to wait; {resume} opens it before"),
+        ),
         (None, None) => finding("host", "ok", format!("{shown}: {host_name} is open")),
     }
 }
