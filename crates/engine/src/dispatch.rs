@@ -1,7 +1,8 @@
 //! The moving part. One notification's way: claim → expand → (claim again, on its lane) → check → permit → render → send → judge → settle.
 //!
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
-//! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
+//! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up; `shards`: a table of them that is cheap to change;
+//! - `turns`: whose turn it is, and where to look for others who have something due;
 //! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
 //! - `shut`: lanes and hosts whose pause or hold could not be written;
 //! - `setback`: how long what we could not write waits;
@@ -38,8 +39,10 @@ mod presence;
 mod setback;
 mod settings;
 mod settler;
+mod shards;
 mod shut;
 mod trial;
+mod turns;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -64,21 +67,25 @@ use crate::egress::Egress;
 use crate::metrics::Metrics;
 use crate::model::{Delivery, StoredNotification};
 use crate::secret::KeySource;
-use crate::store::{Claim, KpiSettings, LimitedClaim, Store, Want};
+use crate::store::{Claim, KpiSettings, LimitedClaim, Search, Store, Want};
 use crate::trace::Tracer;
 use batch::{Reckoning, Way, begin};
 use bell::Bell;
-use lanes::{EXPANSION, Lanes, Wants};
+use lanes::{Lanes, Mood, Wants};
 use leases::Leases;
 use permits::Permits;
 use setback::Setback;
 use settler::Settler;
+use turns::is_expansion;
 
 /// How long after the last work we look again and again before we fall asleep.
 const LINGER: Duration = Duration::from_millis(50);
 
 /// The coarser of the two databases' clocks.
 const TICK: Duration = Duration::from_millis(1);
+
+/// Stands for the lanes of what is not expanded yet, of all tenants. No lane has this number.
+const UNEXPANDED: i32 = 0;
 
 /// How long a stop waits until it has said that it leaves.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -128,6 +135,8 @@ enum Looked {
     Began,
     /// There is nothing due.
     Nothing,
+    /// Nothing was found so far, and not all lanes have been searched.
+    Searching,
     /// There was no room to look for more.
     Full,
 }
@@ -153,6 +162,8 @@ pub struct Dispatcher {
     idle_until: Option<Instant>,
     /// The last look brought work.
     busy: bool,
+    /// It did not come to its end.
+    searching: bool,
     /// When a look last did.
     worked_at: Option<Instant>,
     /// Where a stop is told, once it runs.
@@ -172,7 +183,7 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, reading: Setback::default(), expanding: Setback::default(), stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, worked_at: None, stop: None, refreshed_at: None })
+        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, searching: false, worked_at: None, stop: None, refreshed_at: None })
     }
 
     /// What was done so far.
@@ -194,7 +205,7 @@ impl Dispatcher {
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
             match self.round(None).await {
-                Ok(Looked::Began) => {}
+                Ok(Looked::Began | Looked::Searching) => {}
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
                 // On a busy day the next commit is a moment away: falling asleep in between would make everybody ring.
                 Ok(Looked::Nothing) if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) => {
@@ -202,7 +213,7 @@ impl Dispatcher {
                 }
                 Ok(Looked::Nothing) => {
                     let certain = self.fall_idle().await;
-                    if !certain || self.round(None).await.is_ok_and(|looked| looked == Looked::Nothing) {
+                    if !certain || self.look_through().await.is_ok_and(|looked| looked == Looked::Nothing) {
                         self.rest(&bell, &mut stop).await;
                     }
                 }
@@ -273,7 +284,7 @@ impl Dispatcher {
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
             };
             match looked {
-                Looked::Began => {}
+                Looked::Began | Looked::Searching => {}
                 Looked::Nothing if quiet => return Ok(false),
                 // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
                 Looked::Nothing | Looked::Full => {
@@ -283,10 +294,20 @@ impl Dispatcher {
         }
     }
 
-    /// Until something may have changed, or a permit is due that something waits for.
+    /// Looks at every lane that has rows, unless it finds something before.
+    async fn look_through(&mut self) -> Result<Looked, DbError> {
+        loop {
+            let looked = self.round(None).await?;
+            if looked != Looked::Searching {
+                return Ok(looked);
+            }
+        }
+    }
+
+    /// Until something may have changed, a permit is due that something waits for, or a search that was put off.
     async fn rest(&self, bell: &Bell, stop: &mut watch::Receiver<Stop>) {
         let poll = clock::monotonic() + jittered(self.interval());
-        let look_at = self.lanes.next_permit_at().map_or(poll, |permit| permit.min(poll));
+        let look_at = [self.lanes.next_permit_at(), self.lanes.next_search_at()].into_iter().flatten().fold(poll, Instant::min);
         tokio::select! {
             () = bell.rung() => {}
             () = self.crew.stir.notified() => {}
@@ -301,14 +322,23 @@ impl Dispatcher {
         if self.crew.settler.is_behind() {
             return Ok(Looked::Full);
         }
-        let Wants { by_lease, limited, full } = self.lanes.wants(self.crew.tools.settings.batch);
-        let mut begun = 0;
+        if !self.busy && !self.searching {
+            self.lanes.look_anew();
+        }
+        let mood = Mood { busy: self.busy, insists: due_before.is_some() };
+        let Wants { by_lease, mut limited, search, full } = self.lanes.wants(self.crew.tools.settings.batch, mood);
+        let (mut begun, mut beside) = (0, vec![]);
         for (lease, wants) in by_lease {
-            let before = clock::monotonic();
-            let claim = self.crew.tools.store.claim(&wants, lease, due_before).await?;
-            self.note_claim(&claim);
-            self.lanes.note_backlogs(&wants, &claim.deliveries);
-            begun += self.start(claim, before, lease, HashMap::new()).await?;
+            let search = if lease == self.lanes.lease() { search.clone() } else { Search::default() };
+            begun += self.claim(&wants, &search, lease, due_before, &mut beside).await?;
+        }
+        // Lanes that were found to have something: how much each can start was not known before.
+        if !beside.is_empty() {
+            let more = self.lanes.wants_on(&beside, self.crew.tools.settings.batch);
+            for (lease, wants) in more.by_lease {
+                begun += self.claim(&wants, &Search::default(), lease, due_before, &mut beside).await?;
+            }
+            more.limited.into_iter().for_each(|(lease, wants)| limited.entry(lease).or_default().extend(wants));
         }
         // What comes at a set pace is no reason to stay awake for more.
         let paced = self.round_of_limited(limited, due_before).await?;
@@ -317,15 +347,35 @@ impl Dispatcher {
         if begun > 1 || (begun > 0 && self.busy) {
             self.awake().await;
         }
-        self.busy = begun > 0;
+        let was_busy = std::mem::replace(&mut self.busy, begun > 0);
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
+        // On a busy day not every look searches: after it one more is made, from the beginning. A search that is put off is not waited for.
+        let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
+        self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
             0 if full => Looked::Full,
+            0 if was_busy || self.searching => Looked::Searching,
             0 => Looked::Nothing,
             _ => Looked::Began,
         })
+    }
+
+    /// One claim, and the start of what it brought. Tells of lanes that it was not asked for.
+    async fn claim(
+        &mut self,
+        wants: &[Want],
+        search: &Search,
+        lease: Duration,
+        due_before: Option<Timestamp>,
+        beside: &mut Vec<i32>,
+    ) -> Result<usize, DbError> {
+        let before = clock::monotonic();
+        let claim = self.crew.tools.store.claim_and_search(wants, search, lease, due_before).await?;
+        self.note_claim(&claim);
+        beside.extend(self.lanes.note_claim(wants, search, &claim, before.elapsed()));
+        self.start(claim, before, lease, HashMap::new()).await
     }
 
     /// The same for lanes whose rate is limited: a claim of their own, so that no other lane pays for it.
@@ -346,7 +396,7 @@ impl Dispatcher {
     }
 
     /// Permits of what was claimed and not sent: cancelled, say, or expired.
-    async fn give_back_unused(&self) {
+    async fn give_back_unused(&mut self) {
         for (lane, taken_at, permits) in self.lanes.take_unused() {
             if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
                 tracing::debug!(%problem, lane, "could not give permits back; they come back with time");
@@ -364,7 +414,7 @@ impl Dispatcher {
     /// The same for one notification.
     async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<Looked, DbError> {
         let before = clock::monotonic();
-        let lease = self.lanes.longest_lease();
+        let lease = self.lanes.longest_lease(tenant);
         let claim = self.crew.tools.store.claim_notification(tenant, id, lease, due_before).await?;
         let mut begun = self.start(claim, before, lease, HashMap::new()).await?;
         self.give_back_unused().await;
@@ -385,7 +435,7 @@ impl Dispatcher {
         lease: Duration,
         mut permits: HashMap<i32, Permits>,
     ) -> Result<usize, DbError> {
-        let Claim { deliveries, providers, notes } = claim;
+        let Claim { deliveries, providers, notes, .. } = claim;
         let Some(first) = deliveries.first() else { return Ok(0) };
         let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
@@ -402,10 +452,12 @@ impl Dispatcher {
         let mut notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
         let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
-        deliveries.into_iter().for_each(|delivery| by_lane.entry(delivery.lane).or_default().push(delivery));
+        // What is not expanded yet goes together, whosever it is: it is read with one statement.
+        let together = |delivery: &Delivery| if is_expansion(delivery.lane) { UNEXPANDED } else { delivery.lane };
+        deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
             let way = match self.lanes.lane(id) {
-                _ if id == EXPANSION => Way::Expand(self.lanes.table(), lanes::take(&self.lanes.expansion(), batch.len())),
+                _ if id == UNEXPANDED => Way::Expand(self.lanes.table(), lanes::take(&self.lanes.expansion(), batch.len())),
                 Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id)),
                 _ => {
                     self.crew.settler.return_unbegun(batch);
@@ -414,7 +466,7 @@ impl Dispatcher {
             };
             begun += batch.len();
             // The next claim need not wait until these are read.
-            let known = if id == EXPANSION { std::mem::take(&mut notes) } else { Notes::new() };
+            let known = if id == UNEXPANDED { std::mem::take(&mut notes) } else { Notes::new() };
             tokio::spawn(begin(self.crew.clone(), way, batch, known, clock));
         }
         Ok(begun)
@@ -456,9 +508,7 @@ impl Dispatcher {
     }
 
     async fn refresh(&mut self) -> Result<(), DbError> {
-        if self.lanes.any_broken() {
-            return self.lanes.refresh(&self.crew.tools).await;
-        }
+        self.lanes.mend(&self.crew.tools);
         let (version, _) = self.crew.tools.store.providers_version().await?;
         self.lanes.catch_up(&self.crew.tools, version).await?;
         self.lanes.look_at_hosts(&self.crew.tools).await

@@ -30,6 +30,7 @@ mod providers;
 mod rates;
 mod resend;
 mod rollups;
+mod search;
 mod sessions;
 mod settle;
 mod shown;
@@ -58,14 +59,16 @@ pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
 pub use legible::Unreadable;
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use operators::{AT_ONCE, Act, Acted};
+pub use providers::ProviderChanges;
 pub use rates::{LimitedClaim, Metered};
 pub use resend::{Copied, Resend};
 pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
+pub use search::{Search, Searched};
 pub use sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use settle::{Attempted, Place, Settled, Settlement};
 pub use story::{Provenance, Status, Story};
 pub use surroundings::{Durability, HeldSnapshot, Holder, WeakCommit};
-pub use tenants::{REASON_CHARS, TenantError, TenantRow};
+pub use tenants::{MAX_WEIGHT, REASON_CHARS, TenantError, TenantRow};
 pub use walk::{EXAMINED, Page, Position};
 
 use std::sync::atomic::AtomicBool;
@@ -126,10 +129,11 @@ impl Store {
     /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
     #[doc(hidden)]
     #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 14] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 15] {
         [
             ("claim", &claim::CLAIM_POSTGRES),
-            ("claim_reading", &claim::CLAIM_READING_POSTGRES),
+            ("claim_searching", &search::CLAIM_SEARCHING_POSTGRES),
+            ("claim_reading", &search::CLAIM_READING_POSTGRES),
             ("claim_notification", &claim::CLAIM_NOTIFICATION_POSTGRES),
             ("claim_limited", &rates::CLAIM_LIMITED_POSTGRES),
             ("claim_limited_notification", &rates::CLAIM_LIMITED_NOTIFICATION_POSTGRES),

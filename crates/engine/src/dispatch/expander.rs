@@ -11,9 +11,10 @@ use postcommit::Timestamp;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::attempt::{self, Waiting};
-use super::lanes::{self, EXPANSION, Lane, Table};
+use super::lanes::{self, Lane, Table};
 use super::parked::About;
 use super::settler::{Noted, unbegun};
+use super::turns::expansion_lane;
 use super::{Claimed, Crew, Reckoning};
 use crate::db::DbError;
 use crate::model::{self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
@@ -275,7 +276,8 @@ fn ended_unclear(delivery: Delivery, target: Target) -> Step {
         Fate::Ended { state, code, detail } => (state, code, detail),
         Fate::Lane(_) => (FinishedState::Parked(Reason::Config), "unknown_provider", "its provider is not known here".into()),
     };
-    let delivery = delivery.of_only_target(EXPANSION, target);
+    let lane = expansion_lane(delivery.key.tenant);
+    let delivery = delivery.of_only_target(lane, target);
     Step::Settle(Settlement { unclear: true, ..unbegun(&delivery, Finish::Ended(state), Some(code), Some(detail)) })
 }
 

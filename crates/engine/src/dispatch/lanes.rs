@@ -1,8 +1,8 @@
-//! One lane per provider, and lane 0 for what is not expanded or routed yet.
+//! One lane per provider, and one per tenant for what is not expanded or routed yet.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
@@ -13,15 +13,15 @@ use super::host_book::HostBook;
 use super::hosts::Hosts;
 use super::permits::{Meter, Permits};
 use super::setback::Setback;
+use super::shards::Shards;
 use super::shut::Shut;
+use super::turns::{Turns, is_expansion};
 use crate::channel::{self, Driver};
 use crate::db::DbError;
-use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
+use crate::model::{Fate, Guarantee, Provider, Routes, Target};
 use crate::secret::Secrets;
-use crate::store::{LimitedClaim, Metered, Want};
+use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
 
-/// The lane of what is not expanded or routed yet.
-pub const EXPANSION: i32 = 0;
 /// Notifications that are expanded at once, or wait for a slot of their lane: two batches, so that one is claimed while the other is on its way.
 const EXPANSION_SLOTS: usize = 1000;
 /// A send must be over this long before its lease is: time to judge and to settle.
@@ -47,7 +47,12 @@ pub struct Lane {
     pub hosts: Option<Arc<Hosts>>,
     /// How long what could not be announced waits.
     pub setback: Arc<Setback>,
+    /// Where it says that it has a backlog now.
+    stirred: Stirred,
 }
+
+/// Lanes that have got a backlog since somebody looked.
+type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
     /// Whether it could begin a send now.
@@ -64,15 +69,16 @@ impl Lane {
         // What an answer to other settings demanded says nothing about these.
         let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
         let setback = self.setback.clone();
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, setback, ..Self::new(provider, driver, same_slots) }
+        let fresh = Self::new(provider, driver, same_slots, self.stirred.clone());
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, setback, ..fresh }
     }
 
-    fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
+    fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>, stirred: Stirred) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
         let (backlog, meter, shut, setback) = Default::default();
-        Self { name, slots, backlog, meter, shut, setback, hosts: None, provider, driver }
+        Self { name, slots, backlog, meter, shut, setback, hosts: None, stirred, provider, driver }
     }
 
     /// With its hosts, if its driver tells them apart.
@@ -101,14 +107,23 @@ impl Lane {
     }
 
     pub fn set_backlog(&self, waits: bool) {
-        self.backlog.store(waits, Ordering::Relaxed);
+        if !self.backlog.swap(waits, Ordering::Relaxed) && waits {
+            self.stirred.lock().unwrap_or_else(PoisonError::into_inner).push(self.provider.id);
+        }
+    }
+
+    /// What could be started on it now.
+    fn want(&self, batch: i32) -> Option<Want> {
+        let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
+        (quota > 0 && (!self.is_limited() || self.meter.may_have_one())).then_some(Want { lane: self.provider.id, quota })
     }
 }
 
 /// The lanes as they were when something was claimed.
+#[derive(Clone)]
 pub struct Table {
-    lanes: HashMap<i32, Arc<Lane>>,
-    by_tenant: HashMap<i32, Vec<Provider>>,
+    lanes: Shards<Arc<Lane>>,
+    by_tenant: Shards<Arc<Vec<Provider>>>,
     lease: Duration,
     /// When something may last have been sent by another provider than it would be now.
     pub rerouted_at: Timestamp,
@@ -116,11 +131,35 @@ pub struct Table {
 
 impl Table {
     pub fn routes(&self, tenant: i32) -> Routes<'_> {
-        Routes(self.by_tenant.get(&tenant).map_or(&[], Vec::as_slice))
+        Routes(self.by_tenant.get(tenant).map_or(&[], |providers| providers.as_slice()))
     }
 
     pub fn lane(&self, id: i32) -> Option<&Arc<Lane>> {
-        self.lanes.get(&id)
+        self.lanes.get(id)
+    }
+
+    fn of_tenant(&self, tenant: i32) -> impl Iterator<Item = &Arc<Lane>> {
+        self.routes(tenant).0.iter().filter_map(|provider| self.lane(provider.id))
+    }
+
+    fn put(&mut self, lane: Arc<Lane>) {
+        let mut providers = self.without(lane.provider.tenant, lane.provider.id);
+        let place = providers.partition_point(|known| known.id < lane.provider.id);
+        providers.insert(place, lane.provider.clone());
+        self.by_tenant.insert(lane.provider.tenant, providers.into());
+        self.lanes.insert(lane.provider.id, lane);
+    }
+
+    fn remove(&mut self, id: i32) {
+        if let Some(lane) = self.lanes.remove(id) {
+            let providers = self.without(lane.provider.tenant, id);
+            self.by_tenant.insert(lane.provider.tenant, providers.into());
+        }
+    }
+
+    /// A tenant's providers but that one.
+    fn without(&self, tenant: i32, id: i32) -> Vec<Provider> {
+        self.routes(tenant).0.iter().filter(|known| known.id != id).cloned().collect()
     }
 
     /// The lane that a target goes into.
@@ -145,11 +184,19 @@ impl Table {
 /// All lanes this process knows.
 pub struct Lanes {
     table: Arc<Table>,
-    /// The state of the providers that the table shows.
-    version: i64,
+    /// The state of the providers that the table shows; none before they have been read.
+    version: Option<i64>,
     expansion: Arc<Semaphore>,
     lease: Duration,
     book: HostBook,
+    turns: Turns,
+    /// Of tenants that have another weight than 1.
+    weights: HashMap<i32, u32>,
+    stirred: Stirred,
+    /// Providers that this process cannot use.
+    broken: BTreeSet<i32>,
+    /// Lanes whose permits are under way.
+    metered: BTreeSet<i32>,
 }
 
 /// What could be started now.
@@ -158,43 +205,52 @@ pub struct Wants {
     pub by_lease: BTreeMap<Duration, Vec<Want>>,
     /// The same for lanes whose rate is limited, if they may have a permit.
     pub limited: BTreeMap<Duration, Vec<Want>>,
+    /// Where to look for others. It goes with the claim for the usual lease.
+    pub search: Search,
     /// There is no room for what is not expanded: whatever is found, more may be due.
     pub full: bool,
+}
+
+/// How to look for what is due.
+#[derive(Debug, Clone, Copy)]
+pub struct Mood {
+    /// The last look brought work.
+    pub busy: bool,
+    /// The search is not put off, whatever it costs.
+    pub insists: bool,
 }
 
 impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
-        let nothing = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease, rerouted_at: Timestamp::from_micros(0) };
+        let nothing = Table { lanes: Shards::default(), by_tenant: Shards::default(), lease, rerouted_at: Timestamp::from_micros(0) };
         Self {
             table: Arc::new(nothing),
-            version: 0,
+            version: None,
             expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)),
             lease,
             book: HostBook::default(),
+            turns: Turns::default(),
+            weights: HashMap::new(),
+            stirred: Stirred::default(),
+            broken: BTreeSet::new(),
+            metered: BTreeSet::new(),
         }
     }
 
-    /// Reads the providers again if they are not those of that version.
+    /// Reads what has changed of the providers if they are not those of that version.
     pub async fn catch_up(&mut self, tools: &Tools, version: i64) -> Result<(), DbError> {
-        if version == self.version { Ok(()) } else { self.refresh(tools).await }
+        if Some(version) == self.version { Ok(()) } else { self.refresh(tools).await }
     }
 
-    /// Reads the providers and makes anew what has changed. A lane keeps its slots while its concurrency stays.
+    /// Reads what has changed of the providers, and makes that anew. A lane keeps its slots while its concurrency stays.
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
-        // The version first: a change in between is then read twice, and never missed.
-        let (version, rerouted_at) = tools.store.providers_version().await?;
-        let providers = tools.store.providers().await?;
-        let mut table = Table { lanes: HashMap::new(), by_tenant: HashMap::new(), lease: self.lease, rerouted_at };
-        for provider in providers {
-            table.by_tenant.entry(provider.tenant).or_default().push(provider.clone());
-            let lane = self.reopen(tools, provider);
-            table.lanes.insert(lane.provider.id, lane);
-        }
-        self.table = Arc::new(table);
+        let changes = tools.store.provider_changes(self.version).await?;
+        let version = changes.version;
+        self.apply(tools, changes);
         // Before a claim may rely on them; a change of theirs counts as one of the providers, too.
         self.book.read(&tools.store).await?;
-        self.version = version;
+        self.version = Some(version);
         Ok(())
     }
 
@@ -203,9 +259,32 @@ impl Lanes {
         if self.book.is_due() { self.book.read(&tools.store).await } else { Ok(()) }
     }
 
+    fn apply(&mut self, tools: &Tools, changes: ProviderChanges) {
+        let ProviderChanges { rerouted_at, is_all, providers, gone, weights, .. } = changes;
+        let mut table = Table { rerouted_at, ..(*self.table).clone() };
+        if is_all {
+            (table.lanes, table.by_tenant) = (Shards::default(), Shards::default());
+            self.broken.clear();
+            self.weights.clear();
+        }
+        for provider in providers {
+            let lane = self.reopen(tools, provider);
+            self.note_broken(&lane);
+            table.put(lane);
+        }
+        for id in gone {
+            self.broken.remove(&id);
+            table.remove(id);
+        }
+        self.weights.extend(weights);
+        self.weights.retain(|_, weight| *weight != 1);
+        self.table = Arc::new(table);
+    }
+
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
         let Some(known) = self.table.lane(provider.id) else {
-            return Arc::new(open_lane(tools, provider, None).telling_hosts_apart(None, &self.book));
+            let driver = open(tools, &provider, None);
+            return Arc::new(Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.book));
         };
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.book));
         match &known.driver {
@@ -213,13 +292,33 @@ impl Lanes {
             // Only held or released: that is no revision, and the driver keeps its connections.
             Ok(driver) if known.provider.revision == provider.revision => apart(known.with(provider, Ok(driver.clone()))),
             // One that could not be used is tried again: the key may be back.
-            _ => apart(open_lane(tools, provider, Some(known))),
+            _ => {
+                let driver = open(tools, &provider, Some(known));
+                apart(known.with(provider, driver))
+            }
         }
     }
 
-    /// Whether some provider cannot be used by this process.
-    pub fn any_broken(&self) -> bool {
-        self.table.lanes.values().any(|lane| lane.driver.is_err())
+    fn note_broken(&mut self, lane: &Lane) {
+        match lane.driver {
+            Ok(_) => self.broken.remove(&lane.provider.id),
+            Err(_) => self.broken.insert(lane.provider.id),
+        };
+    }
+
+    /// Tries the providers again that this process could not use.
+    pub fn mend(&mut self, tools: &Tools) {
+        if self.broken.is_empty() {
+            return;
+        }
+        let mut table = (*self.table).clone();
+        for id in self.broken.clone() {
+            let Some(known) = self.table.lane(id) else { continue };
+            let lane = self.reopen(tools, known.provider.clone());
+            self.note_broken(&lane);
+            table.put(lane);
+        }
+        self.table = Arc::new(table);
     }
 
     pub fn table(&self) -> Arc<Table> {
@@ -234,66 +333,125 @@ impl Lanes {
         self.expansion.clone()
     }
 
+    /// From now on every lane that has rows is to be looked at once.
+    pub fn look_anew(&mut self) {
+        self.turns.look_anew();
+    }
+
+    /// Whether that is so.
+    pub fn is_through(&self) -> bool {
+        self.turns.is_through()
+    }
+
+    /// When the search goes on, if it was put off.
+    pub fn next_search_at(&self) -> Option<Instant> {
+        self.turns.next_search_at()
+    }
+
     /// What could be started now.
-    pub fn wants(&self, batch: i32) -> Wants {
-        let (mut by_lease, mut limited) = (BTreeMap::new(), BTreeMap::new());
-        let want = |wants: &mut BTreeMap<Duration, Vec<Want>>, lane, free: usize, lease| {
-            let quota = i32::try_from(free).unwrap_or(batch).min(batch);
-            if quota > 0 {
-                wants.entry(lease).or_default().push(Want { lane, quota });
-            }
-        };
+    pub fn wants(&mut self, batch: i32, mood: Mood) -> Wants {
+        for lane in std::mem::take(&mut *self.stirred.lock().unwrap_or_else(PoisonError::into_inner)) {
+            self.turns.wait(lane);
+        }
         // Claiming a few at a time, as slots come free one by one, would cost a round trip each.
-        let free = self.expansion.available_permits();
-        let full = free < usize::try_from(batch).unwrap_or(free).min(EXPANSION_SLOTS / 2);
+        let (free, most) = (self.expansion.available_permits(), usize::try_from(batch).unwrap_or(1));
+        let full = free < most.min(EXPANSION_SLOTS / 2);
+        let lanes = self.turns.next_lanes(mood.busy);
+        let mut wants = self.wants_on(&lanes, batch);
+        wants.full = full;
         if !full {
-            want(&mut by_lease, EXPANSION, free, self.lease);
+            let asked: Vec<i32> = wants.by_lease.values().chain(wants.limited.values()).flatten().map(|want| want.lane).collect();
+            self.want_expansion(&mut wants, asked, most.min(free), mood);
         }
-        // While there is more than enough to do, lanes on which nothing is known to wait are not asked every time.
-        let worth_asking = |lane: &Lane| !full || lane.backlog.load(Ordering::Relaxed);
-        for (id, lane) in self.table.lanes.iter().filter(|(_, lane)| lane.is_served() && worth_asking(lane)) {
-            let (free, lease) = (lane.slots.available_permits(), lease_of(&lane.provider, self.lease));
-            match lane.is_limited() {
-                false => want(&mut by_lease, *id, free, lease),
-                true if lane.meter.may_have_one() => want(&mut limited, *id, free, lease),
-                true => {}
+        wants
+    }
+
+    /// The same of what is not expanded, and the search. While it searches, some room is kept for whom it finds.
+    fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: Mood) {
+        let kept = if self.expansion.available_permits() < 2 * most { most / 8 } else { 0 };
+        let dealt = self.turns.deal(most - kept, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
+        asked.extend(dealt.iter().map(|want| want.lane));
+        let taken: usize = dealt.iter().filter_map(|want| usize::try_from(want.quota).ok()).sum();
+        let room = (self.expansion.available_permits() - taken).min(most);
+        wants.search = self.turns.search(&asked, room, mood.busy, mood.insists);
+        if !dealt.is_empty() || !wants.search.between.is_empty() {
+            wants.by_lease.entry(self.lease).or_default().extend(dealt);
+        }
+    }
+
+    /// What could be started on those lanes. One that this process may not serve is asked again when it is found again.
+    pub fn wants_on(&mut self, lanes: &[i32], batch: i32) -> Wants {
+        let (mut by_lease, mut limited): (BTreeMap<_, Vec<Want>>, BTreeMap<_, Vec<Want>>) = (BTreeMap::new(), BTreeMap::new());
+        for id in lanes {
+            let Some(lane) = self.table.lane(*id).filter(|lane| lane.is_served()) else {
+                self.turns.forget(*id);
+                continue;
+            };
+            if let Some(want) = lane.want(batch) {
+                let wants = if lane.is_limited() { &mut limited } else { &mut by_lease };
+                wants.entry(lease_of(&lane.provider, self.lease)).or_default().push(want);
             }
         }
-        Wants { by_lease, limited, full }
+        Wants { by_lease, limited, search: Search::default(), full: false }
     }
 
     /// Limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
     pub fn wants_of(&self, tenant: i32, batch: i32) -> Vec<Want> {
-        let may = |lane: &&Arc<Lane>| lane.provider.tenant == tenant && lane.is_served() && lane.is_limited() && lane.meter.may_have_one();
-        self.table.lanes.values().filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
+        let may = |lane: &&Arc<Lane>| lane.is_served() && lane.is_limited() && lane.meter.may_have_one();
+        self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
+    }
+
+    /// Learns from a claim. A lane that gave all that was asked for may hold more; one that gave less is empty. Returns the lanes that were found beside.
+    pub fn note_claim(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> Vec<i32> {
+        let filled = self.turns.note(wants, search, claim, took);
+        for want in wants.iter().filter(|want| !is_expansion(want.lane)) {
+            if let Some(lane) = self.table.lane(want.lane) {
+                lane.set_backlog(filled.contains(&want.lane));
+            }
+        }
+        for lane in &claim.searched.lanes {
+            self.turns.wait(*lane);
+        }
+        claim.searched.lanes.clone()
     }
 
     /// Learns from a claim on limited lanes. One that was not looked at has nothing due, or another process is at it.
-    pub fn note_limited(&self, wants: &[Want], found: &LimitedClaim) {
+    pub fn note_limited(&mut self, wants: &[Want], found: &LimitedClaim) {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);
             let given = found.claim.deliveries.iter().filter(|delivery| delivery.lane == lane.provider.id).count();
             lane.meter.expect_after(metered.map_or(Duration::ZERO, |metered| metered.wait));
-            lane.set_backlog(metered.is_some_and(|metered| usize::try_from(metered.quota).is_ok_and(|quota| given >= quota)));
+            let waits = metered.is_some_and(|metered| usize::try_from(metered.quota).is_ok_and(|quota| given >= quota));
+            lane.set_backlog(waits);
+            if waits {
+                self.turns.wait(lane.provider.id);
+            } else {
+                self.turns.forget(lane.provider.id);
+            }
         }
     }
 
     /// The permits that came with a claim, by lane.
-    pub fn permits(&self, found: &LimitedClaim) -> HashMap<i32, Permits> {
+    pub fn permits(&mut self, found: &LimitedClaim) -> HashMap<i32, Permits> {
         let permits = |metered: &Metered| {
             let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
             Some((metered.lane, Permits::new(self.table.lane(metered.lane)?.meter.clone(), metered.taken_at, count)))
         };
+        self.metered.extend(found.lanes.iter().map(|metered| metered.lane));
         found.lanes.iter().filter_map(permits).collect()
     }
 
     /// Permits that were not used, by lane, and when they were taken. Each is told once.
-    pub fn take_unused(&self) -> Vec<(i32, Timestamp, usize)> {
-        let of_lane = |lane: &Arc<Lane>| {
-            let id = lane.provider.id;
-            lane.meter.take_unused().into_iter().map(move |(taken_at, count)| (id, taken_at, count))
-        };
-        self.table.lanes.values().flat_map(of_lane).collect()
+    pub fn take_unused(&mut self) -> Vec<(i32, Timestamp, usize)> {
+        let (table, mut unused) = (&self.table, vec![]);
+        self.metered.retain(|id| {
+            let Some(lane) = table.lane(*id) else { return false };
+            // Asked first: what comes back in between is taken with the next round.
+            let more = lane.meter.are_under_way();
+            unused.extend(lane.meter.take_unused().into_iter().map(|(taken_at, count)| (*id, taken_at, count)));
+            more
+        });
+        unused
     }
 
     /// When the next permit is due on a lane where something waits for it and could begin.
@@ -301,21 +459,16 @@ impl Lanes {
         let waits = |lane: &&Arc<Lane>| {
             lane.is_limited() && lane.is_served() && lane.backlog.load(Ordering::Relaxed) && lane.slots.available_permits() > 0
         };
-        self.table.lanes.values().filter(waits).filter_map(|lane| lane.meter.next_at()).min()
+        self.turns.waiting().filter_map(|id| self.table.lane(id)).filter(waits).filter_map(|lane| lane.meter.next_at()).min()
     }
 
-    /// A lane that gave all that was asked for may hold more; one that gave less is empty.
-    pub fn note_backlogs(&self, wants: &[Want], found: &[Delivery]) {
-        for want in wants {
-            if let Some(lane) = self.table.lane(want.lane) {
-                let given = found.iter().filter(|delivery| delivery.lane == want.lane).count();
-                lane.set_backlog(usize::try_from(want.quota).is_ok_and(|quota| given >= quota));
-            }
-        }
+    /// That any of a tenant's lanes needs.
+    pub fn longest_lease(&self, tenant: i32) -> Duration {
+        self.table.of_tenant(tenant).map(|lane| lease_of(&lane.provider, self.lease)).max().unwrap_or(self.lease).max(self.lease)
     }
 
-    pub fn longest_lease(&self) -> Duration {
-        self.table.lanes.values().map(|lane| lease_of(&lane.provider, self.lease)).max().unwrap_or(self.lease).max(self.lease)
+    pub fn lease(&self) -> Duration {
+        self.lease
     }
 }
 
@@ -334,9 +487,9 @@ pub fn take_up_to(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphore
     take(slots, count.min(slots.available_permits()))
 }
 
-fn open_lane(tools: &Tools, provider: Provider, known: Option<&Arc<Lane>>) -> Lane {
-    let driver = open_secrets(tools, &provider)
-        .and_then(|secrets| channel::of_provider(&provider, &secrets, &tools.egress, &tools.capture_fail_on))
+fn open(tools: &Tools, provider: &Provider, known: Option<&Arc<Lane>>) -> Result<Arc<dyn Driver>, String> {
+    let driver = open_secrets(tools, provider)
+        .and_then(|secrets| channel::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on))
         .map(Arc::from);
     let known_problem = known.and_then(|lane| lane.driver.as_ref().err());
     if let Err(problem) = &driver
@@ -344,10 +497,7 @@ fn open_lane(tools: &Tools, provider: Provider, known: Option<&Arc<Lane>>) -> La
     {
         tracing::error!(provider = provider.name, problem, "this process cannot use a provider; what waits for it is left alone");
     }
-    match known {
-        Some(known) => known.with(provider, driver),
-        None => Lane::new(provider, driver, None),
-    }
+    driver
 }
 
 fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {

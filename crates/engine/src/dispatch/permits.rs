@@ -21,6 +21,8 @@ struct Reading {
     next_at: Option<Instant>,
     /// Taken then, by the database's clock, and not used.
     unused: Vec<(Timestamp, usize)>,
+    /// Batches that hold permits.
+    under_way: usize,
 }
 
 impl Meter {
@@ -47,6 +49,11 @@ impl Meter {
         std::mem::take(&mut reading.unused)
     }
 
+    /// Whether some batch holds permits that may come back.
+    pub fn are_under_way(&self) -> bool {
+        self.lock().under_way > 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Reading> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,6 +69,7 @@ pub struct Permits {
 
 impl Permits {
     pub fn new(meter: Arc<Meter>, taken_at: Timestamp, count: usize) -> Self {
+        meter.lock().under_way += 1;
         Self { meter, taken_at, left: count }
     }
 
@@ -73,8 +81,10 @@ impl Permits {
 
 impl Drop for Permits {
     fn drop(&mut self) {
+        let mut reading = self.meter.lock();
+        reading.under_way -= 1;
         if self.left > 0 {
-            self.meter.lock().unused.push((self.taken_at, self.left));
+            reading.unused.push((self.taken_at, self.left));
         }
     }
 }

@@ -6,19 +6,22 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use rusqlite::{Connection, params};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Store;
-use super::notifications::{readable, reading_postgres, stored};
+use super::notifications::{readable, stored};
+use super::search::{CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, LEASED, Search, Searched, claim_fresh_sqlite, search_sqlite, split};
 use crate::crash_point;
-use crate::db::sqlite::{Id, Prepared};
+use crate::db::postgres::Postgres;
+use crate::db::sqlite::{Id, Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
 use crate::model::{Delivery, DeliveryKey, StoredNotification};
 
 /// How much a lane can start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
-    /// The lane; 0 is expansion.
+    /// The lane: a provider's, or below 0 that of what is not expanded of a tenant.
     pub lane: i32,
     /// Free slots.
     pub quota: i32,
@@ -50,6 +53,8 @@ pub struct Claim {
     pub providers: i64,
     /// Notifications behind them that the claim has read along, if any.
     pub notes: Vec<StoredNotification>,
+    /// What it came across where it searched.
+    pub searched: Searched,
 }
 
 /// A free and due row `q` of the lane `want` and the priority `p`. `now()`, not the volatile clock, so that the index can be used.
@@ -57,16 +62,13 @@ pub(super) const IS_DUE: &str = "q.lane = want.lane AND q.priority = p.priority 
             AND q.due_at >= coalesce(($6::timestamptz[])[10 * want.place - p.priority], '-infinity') AND (q.lease_until IS NULL OR q.lease_until < now())";
 /// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
 /// loop before lower priorities are touched.
-pub(super) const PICKED: &str = "picked AS MATERIALIZED (
-      SELECT c.ctid, want.lane FROM want CROSS JOIN LATERAL (
+pub(super) const PICK: &str = "SELECT c.ctid, want.lane FROM want CROSS JOIN LATERAL (
         SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {is_due} ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT want.quota
-      ) c
-    )";
+      ) c";
 /// A lane whose rate is limited is claimed from by [`Store::claim_limited`] alone, whatever a dispatcher remembers of it.
-const WANT: &str = "
-    WITH want AS MATERIALIZED (
+const WANT: &str = "want AS MATERIALIZED (
       SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
     )";
@@ -81,6 +83,7 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
     )";
 /// A lane from which nothing is taken: paused, held, limited, or its tenant is suspended. Who is, is asked once for a claim.
 const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.rate_per_s IS NOT NULL OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+pub(super) const SUSPENDED: &str = "p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL))";
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
 pub(super) const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
@@ -90,19 +93,14 @@ pub(super) const LEASE: &str = "
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
-pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} {LEASE}", pick("")));
+pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    format!("WITH {}, picked AS MATERIALIZED ({}) {LEASE}", want(""), PICK.replace("{is_due}", IS_DUE))
+});
 pub(super) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{OF_IT}, {} {LEASE}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES)));
-/// A claim that reads what it claims along, as far as it is not expanded yet, and whose commit does not wait for the disk (docs/decisions/0015). On a quiet
-/// day that saves an exchange and a wait on the way of each notification. In a backlog there is nothing to save: meanwhile others are sent and settled.
-pub(super) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    let read = reading_postgres("claimed.n = 0 AND note.tenant = claimed.tenant AND note.id = claimed.notification_id");
-    let pick = pick(", set_config('synchronous_commit', 'off', true)");
-    format!("{pick}, claimed AS ({LEASE}) SELECT claimed.*, note.* FROM claimed LEFT JOIN LATERAL ({read} OFFSET 0) note ON true")
-});
-
-fn pick(commit: &str) -> String {
-    format!("{}, {}", WANT.replace("{commit}", commit).replace("{held}", HELD_POSTGRES), PICKED.replace("{is_due}", IS_DUE))
+/// Those of the lanes asked for that are open.
+pub(super) fn want(commit: &str) -> String {
+    WANT.replace("{commit}", commit).replace("{held}", HELD_POSTGRES)
 }
 
 /// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
@@ -116,7 +114,7 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let up_to = "due_at <= ?6 AND (due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
     format!("{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)")
 });
-const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
+pub(super) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
 /// Whether a lane is left alone by a claim of limited lanes, or by one of those that are not.
 const HELD_SQLITE: &str =
@@ -146,48 +144,99 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Claim, DbError> {
+        self.claim_and_search(wants, &Search::default(), lease, due_before).await
+    }
+
+    /// The same, and looks for other lanes that have something due. What is found that is not expanded yet is claimed at once.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn claim_and_search(
+        &self,
+        wants: &[Want],
+        search: &Search,
+        lease: Duration,
+        due_before: Option<Timestamp>,
+    ) -> Result<Claim, DbError> {
         crash_point!("claim.before");
         let token = Uuid::new_v4();
-        let mut looked = None;
         let found = match &self.db {
-            Db::Postgres(db) => {
-                let client = db.hot().await?;
-                let quiet = !self.found.load(Ordering::Relaxed);
-                let sql = if quiet { &CLAIM_READING_POSTGRES } else { &CLAIM_POSTGRES };
-                let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
-                let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
-                let look = self.marks().look(&lanes);
-                let from: Vec<postgres::Time> = look.from.iter().copied().map(postgres::Time).collect();
-                let rows = client
-                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before), &from])
-                    .await
-                    .map_err(postgres::refused)?;
-                looked = Some(look);
-                let notes = if quiet { notes_along(&rows) } else { vec![] };
-                Claim { notes, ..claim(rows, token) }
-            }
-            Db::Sqlite(db) => {
-                let (wants, wanted) = (wants.to_vec(), wants.to_vec());
-                // Looking first on a read connection leaves the write lock to the application while nothing is due. Where a claim has just found
-                // something the next one will, too.
-                if !self.found.load(Ordering::Relaxed) && !db.read(move |connection| is_due(connection, &wanted, due_before, false)).await?
-                {
-                    return Ok(Claim::default());
-                }
-                let written = db.write(move |connection| {
-                    let found = claim_sqlite(connection, &wants, token, lease, due_before)?;
-                    crash_point!("claim.in_tx");
-                    Ok(found)
-                });
-                written.await?
-            }
+            Db::Postgres(db) => self.claim_postgres(db, (wants, search), (token, lease), due_before).await?,
+            Db::Sqlite(db) => self.claim_sqlite(db, (wants, search), (token, lease), due_before).await?,
         };
         crash_point!("claim.after_commit");
         self.found.store(!found.deliveries.is_empty(), Ordering::Relaxed);
-        if let Some(look) = looked {
-            self.marks().note(&look, wants, &found.deliveries);
-        }
         Ok(found)
+    }
+
+    async fn claim_postgres(
+        &self,
+        db: &Postgres,
+        (wants, search): (&[Want], &Search),
+        (token, lease): (Uuid, Duration),
+        due_before: Option<Timestamp>,
+    ) -> Result<Claim, DbError> {
+        let client = db.hot().await?;
+        let (quiet, searches) = (!self.found.load(Ordering::Relaxed), !search.between.is_empty());
+        let sql = match () {
+            () if quiet => &CLAIM_READING_POSTGRES,
+            () if searches => &CLAIM_SEARCHING_POSTGRES,
+            () => &CLAIM_POSTGRES,
+        };
+        let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+        let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
+        let (after, until): (Vec<i32>, Vec<i32>) = search.between.iter().copied().unzip();
+        let look = self.marks().look(&lanes);
+        let from: Vec<postgres::Time> = look.from.iter().copied().map(postgres::Time).collect();
+        let (seconds, before) = (lease.as_secs_f64(), postgres::Time(due_before));
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&lanes, &quotas, &token, &seconds, &before, &from];
+        if quiet || searches {
+            parameters.extend([&after as &(dyn ToSql + Sync), &until, &search.around, &search.visits, &search.quota, &search.each]);
+        }
+        let mut rows = client.query(&statement, &parameters).await.map_err(postgres::refused)?;
+        let mut searched = Searched::default();
+        if quiet || searches {
+            (rows, searched) = split(rows)?;
+        }
+        let notes = if quiet { notes_along(&rows) } else { vec![] };
+        let found = Claim { notes, searched, ..claim(rows, token) };
+        self.marks().note(&look, wants, &found.deliveries, searches);
+        Ok(found)
+    }
+
+    async fn claim_sqlite(
+        &self,
+        db: &Sqlite,
+        (wants, search): (&[Want], &Search),
+        (token, lease): (Uuid, Duration),
+        due_before: Option<Timestamp>,
+    ) -> Result<Claim, DbError> {
+        let (wants, search) = (wants.to_vec(), search.clone());
+        // Looking first on a read connection leaves the write lock to the application while nothing is due. Where a claim has just found
+        // something the next one will, too.
+        if !self.found.load(Ordering::Relaxed) {
+            let (wants, search) = (wants.clone(), search.clone());
+            let look = move |connection: &Connection| {
+                let (now, latest) = times(connection, due_before)?;
+                let (fresh, searched) = search_sqlite(connection, &search, now, latest)?;
+                Ok((!fresh.is_empty() || is_due(connection, &wants, due_before, false)?, searched))
+            };
+            if let (false, searched) = db.read(look).await? {
+                return Ok(Claim { searched, ..Claim::default() });
+            }
+        }
+        let written = db.write(move |connection| {
+            let (now, latest) = times(connection, due_before)?;
+            let term = Term { token, now, until: now.plus(lease), latest };
+            let (fresh, searched) = search_sqlite(connection, &search, now, latest)?;
+            let mut rows = claim_fresh_sqlite(connection, &fresh, &search, &term)?;
+            for want in open_lanes(connection, &wants, now, false)? {
+                rows.extend(claim_lane_sqlite(connection, want, &term)?);
+            }
+            crash_point!("claim.in_tx");
+            Ok(Claim { searched, ..found(rows) })
+        });
+        written.await
     }
 
     /// Makes what waits of one notification due at once.
@@ -307,8 +356,8 @@ const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND le
 
 /// Whether a claim would find anything.
 pub(super) fn is_due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>, limited: bool) -> Result<bool, DbError> {
-    let now = sqlite::now(connection)?;
-    let latest = due_before.map_or(now, |before| before.min(now)).as_micros();
+    let (now, latest) = times(connection, due_before)?;
+    let latest = latest.as_micros();
     let mut look = Prepared::on(connection, IS_DUE_SQLITE)?;
     for want in open_lanes(connection, wants, now, limited)? {
         for priority in (0..=9).rev() {
@@ -320,20 +369,10 @@ pub(super) fn is_due(connection: &Connection, wants: &[Want], due_before: Option
     Ok(false)
 }
 
-fn claim_sqlite(
-    connection: &Connection,
-    wants: &[Want],
-    token: Uuid,
-    lease: Duration,
-    due_before: Option<Timestamp>,
-) -> Result<Claim, DbError> {
+/// What is due, and what is due for a pass.
+fn times(connection: &Connection, due_before: Option<Timestamp>) -> Result<(Timestamp, Timestamp), DbError> {
     let now = sqlite::now(connection)?;
-    let latest = due_before.map_or(now, |before| before.min(now));
-    let mut rows = Vec::new();
-    for want in open_lanes(connection, wants, now, false)? {
-        rows.extend(claim_lane_sqlite(connection, want, &Term { token, now, until: now.plus(lease), latest })?);
-    }
-    Ok(found(rows))
+    Ok((now, due_before.map_or(now, |before| before.min(now))))
 }
 
 /// A lease to be, and what is due for it.
@@ -418,12 +457,12 @@ pub(super) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
     let providers = rows.first().map_or(0, |(_, providers)| *providers);
     let mut deliveries: Vec<Delivery> = rows.into_iter().map(|(delivery, _)| delivery).collect();
     deliveries.sort_unstable_by_key(|d| d.key);
-    Claim { deliveries, providers, notes: vec![] }
+    Claim { deliveries, providers, ..Claim::default() }
 }
 
 /// What a reading claim has put behind the columns of a delivery.
 fn notes_along(rows: &[tokio_postgres::Row]) -> Vec<StoredNotification> {
-    const BEHIND: usize = 17;
+    const BEHIND: usize = LEASED + 2;
     let is_read = |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(BEHIND).is_ok_and(|tenant| tenant.is_some());
     readable(rows.iter().filter(is_read).map(|row| stored(&mut &*row, BEHIND)))
 }

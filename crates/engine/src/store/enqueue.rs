@@ -86,7 +86,7 @@ const NOTE_SQLITE: &str = "INSERT INTO postcommit_notification (tenant, id, even
       title, body, action_url, data, priority, due_at, expires_at, source, correlation_id, created_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?16)";
 const QUEUE_SQLITE: &str =
-    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at) VALUES (?1, ?2, 0, 0, ?3, ?4)";
+    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at) VALUES (?1, ?2, 0, -?1, ?3, ?4)";
 const KEY_SQLITE: &str = "INSERT INTO postcommit_idempotency (tenant, key, notification_id) VALUES (?1, ?2, ?3)";
 
 /// A notification as its row is written, made where it does not hold the writer up.

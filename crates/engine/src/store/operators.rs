@@ -312,7 +312,7 @@ const RETRY_POSTGRES: &str = given!(
       DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
     )
     INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN 0 ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
+    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
     FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id AND note.id BETWEEN $2 AND $3
     LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
     RETURNING tenant, notification_id, n"
@@ -320,7 +320,7 @@ const RETRY_POSTGRES: &str = given!(
 /// Every statement takes the same parameters. The first says whether there is anything to do.
 const RETRY_SQLITE: [&str; 3] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN 0 ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
+     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN -l.tenant ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
      FROM postcommit_delivery_ledger l JOIN postcommit_notification note ON note.tenant = l.tenant AND note.id = l.notification_id
      LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
      WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked' AND (?4 IS NULL OR l.finished_at < ?4)",

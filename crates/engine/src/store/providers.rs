@@ -18,6 +18,26 @@ static CHANGES: Semaphore = Semaphore::const_new(2);
 /// And how long others wait for their turn.
 const TURN: Duration = Duration::from_secs(5);
 
+/// How many changes of the past are known one by one: deletions older than that are forgotten (migration 0011). Who is further behind reads all.
+const KEPT: i64 = 100_000;
+
+/// What has changed of the providers, and of what dispatchers know of their tenants.
+#[derive(Debug, Clone)]
+pub struct ProviderChanges {
+    /// The state that it leads to.
+    pub version: i64,
+    /// When something may last have been sent by another provider than it would be now.
+    pub rerouted_at: Timestamp,
+    /// Whether these are all there are.
+    pub is_all: bool,
+    /// Those that are new, were changed, or whose tenant was suspended or resumed.
+    pub providers: Vec<Provider>,
+    /// Those that were deleted.
+    pub gone: Vec<i32>,
+    /// Tenants and their weights. Of all: those that have another weight than 1.
+    pub weights: Vec<(i32, u32)>,
+}
+
 /// The channel has no default yet.
 const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
@@ -46,6 +66,35 @@ impl Store {
     pub async fn providers(&self) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider ORDER BY tenant, id");
         Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
+    }
+
+    /// What has changed of all providers since that version; all of them without one, or when it is too long ago.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
+        // The version first: a change in between is then read twice, and never missed.
+        let (version, rerouted_at) = self.providers_version().await?;
+        // A version that lies ahead is that of another database, from before it was restored.
+        let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
+            let weights = self.weights("weight <> 1", vec![]).await?;
+            return Ok(ProviderChanges { version, rerouted_at, is_all: true, providers: self.providers().await?, gone: vec![], weights });
+        };
+        // By two indexes, rather than by neither.
+        let changed = format!(
+            "SELECT {COLUMNS} FROM postcommit.provider WHERE id IN (SELECT c.id FROM postcommit.provider c WHERE c.changed > $1
+               UNION SELECT c.id FROM postcommit.tenant t JOIN postcommit.provider c ON c.tenant = t.id WHERE t.changed > $1 AND t.changed > 0) ORDER BY tenant, id"
+        );
+        let providers = self.db.query(&changed, vec![since.into()]).await?.iter().map(provider).collect::<Result<_, _>>()?;
+        let gone = self.db.query("SELECT id FROM postcommit.provider_gone WHERE changed > $1", vec![since.into()]).await?;
+        let gone = gone.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
+        let weights = self.weights("changed > $1 AND changed > 0", vec![since.into()]).await?;
+        Ok(ProviderChanges { version, rerouted_at, is_all: false, providers, gone, weights })
+    }
+
+    async fn weights(&self, which: &str, parameters: Vec<Value>) -> Result<Vec<(i32, u32)>, DbError> {
+        let rows = self.db.query(&format!("SELECT id, weight FROM postcommit.tenant WHERE {which}"), parameters).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, u32::try_from(row.get::<i32>(1)?).unwrap_or(1)))).collect()
     }
 
     /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.

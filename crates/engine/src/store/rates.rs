@@ -10,7 +10,7 @@ use rusqlite::{Connection, params};
 use uuid::Uuid;
 
 use super::claim::{
-    AS_CLAIMED_SQLITE, IS_DUE, LEASE, Leased, OF_IT, PICKED, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, leased, open_lanes,
+    AS_CLAIMED_SQLITE, IS_DUE, LEASE, Leased, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, leased, open_lanes,
 };
 use super::{Claim, Store, Want};
 use crate::crash_point;
@@ -73,7 +73,7 @@ pub(super) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let due = format!(
         "SELECT FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (SELECT 1 FROM postcommit.delivery_queue q WHERE {IS_DUE} LIMIT 1) due"
     );
-    format!("WITH {}, {}, {}", meter(wanted, &due), PICKED.replace("{is_due}", IS_DUE), spend_and_lease())
+    format!("WITH {}, picked AS MATERIALIZED ({}), {}", meter(wanted, &due), PICK.replace("{is_due}", IS_DUE), spend_and_lease())
 });
 /// Those of one notification, by its key.
 pub(super) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -129,7 +129,7 @@ impl Store {
                     .await
                     .map_err(postgres::refused)?;
                 let claimed = metered(rows, token)?;
-                self.marks().note(&look, &claimed.looked_at(wants), &claimed.claim.deliveries);
+                self.marks().note(&look, &claimed.looked_at(wants), &claimed.claim.deliveries, false);
                 claimed
             }
             Db::Sqlite(db) => {

@@ -15,6 +15,9 @@ use crate::store::AuditEntry;
 /// Characters of the reason for a suspension; at least one.
 pub const REASON_CHARS: usize = 255;
 
+/// The greatest weight of a tenant; the least is 1.
+pub const MAX_WEIGHT: i32 = 100;
+
 /// Why a tenant was not made or suspended.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
@@ -43,15 +46,15 @@ pub struct TenantRow {
     pub suspended_at: Option<Timestamp>,
     /// And why.
     pub suspended_reason: Option<String>,
+    /// How large its share is when several tenants have something due: 1 to 100.
+    pub weight: i32,
 }
 
 /// Tenants with unreadable names that are listed at most.
 const UNREADABLE_SHOWN: i64 = 10;
 
-const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason";
+const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason, weight";
 const INSERT: &str = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
-/// Dispatchers keep the providers in memory, and read them again when this has changed.
-const TELL_DISPATCHERS: &str = "UPDATE postcommit.provider_version SET version = version + 1";
 
 impl Store {
     /// Makes a tenant. Returns its number.
@@ -95,7 +98,8 @@ impl Store {
         }
         let sql = "UPDATE postcommit.tenant SET suspended_at = {now}, suspended_reason = $2 WHERE id = $1 AND suspended_at IS NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.suspend").details(serde_json::json!({"reason": reason}));
-        Ok(self.tell_dispatchers((sql.to_owned(), vec![tenant.into(), reason.into()]), entry).await?)
+        // A trigger numbers the change, and so dispatchers hear of it.
+        Ok(self.change(sql, vec![tenant.into(), reason.into()], entry).await?)
     }
 
     /// Lets a tenant go on. False when there is none, or it is not suspended.
@@ -105,11 +109,20 @@ impl Store {
     pub async fn resume_tenant(&self, tenant: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.tenant SET suspended_at = NULL, suspended_reason = NULL WHERE id = $1 AND suspended_at IS NOT NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.resume");
-        self.tell_dispatchers((sql.to_owned(), vec![tenant.into()]), entry).await
+        self.change(sql, vec![tenant.into()], entry).await
     }
 
-    async fn tell_dispatchers(&self, change: Statement, entry: AuditEntry) -> Result<bool, DbError> {
-        self.change_all(vec![change, (TELL_DISPATCHERS.to_owned(), vec![])], 0, entry).await
+    /// Sets how large a tenant's share is when several have something due. False when there is none, or it has that weight already.
+    ///
+    /// # Errors
+    /// When the weight is not 1 to 100, or as the database says.
+    pub async fn weigh_tenant(&self, tenant: i32, weight: i32) -> Result<bool, TenantError> {
+        if !(1..=MAX_WEIGHT).contains(&weight) {
+            return Err(TenantError::Refused(format!("weight: is {weight}; 1 to {MAX_WEIGHT} are allowed")));
+        }
+        let sql = "UPDATE postcommit.tenant SET weight = $2 WHERE id = $1 AND weight <> $2";
+        let entry = AuditEntry::of_owner(tenant, "tenant.weigh").details(serde_json::json!({"weight": weight}));
+        Ok(self.change(sql, vec![tenant.into(), weight.into()], entry).await?)
     }
 
     /// A page of tenants by name, those after this one.
@@ -196,6 +209,7 @@ fn listed(row: &Row) -> Result<TenantRow, DbError> {
         name: row.get(1)?,
         created_at,
         suspended_at,
+        weight: read.or(5, "weight", 1),
         suspended_reason: row.get::<Option<String>>(4)?.or(read.problem()),
     })
 }

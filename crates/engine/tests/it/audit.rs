@@ -57,7 +57,7 @@ on_both! {
     async fn taking_back_what_is_under_way_is_entered_with_its_filter_and_how_many(world) {
         world.capture(json!({})).await;
         let one = world.enqueue("a", json!({"entity": "7"})).await;
-        assert_eq!(claim(&world.store, 0, 10).await.len(), 1);
+        assert_eq!(claim(&world.store, -world.tenant, 10).await.len(), 1);
         let two = world.enqueue("a", json!({"entity": "7"})).await;
         let ada = world.store.by(Actor::new("cli:ada"));
         assert_eq!(ada.cancel_notification(Some(world.tenant), one).await.unwrap(), Some((0, 1)), "it is under way");

@@ -233,7 +233,7 @@ on_both! {
         world.store.make_in_app(world.tenant).await.unwrap();
         let frozen = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         let late = delivered(&world, &frozen, "alice");
-        let other = claim(&world.store, 0, 1).await.remove(0);
+        let other = claim(&world.store, -world.tenant, 1).await.remove(0);
         let settled = world.store.settle(vec![late.clone()]).await.unwrap();
         assert_eq!((settled.stale.len(), world.count("inbox_message").await, world.count("inbox").await), (1, 0, 0));
         world.store.settle(vec![delivered(&world, &other, "alice")]).await.unwrap();

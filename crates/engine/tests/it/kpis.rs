@@ -259,7 +259,7 @@ on_both! {
         world.store.resume_lane(lane).await.unwrap();
         // Aged by hand, it lies behind the mark that this store keeps.
         let fresh = world.another_store().await;
-        let held = fresh.claim(&[postcommit_engine::store::Want { lane: 0, quota: 5 }], Duration::from_secs(60), None).await.unwrap();
+        let held = fresh.claim(&[postcommit_engine::store::Want { lane: -world.tenant, quota: 5 }], Duration::from_secs(60), None).await.unwrap();
         assert_eq!(held.deliveries.len(), 1);
         assert_eq!(stuck(STUCK).await.0, 1);
     }

@@ -15,7 +15,7 @@ pub fn an_hour_before(at: Timestamp) -> Timestamp {
 /// One whose worker died after claiming it: nobody knows whether it got as far as sending.
 pub async fn lose(world: &World, more: serde_json::Value) -> Delivery {
     world.enqueue("a", more).await;
-    let held = claim(&world.store, 0, 1).await.remove(0);
+    let held = claim(&world.store, -world.tenant, 1).await.remove(0);
     assert_eq!((held.key.n, held.lost_since), (0, None));
     world.expire_leases().await;
     held
@@ -156,7 +156,7 @@ on_both! {
             for (losses, is_over) in [(10, false), (11, true)] {
                 let id = lose(&world, json!({})).await.key.notification;
                 for _ in 1..losses {
-                    assert_eq!(claim(&world.store, 0, 1).await.len(), 1);
+                    assert_eq!(claim(&world.store, -world.tenant, 1).await.len(), 1);
                     world.expire_leases().await;
                 }
                 world.pass().await;

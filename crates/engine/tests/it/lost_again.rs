@@ -14,10 +14,10 @@ on_both! {
     // The dispatcher gives back what it cannot read or serve, whether it was lost before or not.
     async fn what_is_given_back_unjudged_is_still_lost(world) {
         let held = lose(&world, json!({})).await;
-        let taken = claim(&world.store, 0, 1).await.remove(0);
+        let taken = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!(taken.lost_since, Some(held.leased_at));
         world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
-        let next = claim(&world.store, 0, 1).await.remove(0);
+        let next = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!((next.lost_since, next.losses), (Some(held.leased_at), 1));
     }
 
@@ -72,7 +72,7 @@ on_both! {
         draft.guarantee = Guarantee::AtMostOnce;
         world.update(&draft).await;
         world.execute("UPDATE postcommit.provider SET guarantee_since = $1", vec![an_hour_ago.into()]).await;
-        assert_eq!(claim(&world.store, 0, 1).await.len(), 1);
+        assert_eq!(claim(&world.store, -world.tenant, 1).await.len(), 1);
         world.expire_leases().await;
         world.pass().await;
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
@@ -133,7 +133,7 @@ on_both! {
         let mut seen = Vec::new();
         for by_hand in [true, false] {
             let held = lose(&world, json!({"entity": "e1"})).await;
-            let taken = claim(&world.store, 0, 1).await.remove(0);
+            let taken = claim(&world.store, -world.tenant, 1).await.remove(0);
             world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
             if by_hand {
                 assert!(world.store.cancel_delivery(held.key).await.unwrap());

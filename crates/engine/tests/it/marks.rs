@@ -31,7 +31,7 @@ async fn backlog(world: &World, count: usize) -> HashSet<Uuid> {
 }
 
 async fn claim_ids(store: &Store, quota: i32) -> Vec<Uuid> {
-    claim(store, 0, quota).await.iter().map(|d| d.key.notification).collect()
+    claim(store, -1, quota).await.iter().map(|d| d.key.notification).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,7 +69,7 @@ async fn a_row_committed_late_is_found_although_the_backlog_never_ends() {
     world
         .until("a full look", async || {
             // What is claimed goes back: there is always more than was asked for.
-            let one = claim(&world.store, 0, 1).await.remove(0);
+            let one = claim(&world.store, -world.tenant, 1).await.remove(0);
             world.store.settle(vec![Settlement::unbegun(Lease::of(&one), Finish::Returned)]).await.unwrap();
             one.key.notification == late
         })
@@ -81,13 +81,13 @@ async fn what_was_lost_before_the_mark_is_found_although_the_backlog_never_ends(
     let world = World::postgres().await;
     backlog(&world, 6).await;
     let lost: HashSet<Uuid> = claim_ids(&world.store, 2).await.into_iter().collect();
-    let later = claim(&world.store, 0, 1).await.remove(0);
+    let later = claim(&world.store, -world.tenant, 1).await.remove(0);
     world.store.settle(vec![Settlement::unbegun(Lease::of(&later), Finish::Returned)]).await.unwrap();
     world.expire_leases().await;
     let found = tokio::sync::Mutex::new(HashSet::new());
     world
         .until("both are taken over", async || {
-            let one = claim(&world.store, 0, 1).await.remove(0);
+            let one = claim(&world.store, -world.tenant, 1).await.remove(0);
             if one.lost_since.is_some() {
                 found.lock().await.insert(one.key.notification);
             } else {
@@ -111,5 +111,5 @@ async fn a_full_look_sees_everything() {
     expected.insert(late);
     let found = claim_ids(&world.another_store().await, 10).await;
     assert_eq!((found.len(), found.into_iter().collect::<HashSet<_>>()), (6, expected));
-    assert!(claim(&world.store, 0, 10).await.is_empty());
+    assert!(claim(&world.store, -world.tenant, 10).await.is_empty());
 }

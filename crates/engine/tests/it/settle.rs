@@ -49,14 +49,14 @@ async fn keys(world: &World, table: &str) -> BTreeSet<DeliveryKey> {
 /// One notification, claimed as it was enqueued.
 async fn one(world: &World) -> Delivery {
     world.enqueue("test.event", json!({})).await;
-    claim(&world.store, 0, 1).await.remove(0)
+    claim(&world.store, -world.tenant, 1).await.remove(0)
 }
 
 on_both! {
     async fn what_ended_enters_the_ledger_as_the_target(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;
-        assert_eq!((held.key.n, held.row, held.lane), (0, 0, 0));
+        assert_eq!((held.key.n, held.row, held.lane), (0, 0, -world.tenant));
         let settled = world.store.settle(vec![at_once(&held, lane, SENT, "sent")]).await.unwrap();
         assert_eq!((settled.applied, settled.stale), (vec![held.key], vec![]), "the row is named, as it was claimed");
         assert_eq!(world.count("delivery_queue").await, 0);
@@ -92,7 +92,7 @@ on_both! {
         assert_eq!((row.n, row.state.as_str(), row.attempts, row.next_attempt_at, row.unclear), (1, "retrying", 1, Some(at), true));
         assert!(claim(&world.store, lane, 1).await.is_empty(), "not before it is due");
         world.make_due().await;
-        assert!(claim(&world.store, 0, 1).await.is_empty(), "it is expanded");
+        assert!(claim(&world.store, -world.tenant, 1).await.is_empty(), "it is expanded");
         let second = claim(&world.store, lane, 1).await.remove(0);
         assert_eq!((second.key, second.row, second.lane), (target_of(&held), 1, lane));
         assert_eq!((second.attempts, second.seq, second.losses, second.unclear, second.lost_since), (1, 1, 0, true, None));
@@ -109,11 +109,11 @@ on_both! {
         let held = one(&world).await;
         let before = world.delivery(held.key.notification).await.next_attempt_at;
         assert_eq!(world.store.settle(vec![returned(&held)]).await.unwrap().applied, [held.key]);
-        assert_eq!(places(&world, "delivery_queue").await, [(0, 0, None, None)]);
+        assert_eq!(places(&world, "delivery_queue").await, [(0, -world.tenant, None, None)]);
         let row = world.delivery(held.key.notification).await;
         assert_eq!((row.state.as_str(), row.attempts, row.next_attempt_at, row.unclear), ("pending", 0, before, false));
         assert!(claim(&world.store, lane, 1).await.is_empty());
-        let second = claim(&world.store, 0, 1).await.remove(0);
+        let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!((second.key, second.attempts, second.losses, second.seq, second.lost_since), (held.key, 0, 0, 0, None));
         assert_eq!((world.count("attempt").await, world.store.stale_settles().await.unwrap()), (0, 0));
     }
@@ -122,12 +122,12 @@ on_both! {
         let lane = world.capture(json!({})).await;
         let frozen = one(&world).await;
         world.expire_leases().await;
-        let second = claim(&world.store, 0, 1).await.remove(0);
+        let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!((second.lost_since, second.losses, second.first_try_at), (Some(frozen.leased_at), 1, Some(frozen.leased_at)));
         // While the other holds the notification's row; when that has become the target's; and when it is over.
         let late = world.store.settle(vec![at_once(&frozen, lane, PARKED, "rejected")]).await.unwrap();
         assert_eq!((late.applied, late.stale), (vec![], vec![frozen.key]));
-        assert_eq!(places(&world, "delivery_queue").await, [(0, 0, None, None)]);
+        assert_eq!(places(&world, "delivery_queue").await, [(0, -world.tenant, None, None)]);
         world.store.settle(vec![at_once(&second, lane, LATER, "unclear")]).await.unwrap();
         world.store.settle(vec![at_once(&frozen, lane, SENT, "sent")]).await.unwrap();
         assert_eq!(world.delivery(frozen.key.notification).await.state, "retrying");
@@ -161,7 +161,7 @@ on_both! {
         for _ in 0..8 {
             world.enqueue("test.event", json!({})).await;
         }
-        held.extend(claim(&world.store, 0, 8).await);
+        held.extend(claim(&world.store, -world.tenant, 8).await);
         assert_eq!(held.len(), 16);
         let (mut batch, mut ended, mut stays) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for (i, delivery) in held.iter().enumerate() {
@@ -191,14 +191,14 @@ on_both! {
         assert_eq!(places(&world, "delivery_ledger").await, [routed(lane), routed(lane), routed(lane), routed(lane)]);
         assert_eq!((world.count("attempt").await, world.store.stale_settles().await.unwrap()), (6, 8));
         let free: BTreeSet<DeliveryKey> =
-            claim(&world.store, lane, 20).await.iter().chain(&claim(&world.store, 0, 20).await).map(|d| d.key).collect();
+            claim(&world.store, lane, 20).await.iter().chain(&claim(&world.store, -world.tenant, 20).await).map(|d| d.key).collect();
         assert_eq!(free, BTreeSet::from([held[3].key, held[11].key]), "given back; the others wait or are held");
     }
 
     async fn every_change_of_a_provider_is_told_by_the_next_claim(world) {
         let told = async || {
             world.enqueue("test.event", json!({})).await;
-            world.store.claim(&[Want { lane: 0, quota: 1 }], LEASE, None).await.unwrap().providers
+            world.store.claim(&[Want { lane: -world.tenant, quota: 1 }], LEASE, None).await.unwrap().providers
         };
         let mut last = told().await;
         let mut changed = async |what: &str| {

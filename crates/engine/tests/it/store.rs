@@ -45,7 +45,7 @@ pub async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
     for i in 0..count {
         ids.push(world.enqueue("test.event", json!({"idempotency_key": format!("k{i}-{}", Uuid::new_v4())})).await);
     }
-    let own: Vec<Expanded> = claim(&world.store, 0, 1000).await.iter().map(|d| expanded(d, lane)).collect();
+    let own: Vec<Expanded> = claim(&world.store, -world.tenant, 1000).await.iter().map(|d| expanded(d, lane)).collect();
     assert_eq!(world.store.expand(own).await.unwrap(), count);
     ids
 }
@@ -88,7 +88,7 @@ on_both! {
             let id = world.enqueue("test.event", json!({"priority": priority, "due_at": due, "expires_at": "2099-01-01T00:00:00Z"})).await;
             expected.push((9 - priority, i, id));
         }
-        let own: Vec<Expanded> = claim(&world.store, 0, 10).await.iter().map(|d| expanded(d, lane)).collect();
+        let own: Vec<Expanded> = claim(&world.store, -world.tenant, 10).await.iter().map(|d| expanded(d, lane)).collect();
         world.store.expand(own).await.unwrap();
         expected.sort_unstable();
         let mut order = Vec::new();
@@ -100,9 +100,9 @@ on_both! {
 
     async fn what_is_scheduled_is_not_claimed_before_its_time(world) {
         world.enqueue("later", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
-        assert!(claim(&world.store, 0, 10).await.is_empty());
+        assert!(claim(&world.store, -world.tenant, 10).await.is_empty());
         world.make_due().await;
-        assert_eq!(claim(&world.store, 0, 10).await.len(), 1);
+        assert_eq!(claim(&world.store, -world.tenant, 10).await.len(), 1);
     }
 
     async fn a_paused_or_held_lane_is_not_claimed(world) {
@@ -230,9 +230,9 @@ on_both! {
     async fn expansion_is_fenced_and_repeatable(world) {
         let lane = world.capture(json!({})).await;
         let id = world.enqueue("test.event", json!({})).await;
-        let first = claim(&world.store, 0, 1).await.remove(0);
+        let first = claim(&world.store, -world.tenant, 1).await.remove(0);
         world.expire_leases().await;
-        let second = claim(&world.store, 0, 1).await.remove(0);
+        let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         let skipped = Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail: "no".into() };
         let expand = |d: &Delivery| vec![Expanded { lease: lease(d), targets: vec![target(Fate::Lane(lane)), target(skipped.clone())] }];
         assert_eq!(world.store.expand(expand(&first)).await.unwrap(), 0, "its lease has gone to someone else");

@@ -175,7 +175,7 @@ impl Pourer {
               INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at)
               SELECT 1, id, $2::text, id::text, $3::jsonb, $4::jsonb, '{}', $5::int::smallint, now(), now() + interval '30 days' FROM fresh)
             INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
-            SELECT 1, id, 0, 0, $5::int::smallint, now() FROM fresh";
+            SELECT 1, id, 0, -1, $5::int::smallint, now() FROM fresh";
         let insert = client.prepare(sql).await?;
         Ok(Self { client, insert, load: load.clone() })
     }

@@ -1,0 +1,56 @@
+//! A map by number that is copied in parts: whoever holds an older state keeps it, and a change costs one part and not all of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// With 40,000 entries, 160 in each.
+const PARTS: i32 = 256;
+
+/// Entries by their number.
+#[derive(Debug, Clone)]
+pub struct Shards<V>(Vec<Arc<HashMap<i32, V>>>);
+
+impl<V> Default for Shards<V> {
+    fn default() -> Self {
+        Self((0..PARTS).map(|_| Arc::default()).collect())
+    }
+}
+
+impl<V: Clone> Shards<V> {
+    pub fn get(&self, id: i32) -> Option<&V> {
+        self.0.get(place(id))?.get(&id)
+    }
+
+    pub fn insert(&mut self, id: i32, value: V) {
+        if let Some(part) = self.0.get_mut(place(id)) {
+            Arc::make_mut(part).insert(id, value);
+        }
+    }
+
+    pub fn remove(&mut self, id: i32) -> Option<V> {
+        // Looked at first: nothing is copied for what is not there.
+        self.get(id)?;
+        self.0.get_mut(place(id)).and_then(|part| Arc::make_mut(part).remove(&id))
+    }
+}
+
+fn place(id: i32) -> usize {
+    usize::try_from(id.rem_euclid(PARTS)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_state_stays_as_it_was_and_shares_what_has_not_changed() {
+        let mut shards = Shards::default();
+        (1..=1000).for_each(|id| shards.insert(id, id));
+        let before = shards.clone();
+        shards.insert(7, 70);
+        assert_eq!((shards.remove(8), shards.remove(2000)), (Some(8), None));
+        assert_eq!((before.get(7), before.get(8), shards.get(7), shards.get(8)), (Some(&7), Some(&8), Some(&70), None));
+        let same = before.0.iter().zip(&shards.0).filter(|(old, new)| Arc::ptr_eq(old, new)).count();
+        assert_eq!(same, before.0.len() - 2, "only the parts of 7 and 8 were copied");
+    }
+}
