@@ -1,8 +1,8 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
 mod client;
-mod installation;
 mod files;
+mod installation;
 mod isolation;
 mod migrate;
 pub mod postgres;

@@ -6,7 +6,7 @@
 //! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
 //! - `shut`: lanes and hosts whose pause or hold could not be written;
 //! - `setback`: how long what we could not write waits;
-//! - `pass`: how a bounded pass ends;
+//! - `pass`: bounded passes, one at a time, and how they end;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
@@ -32,7 +32,6 @@ mod jobs;
 mod lanes;
 mod leases;
 mod parked;
-mod passing;
 mod pass;
 mod permits;
 mod presence;
@@ -55,7 +54,7 @@ use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
 pub use jobs::run_once as run_job_once;
-pub use passing::Passed;
+pub use pass::Passed;
 pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};
@@ -183,7 +182,17 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, reading: Setback::default(), expanding: Setback::default(), stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, searching: false, worked_at: None, stop: None, refreshed_at: None })
+        Ok(Self {
+            crew,
+            worker: Uuid::new_v4(),
+            lanes,
+            idle_until: None,
+            busy: false,
+            searching: false,
+            worked_at: None,
+            stop: None,
+            refreshed_at: None,
+        })
     }
 
     /// What was done so far.

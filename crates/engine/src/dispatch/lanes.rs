@@ -18,7 +18,7 @@ use super::shut::Shut;
 use super::turns::{Turns, is_expansion};
 use crate::channel::{self, Driver};
 use crate::db::DbError;
-use crate::model::{Fate, Guarantee, Provider, Routes, Target};
+use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use crate::secret::Secrets;
 use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
 

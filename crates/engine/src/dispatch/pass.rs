@@ -1,9 +1,49 @@
-//! How a bounded pass ends.
+//! Bounded passes. One pass over everything at a time, whoever begins it: cron does not wait for the pass before.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use super::Dispatcher;
 use crate::clock;
+use crate::db::DbError;
+use crate::store::{PASSING_SAID, Store};
+
+/// How a pass over everything ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passed {
+    /// Another one is under way, in this process or another; nothing was claimed.
+    Elsewhere,
+    /// What was begun is finished.
+    Done {
+        /// The time was up first: something due may be left.
+        more: bool,
+    },
+}
 
 impl Dispatcher {
+    /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time, so that one which was killed keeps nobody
+    /// waiting for longer.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn pass_alone(&mut self, bound: Duration) -> Result<Passed, DbError> {
+        let store = self.crew.tools.store.clone();
+        if !store.begin_pass().await? {
+            return Ok(Passed::Elsewhere);
+        }
+        let (over, told) = oneshot::channel();
+        let saying = tokio::spawn(say_so(store.clone(), told));
+        let passed = self.pass_for(bound).await;
+        drop(over);
+        // It is waited for: said after the end, it would keep the next pass waiting.
+        let _ = saying.await;
+        if let Err(problem) = store.end_pass().await {
+            tracing::debug!(%problem, "could not say that the pass is over; it will be noticed");
+        }
+        passed.map(|more| Passed::Done { more })
+    }
+
     /// Nothing is under way but results that the database refuses.
     pub(super) fn is_quiet(&self) -> bool {
         self.crew.leases.len() <= self.crew.settler.unwritten()
@@ -25,6 +65,21 @@ impl Dispatcher {
                 true => {}
             }
             let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
+        }
+    }
+}
+
+/// Says now and then that the pass goes on, until it is over.
+async fn say_so(store: Store, mut over: oneshot::Receiver<()>) {
+    let mut beat = tokio::time::interval(PASSING_SAID);
+    beat.tick().await;
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            _ = &mut over => return,
+        }
+        if let Err(problem) = store.go_on_passing().await {
+            tracing::debug!(%problem, "could not say that the pass goes on");
         }
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Store;
 use super::legible::{Reader, legible};
-use crate::db::{DbError, Row, Statement};
+use crate::db::{DbError, Row};
 use crate::model::short_name;
 use crate::store::AuditEntry;
 
