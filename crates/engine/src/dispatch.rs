@@ -18,7 +18,7 @@
 //! - `trial`: one send past the queue, to try a provider out;
 //! - `duties`: what is done now and then;
 //! - `jobs`: what an operator does to many at once;
-//! - `presence`: that somebody is here to deliver; `passing`: one pass at a time.
+//! - `presence`: that somebody is here to deliver.
 
 mod attempt;
 mod batch;
