@@ -58,7 +58,8 @@ const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rol
           WHERE o.member = m.member AND n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}'))
     ORDER BY r.rolname";
 
-/// What an administrator says so that this login can do the rest: the roles that are missing, and what it and the workers must be members of.
+/// What an administrator says so that this login can do the rest: the roles of these kinds ($1) that are missing, and what it and the workers must be members
+/// of. A worker's login is not made an owner by that.
 const ASKED: &str = "WITH wanted (kind, place) AS (SELECT * FROM unnest($1::text[]) WITH ORDINALITY),
       named AS (SELECT kind, place, 'postcommit_' || kind || '_{oid}' AS name, current_setting('server_version_num')::int >= 160000 AS optional FROM wanted)
     SELECT string_agg(said, '; ' ORDER BY part, place) FROM (
@@ -67,7 +68,10 @@ const ASKED: &str = "WITH wanted (kind, place) AS (SELECT * FROM unnest($1::text
       UNION ALL SELECT 2, place, format('GRANT %I TO %I%s', name, CASE part WHEN 1 THEN current_user ELSE 'postcommit_worker_{oid}' END,
           CASE WHEN kind = 'tenant' AND optional THEN ' WITH INHERIT FALSE, SET TRUE' ELSE '' END)
         FROM named, (VALUES (1), (2)) parts (part)
-        WHERE CASE part WHEN 1 THEN kind IN ('owner', 'tenant') ELSE kind = 'tenant' AND 'worker' = ANY ($1::text[]) END) script";
+        WHERE CASE part
+          WHEN 1 THEN kind IN ('owner', 'tenant') AND ('worker' <> ALL ($1::text[])
+            OR (SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'))
+          ELSE kind = 'tenant' AND 'worker' = ANY ($1::text[]) END) script";
 
 impl Db {
     /// Makes the PostgreSQL roles and their grants. Repeatable. Returns their names, and the GRANTs that are left to somebody else, as
