@@ -8,7 +8,7 @@ use crate::db::{Db, DbError, Row, Value};
 /// Where somebody chose commits that do not wait for the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeakCommit {
-    /// `database app`, `role app`, `role app in database app`, or `server`.
+    /// `database app`, `role app`, `role app in database app`, `every role`, or `server`.
     pub place: String,
     /// `off`; or `local` or `remote_write` where the server waits for standbys.
     pub value: String,

@@ -299,3 +299,21 @@ async fn a_prepared_transaction_enqueues_without_the_bell() {
     }
     assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside somebody who sleeps");
 }
+
+/// Triggers that do not fire would be noticed by nobody. A login that may not mend that is told so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_for_which_no_trigger_fires_is_refused() {
+    let cluster = tokio::task::spawn_blocking(Cluster::start).await.unwrap();
+    let database = cluster.postgres().database().await;
+    let admin = stranger(&database.url).await;
+    admin
+        .batch_execute(&format!("CREATE ROLE little LOGIN; ALTER DATABASE {} SET session_replication_role = replica", database.name()))
+        .await
+        .unwrap();
+    let little = database.url.replacen("postgres@", "little@", 1);
+    let refused = Store::open(&little).await.err().unwrap().to_string();
+    assert!(refused.contains("session_replication_role is not origin for this login"), "{refused}");
+    Store::open(&database.url).await.unwrap();
+    admin.batch_execute(&format!("ALTER DATABASE {} RESET session_replication_role", database.name())).await.unwrap();
+    Store::open(&little).await.unwrap();
+}

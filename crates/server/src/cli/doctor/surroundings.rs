@@ -46,7 +46,7 @@ fn told(durability: &Durability) -> Vec<Finding> {
         findings.push(finding(
             "durability",
             "warning",
-            format!("synchronous_commit is {} for the {}: {cost}; {ours}", weak.value, named(&weak.place)),
+            format!("synchronous_commit is {} for {}: {cost}; {ours}", weak.value, named(&weak.place)),
         ));
     }
     if findings.is_empty() {
@@ -57,7 +57,11 @@ fn told(durability: &Durability) -> Vec<Finding> {
 
 /// As part of a sentence.
 fn named(place: &str) -> String {
-    if place == "server" { "whole server".into() } else { place.into() }
+    match place {
+        "server" => "the whole server".into(),
+        "every role" => place.into(),
+        _ => format!("the {place}"),
+    }
 }
 
 fn held(snapshot: &HeldSnapshot) -> Finding {
@@ -167,7 +171,7 @@ mod tests {
         let weak = |value: &str| WeakCommit { place: "database app".into(), value: value.into() };
         let durable = Durability { fsync: true, full_page_writes: true, weak: vec![] };
         assert_eq!(told(&durable)[0].result, "ok");
-        let found = told(&Durability { weak: vec![weak("off"), weak("local")], ..durable.clone() });
+        let found = told(&Durability { weak: vec![weak("off"), weak("local")], ..durable });
         assert!(found.iter().all(|one| one.result == "warning"));
         assert!(
             found[0].detail.starts_with("synchronous_commit is off for the database app: when the server crashes"),
@@ -175,7 +179,7 @@ mod tests {
             found[0].detail
         );
         assert!(found[1].detail.contains("when a standby takes over"), "{}", found[1].detail);
-        let found = told(&Durability { fsync: false, full_page_writes: false, ..durable });
+        let found = told(&Durability { fsync: false, full_page_writes: false, weak: vec![] });
         assert_eq!(found.iter().map(|one| one.result).collect::<Vec<_>>(), ["warning"; 2]);
     }
 }
