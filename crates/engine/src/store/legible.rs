@@ -1,7 +1,7 @@
 //! Rows that cannot be read: made by hand, by an older version, or by an application whose driver bound bytes. One of them never keeps the others from being
 //! shown or sent: it is shown as far as it can be read, or left out and logged. `doctor` names the columns.
 
-use crate::db::{Db, DbError, FromValue, Row, Value, sqlite};
+use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
 
 use super::Store;
 
@@ -61,6 +61,16 @@ impl<'a> Reader<'a> {
     /// What could not be read first, if anything.
     pub(super) fn problem(self) -> Option<String> {
         self.problem
+    }
+}
+
+/// A row of which people are shown what can be read of it. Never for what is sent: see [`Row::get`].
+pub(super) struct AsShown(pub(super) Row);
+
+impl Cells for AsShown {
+    /// A number or a time that is none is shown as 0.
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        self.0.get(place).or_else(|problem| T::from_value(Value::Int(0)).ok_or(problem))
     }
 }
 
