@@ -30,6 +30,8 @@ pub struct Unreadable {
     pub column: String,
     /// How many rows, of the newest 100,000.
     pub rows: i64,
+    /// The statement that finds them.
+    pub sql: String,
 }
 
 /// Leaves out the rows that cannot be read, and logs each with the list it is missing from.
@@ -114,8 +116,11 @@ fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<U
     let newest = if newest.is_empty() { newest } else { format!(" ORDER BY {newest}") };
     let rows = sqlite::query(connection, &format!("SELECT {wrong} FROM (SELECT * FROM {table}{newest} LIMIT {LOOKED_AT})"), &[])?;
     let counts = rows.first().map(|row| row.0.as_slice()).unwrap_or_default();
-    let unreadable = columns.into_iter().zip(counts).filter_map(|((column, ..), count)| match count {
-        Value::Int(rows) if *rows > 0 => Some(Unreadable { table: table.to_owned(), column, rows: *rows }),
+    let unreadable = columns.into_iter().zip(counts).filter_map(|((column, kind, _), count)| match count {
+        Value::Int(rows) if *rows > 0 => {
+            let sql = format!("SELECT {column}, typeof({column}), * FROM {table} WHERE {}", is_wrong(table, &column, &kind));
+            Some(Unreadable { table: table.to_owned(), column, rows: *rows, sql })
+        }
         _ => None,
     });
     Ok(unreadable.collect())
