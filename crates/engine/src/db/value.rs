@@ -205,7 +205,7 @@ reads! {
     Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
     // What we cannot parse (nested too deep, a number beyond any float) is still shown, as text.
     serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
-    Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) }
+    Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) } @ { |text| serde_json::value::to_raw_value(&text).unwrap_or_default() }
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 

@@ -1,7 +1,7 @@
 //! Rows that cannot be read: made by hand, by an older version, or by an application whose driver bound bytes. One of them never keeps the others from being
 //! shown or sent: it is shown as far as it can be read, or left out and logged. `doctor` names the columns.
 
-use crate::db::{Db, DbError, FromValue, Row, Value, sqlite};
+use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
 
 use super::Store;
 
@@ -30,6 +30,8 @@ pub struct Unreadable {
     pub column: String,
     /// How many rows, of the newest 100,000.
     pub rows: i64,
+    /// The statement that finds them.
+    pub sql: String,
 }
 
 /// Leaves out the rows that cannot be read, and logs each with the list it is missing from.
@@ -61,6 +63,16 @@ impl<'a> Reader<'a> {
     /// What could not be read first, if anything.
     pub(super) fn problem(self) -> Option<String> {
         self.problem
+    }
+}
+
+/// A row of which people are shown what can be read of it. Never for what is sent: see [`Row::get`].
+pub(super) struct AsShown(pub(super) Row);
+
+impl Cells for AsShown {
+    /// A number or a time that is none is shown as 0.
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        self.0.get(place).or_else(|problem| T::from_value(Value::Int(0)).ok_or(problem))
     }
 }
 
@@ -104,8 +116,11 @@ fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<U
     let newest = if newest.is_empty() { newest } else { format!(" ORDER BY {newest}") };
     let rows = sqlite::query(connection, &format!("SELECT {wrong} FROM (SELECT * FROM {table}{newest} LIMIT {LOOKED_AT})"), &[])?;
     let counts = rows.first().map(|row| row.0.as_slice()).unwrap_or_default();
-    let unreadable = columns.into_iter().zip(counts).filter_map(|((column, ..), count)| match count {
-        Value::Int(rows) if *rows > 0 => Some(Unreadable { table: table.to_owned(), column, rows: *rows }),
+    let unreadable = columns.into_iter().zip(counts).filter_map(|((column, kind, _), count)| match count {
+        Value::Int(rows) if *rows > 0 => {
+            let sql = format!("SELECT {column}, typeof({column}), * FROM {table} WHERE {}", is_wrong(table, &column, &kind));
+            Some(Unreadable { table: table.to_owned(), column, rows: *rows, sql })
+        }
         _ => None,
     });
     Ok(unreadable.collect())

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::Store;
-use super::legible::{Reader, legible};
+use super::legible::{AsShown, Reader, legible};
 use super::notification_walk::NotificationWalk;
 use super::shown::Shown;
 use super::walk::{Page, Position};
@@ -172,6 +172,14 @@ impl Store {
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
         let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
         rows.into_iter().next().map(|mut row| stored(&mut row, 0)).transpose()
+    }
+
+    /// The same for people: what cannot be read of it is shown as such.
+    pub(super) async fn notification_as_shown(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
+        let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
+        let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
+        let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
+        rows.into_iter().next().map(|row| stored(&mut AsShown(row), 0)).transpose()
     }
 
     /// A page of notifications with their status, newest first. What the title must say is looked for in a bounded part of the history at a time: see [`Page::more`].

@@ -153,7 +153,7 @@ impl Store {
     /// As the database says.
     pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
         let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
-        if self.notification(Some(owner), id).await?.is_none() {
+        if self.notification_as_shown(Some(owner), id).await?.is_none() {
             return Ok(None);
         }
         let entry = AuditEntry::new(owner, "notification.cancel", id.to_string());

@@ -92,7 +92,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn story(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Story>, DbError> {
-        let Some(mut notification) = self.notification(tenant, id).await? else { return Ok(None) };
+        let Some(mut notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
         mask(&mut notification.recipients);
         let of_it = DeliveryFilter { tenant: Some(notification.tenant), ..DeliveryFilter::of_notification(id) };
@@ -115,7 +115,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
-        let Some(notification) = self.notification(tenant, id).await? else { return Ok(None) };
+        let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
         let sql = "SELECT max(seq) FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2";
         let tried = self.db.query(sql, vec![notification.tenant.into(), id.into()]).await?;

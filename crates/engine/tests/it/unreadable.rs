@@ -253,6 +253,12 @@ async fn a_notification_whose_text_is_bytes_is_parked_and_not_sent() {
     assert_eq!(world.delivery(well).await.state, "sent");
     let row = world.delivery(broken).await;
     assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some("notification_unreadable")));
+    file.execute_batch("PRAGMA ignore_check_constraints = ON").unwrap();
+    file.execute("UPDATE postcommit_notification SET payload = x'ff', due_at = x'ff', created_at = x'ff'", []).unwrap();
+    let story = world.store.story(None, broken).await.unwrap().unwrap();
+    assert_eq!(story.notification.title.as_deref(), Some("unreadable: x'ff'"));
+    assert_eq!(world.store.status(None, broken).await.unwrap().unwrap().state, "parked");
+    assert!(world.store.cancel_notification(None, broken).await.unwrap().is_some());
 }
 
 on_both! {

@@ -9,10 +9,9 @@ use crate::output::Failure;
 pub async fn look(store: &Store) -> Result<Vec<Finding>, Failure> {
     let found = store.unreadable().await?;
     let tell = |found: &postcommit_engine::store::Unreadable| {
-        let (table, column, rows) = (&found.table, &found.column, found.rows);
+        let (table, column, rows, sql) = (&found.table, &found.column, found.rows, &found.sql);
         let detail = format!(
-            "{table}.{column} is of another type than it should be in {rows} of the newest 100,000 rows: they are shown as unreadable, and not sent; \
-             SELECT {column}, typeof({column}) FROM {table} finds them"
+            "{table}.{column} is of another type than it should be in {rows} of the newest 100,000 rows: they are shown as unreadable, and not sent; `{sql}` finds them"
         );
         finding("unreadable", "warning", detail)
     };
