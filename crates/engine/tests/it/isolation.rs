@@ -33,6 +33,7 @@ const KNOWN: [&str; 22] = [
     "inbox_token_key",
     "job",
     "key_conflict",
+    "lane_host",
     "login_link",
     "notification",
     "provider",
@@ -67,6 +68,8 @@ async fn tenant(world: &World, name: &str) -> i32 {
     let store = &world.store;
     let tenant = store.create_tenant(name).await.unwrap();
     store.create_provider(tenant, &world.draft("capture", "capture", json!({}))).await.unwrap();
+    let lane = store.provider(tenant, "capture").await.unwrap().unwrap().id;
+    store.pause_host(lane, "receiver.example:443", None, "by hand").await.unwrap();
     store.create_key(tenant, &draft("k", &["admin"])).await.unwrap();
     let login = Login { tenant, key_id: None, actor: "ada".into(), scopes: Scopes::from_names(&["read"]).unwrap() };
     store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
