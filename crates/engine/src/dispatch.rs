@@ -3,7 +3,9 @@
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
 //! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
+//! - `setback`: how long what we could not write waits;
 //! - `shut`: lanes and hosts whose pause or hold could not be written;
+//! - `pass`: how a bounded pass ends;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
@@ -29,8 +31,10 @@ mod jobs;
 mod lanes;
 mod leases;
 mod parked;
+mod pass;
 mod permits;
 mod presence;
+mod setback;
 mod settings;
 mod settler;
 mod shut;
@@ -65,6 +69,7 @@ use bell::Bell;
 use lanes::{EXPANSION, Lanes, Wants};
 use leases::Leases;
 use permits::Permits;
+use setback::Setback;
 use settler::Settler;
 
 /// How long after the last work we look again and again before we fall asleep.
@@ -130,6 +135,10 @@ struct Crew {
     tools: Tools,
     settler: Settler,
     leases: Arc<Leases>,
+    /// How long what could not be read waits.
+    reading: Setback,
+    /// How long what could not be expanded waits.
+    expanding: Setback,
     /// Rung when slots have come free or rows have moved between lanes.
     stir: Arc<Notify>,
 }
@@ -160,7 +169,7 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), tools.metrics.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        let crew = Arc::new(Crew { tools, settler, leases, stir });
+        let crew = Arc::new(Crew { tools, settler, leases, reading: Setback::default(), expanding: Setback::default(), stir });
         Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, worked_at: None, stop: None, refreshed_at: None })
     }
 
@@ -234,9 +243,7 @@ impl Dispatcher {
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let passed = self.claim_until_quiet(only, end).await;
         // Whatever happened: what was begun is finished, and what was not goes back.
-        while !self.crew.leases.is_empty() {
-            let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
-        }
+        self.finish_pass().await;
         renewing.abort();
         self.give_back_unused().await;
         passed
@@ -258,7 +265,7 @@ impl Dispatcher {
                 return Ok(true);
             }
             // Asked before looking: what is under way may be just about to put something into a lane.
-            let quiet = self.crew.leases.is_empty();
+            let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
                 Some((tenant, id)) => self.round_of(tenant, id, started).await?,
@@ -289,6 +296,9 @@ impl Dispatcher {
     /// Claims what the lanes have room for, and starts it.
     async fn round(&mut self, due_before: Option<Timestamp>) -> Result<Looked, DbError> {
         self.give_back_unused().await;
+        if self.crew.settler.is_behind() {
+            return Ok(Looked::Full);
+        }
         let Wants { by_lease, limited, full } = self.lanes.wants(self.crew.tools.settings.batch);
         let mut begun = 0;
         for (lease, wants) in by_lease {
@@ -456,9 +466,13 @@ impl Dispatcher {
         Duration::from_millis(self.crew.tools.settings.interval_ms)
     }
 
+    fn grace(&self) -> Duration {
+        Duration::from_secs(self.crew.tools.settings.stop_grace_s)
+    }
+
     async fn drain(&mut self, mut stop: watch::Receiver<Stop>) {
         self.awake().await;
-        let grace = tokio::time::sleep(Duration::from_secs(self.crew.tools.settings.stop_grace_s));
+        let grace = tokio::time::sleep(self.grace());
         tokio::pin!(grace);
         while !self.crew.leases.is_empty() && *stop.borrow() != Stop::Now {
             tokio::select! {

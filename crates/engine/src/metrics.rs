@@ -88,6 +88,8 @@ pub struct Counted {
     settle_size: Histogram<9>,
     /// Results whose lease had gone to someone else.
     pub stale_settles: Counter,
+    /// Results that the database refuses, kept until it takes them.
+    pub unwritten: Gauge,
     /// Unclear attempts that are made again.
     pub possible_duplicates: Counter,
     /// Dispatchers that run in this process.
@@ -133,6 +135,7 @@ impl Metrics {
             claimed: Counter::default(),
             settle_size: Histogram::new(&SIZES),
             stale_settles: Counter::default(),
+            unwritten: Gauge::default(),
             possible_duplicates: Counter::default(),
             dispatchers: Gauge::default(),
             looked_at: Gauge::default(),
@@ -202,6 +205,12 @@ impl Metrics {
             "counter",
             "Results that came after their lease had gone to someone else.",
             self.stale_settles.read(),
+        );
+        text.one(
+            "postcommit_unwritten_results",
+            "gauge",
+            "Results that the database refuses; they are kept and written again.",
+            self.unwritten.read(),
         );
         text.one(
             "postcommit_possible_duplicates_total",

@@ -16,7 +16,7 @@ pub use actor::Actor;
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, reached_on, route};
 pub use inbox::InboxMessage;
-pub use judge::{Case, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
+pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};

@@ -26,7 +26,7 @@ impl Refusal {
         Self { when, ..self }
     }
 
-    /// The statements that make the database refuse.
+    /// The statements that make the database refuse. One for each table and event at a time.
     #[must_use]
     pub fn begin(&self, is_postgres: bool) -> Vec<String> {
         let Self { table, event, when } = self;
@@ -35,21 +35,22 @@ impl Refusal {
                 "CREATE OR REPLACE FUNCTION public.refuse_for_test() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''{REFUSED}''; END'"
             );
             let trigger = format!(
-                "CREATE TRIGGER refused_for_test BEFORE {event} ON postcommit.{table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION public.refuse_for_test()"
+                "CREATE TRIGGER refused_{event}_for_test BEFORE {event} ON postcommit.{table} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION public.refuse_for_test()"
             );
             return vec![function, trigger];
         }
         vec![format!(
-            "CREATE TRIGGER refused_for_test BEFORE {event} ON postcommit_{table} WHEN {when} BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
+            "CREATE TRIGGER refused_{event}_of_{table}_for_test BEFORE {event} ON postcommit_{table} WHEN {when} BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
         )]
     }
 
     /// The statement that heals it.
     #[must_use]
     pub fn end(&self, is_postgres: bool) -> String {
+        let Self { table, event, .. } = self;
         match is_postgres {
-            true => format!("DROP TRIGGER refused_for_test ON postcommit.{}", self.table),
-            false => "DROP TRIGGER refused_for_test".to_owned(),
+            true => format!("DROP TRIGGER refused_{event}_for_test ON postcommit.{table}"),
+            false => format!("DROP TRIGGER refused_{event}_of_{table}_for_test"),
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct FailOn(Vec<Rule>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     mode: Mode,
-    first: Option<u32>,
+    first: Option<u16>,
     matching: String,
 }
 
@@ -65,7 +65,7 @@ impl FailOn {
 
     fn mode(&self, message: &Message<'_>) -> Option<Mode> {
         let matches = |rule: &&Rule| rule.matching == message.note.event_type || rule.matching == message.note.idempotency_key;
-        let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first);
+        let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first.into());
         self.0.iter().filter(matches).find(due).map(|rule| rule.mode)
     }
 }

@@ -22,7 +22,7 @@ use crate::clock;
 use crate::crash_point;
 use crate::metrics::Counts;
 use crate::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
     StoredNotification, Verdict,
 };
 use crate::store::{Attempted, Lease, Settlement};
@@ -92,7 +92,8 @@ pub async fn attempt_batch(
     permits: Option<Permits>,
 ) {
     let now = clock.now();
-    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now)).await;
+    let sifted = sift(crew, lane, check_all(crew, lane, batch, now), now);
+    let ready = announce(crew, lane, sifted, now).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -222,7 +223,8 @@ pub fn take_over(
     let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
     let certainly_unsent = (announcing && !delivery.intent_stands) || (provider.is_inbox() && !elsewhere);
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
-    let verdict = model::judge(&Case { lost: Some(delivery.losses), ..case(delivery, note, lane, &outcome, now) });
+    let lost = Some(Lost { losses: delivery.losses, since });
+    let verdict = model::judge(&Case { lost, ..case(delivery, note, lane, &outcome, now) });
     let report = Report::from(outcome).because("the worker that held it did not come back in time");
     settlement((delivery, note), lane, report, finish(verdict, None), since, Duration::ZERO)
 }
@@ -239,21 +241,23 @@ pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
-async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>) -> Vec<Claimed> {
+async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
     }
     let asked: Vec<Lease> = batch.iter().map(|(d, _)| Lease::of(d)).collect();
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
+            lane.setback.over();
             let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&Lease::of(d).key));
             gone.iter().for_each(|(d, _)| crew.leases.release(&Lease::of(d)));
             go
         }
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
-            tracing::warn!(%problem, "could not announce; not sent");
-            crew.settler.return_unbegun(batch.into_iter().map(|(delivery, _)| delivery));
+            let wait = lane.setback.wait();
+            tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce; not sent, and tried again after a wait");
+            crew.settler.put_off(batch.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             vec![]
         }
     }

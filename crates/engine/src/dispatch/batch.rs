@@ -44,8 +44,9 @@ pub(super) async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes
             Way::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
         },
         Err((batch, problem)) => {
-            tracing::warn!(%problem, "could not read what was claimed; it goes back");
-            crew.settler.return_unbegun(batch);
+            let wait = crew.reading.wait();
+            tracing::warn!(%problem, ?wait, "could not read what was claimed; it goes back and waits");
+            crew.settler.put_off(batch.iter().map(Lease::of), clock.now().plus(wait));
         }
     }
     unsettled.disarm();
@@ -58,7 +59,10 @@ async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec
     keys.retain(|(_, id)| !notes.contains_key(id));
     if !keys.is_empty() {
         match crew.tools.store.notifications(&keys).await {
-            Ok(read) => notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note)))),
+            Ok(read) => {
+                crew.reading.over();
+                notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note))));
+            }
             Err(problem) => return Err((batch, problem)),
         }
     }

@@ -23,9 +23,6 @@ use crate::trace::Kind;
 /// Rows that one statement of an expansion writes, more or less.
 const CHUNK_ROWS: usize = 1000;
 
-/// How long an expansion that could not be written waits.
-const MOMENT: Duration = Duration::from_secs(1);
-
 /// How long a notification that could be sent at once waits for a slot of its lane before it gets a row in there. A slow lane makes others wait this
 /// long once: from then on it has a backlog, and nothing more waits for it here.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -143,7 +140,7 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
         expand_chunk(crew, chunk, now).await;
     }
     for (lease, lane) in entering {
-        enter(crew, lease, lane).await;
+        enter(crew, lease, lane, now).await;
     }
     make_in_app(crew, lacking, now).await;
 }
@@ -154,19 +151,21 @@ async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
     let mut finish = Finish::Returned;
     for tenant in tenants {
         if let Err(problem) = crew.tools.store.make_in_app(tenant).await {
-            tracing::warn!(%problem, tenant, "could not make the provider of the inboxes; trying again in a moment");
-            finish = Finish::Again { at: now.plus(MOMENT), counted: false };
+            let wait = crew.expanding.wait();
+            tracing::warn!(%problem, tenant, ?wait, "could not make the provider of the inboxes; trying again after a wait");
+            finish = Finish::Again { at: now.plus(wait), counted: false };
         }
     }
     lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None, None));
 }
 
-async fn enter(crew: &Crew, lease: Lease, lane: i32) {
+async fn enter(crew: &Crew, lease: Lease, lane: i32, now: Timestamp) {
     match crew.tools.store.enter_lane(lease, lane).await {
         Ok(_) => crew.leases.release(&lease),
         Err(problem) => {
-            tracing::warn!(%problem, delivery = %lease.key.id(), "could not move it into its lane; it goes back");
-            crew.settler.settle(Settlement::unbegun(lease, Finish::Returned), None, None);
+            let wait = crew.expanding.wait();
+            tracing::warn!(%problem, delivery = %lease.key.id(), ?wait, "could not move it into its lane; it goes back and waits");
+            crew.settler.put_off([lease], now.plus(wait));
         }
     }
 }
@@ -182,11 +181,9 @@ async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>, now: Timestamp
             }
         }
         (Err(problem), notifications) => {
-            tracing::warn!(%problem, notifications, "could not expand; trying again in a moment");
-            let finish = Finish::Again { at: now.plus(MOMENT), counted: false };
-            for (Expanded { lease, .. }, _) in chunk {
-                crew.settler.settle(Settlement::unbegun(lease, finish), None, None);
-            }
+            let wait = crew.expanding.wait();
+            tracing::warn!(%problem, notifications, ?wait, "could not expand; trying again after a wait");
+            crew.settler.put_off(chunk.into_iter().map(|(expanded, _)| expanded.lease), now.plus(wait));
         }
     }
 }
@@ -195,6 +192,7 @@ async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>) -> Result<(), D
     let done: Vec<Lease> = chunk.iter().map(|(e, _)| e.lease).collect();
     let (chunk, ended): (Vec<Expanded>, Vec<Ended>) = chunk.into_iter().unzip();
     crew.tools.store.expand(chunk).await?;
+    crew.expanding.over();
     for (lease, ended) in done.iter().zip(ended) {
         for (n, state, code, noted) in ended {
             crew.settler.count_ended(DeliveryKey { n, ..lease.key }, state, code, &noted);

@@ -12,6 +12,7 @@ use super::Tools;
 use super::host_book::HostBook;
 use super::hosts::Hosts;
 use super::permits::{Meter, Permits};
+use super::setback::Setback;
 use super::shut::Shut;
 use crate::channel::{self, Driver};
 use crate::db::DbError;
@@ -42,6 +43,8 @@ pub struct Lane {
     pub meter: Arc<Meter>,
     /// Whether it is shut in this process, because its pause or hold could not be written.
     pub shut: Arc<Shut>,
+    /// How long what could not be announced waits.
+    pub setback: Arc<Setback>,
     /// Its hosts, where its driver tells them apart.
     pub hosts: Option<Arc<Hosts>>,
 }
@@ -60,14 +63,16 @@ impl Lane {
         }
         // What an answer to other settings demanded says nothing about these.
         let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, ..Self::new(provider, driver, same_slots) }
+        let setback = self.setback.clone();
+        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, setback, ..Self::new(provider, driver, same_slots) }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
-        Self { name, slots, backlog: Arc::default(), meter: Arc::default(), shut: Arc::default(), hosts: None, provider, driver }
+        let (backlog, meter, shut, setback) = Default::default();
+        Self { name, slots, backlog, meter, shut, setback, hosts: None, provider, driver }
     }
 
     /// With its hosts, if its driver tells them apart.

@@ -2,10 +2,11 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use postcommit::Timestamp;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -13,8 +14,8 @@ use super::leases::Leases;
 use super::parked::{About, is_parked};
 use crate::db::DbError;
 use crate::metrics::{Counts, Metrics};
-use crate::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
-use crate::store::{Lease, Place, Settlement, Store};
+use crate::model::{Delivery, DeliveryKey, Evidence, Finish, FinishedState, Reason};
+use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
 
 /// Results written with one statement at most.
 const BATCH: usize = 1000;
@@ -22,6 +23,10 @@ const BATCH: usize = 1000;
 const WRITERS: usize = 2;
 /// Results not yet written, at most: as many as can be under way at once.
 const ROOM: usize = WRITERS * BATCH;
+/// The wait before a refused result is written again; it doubles.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// The longest such wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// What was done so far, by outcome.
 #[derive(Debug, Default)]
@@ -66,15 +71,19 @@ pub struct Settler {
     room: Arc<Semaphore>,
     tally: Arc<Tally>,
     metrics: Metrics,
+    is_away: Arc<AtomicBool>,
+    unwritten: Arc<AtomicUsize>,
 }
 
 impl Settler {
     pub fn start(store: Store, metrics: Metrics, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
-        let writer = Writer { store, stir, leases, tally: tally.clone(), metrics: metrics.clone() };
+        let (is_away, unwritten) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (tally_, metrics_, is_away_, unwritten_) = (tally.clone(), metrics.clone(), is_away.clone(), unwritten.clone());
+        let writer = Writer { store, stir, leases, tally: tally_, metrics: metrics_, is_away: is_away_, unwritten: unwritten_ };
         tokio::spawn(write_all(Arc::new(writer), received));
-        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics }
+        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics, is_away, unwritten }
     }
 
     pub fn tally(&self) -> Arc<Tally> {
@@ -84,6 +93,17 @@ impl Settler {
     /// Whether nobody writes results any more: a bug, and the end of this process.
     pub fn is_gone(&self) -> bool {
         self.results.is_closed()
+    }
+
+    /// Whether nothing more should be claimed: results that are known cannot be written, and whoever claimed now might take over a lease of our own whose
+    /// result is here.
+    pub fn is_behind(&self) -> bool {
+        self.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
+    }
+
+    /// Results that the database refused, and that are kept until it takes them.
+    pub fn unwritten(&self) -> usize {
+        self.unwritten.load(Ordering::Relaxed)
     }
 
     /// Counts what expansion has put into the ledger without an attempt.
@@ -114,6 +134,13 @@ impl Settler {
     pub fn return_unbegun(&self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
             self.settle(unbegun(&delivery, Finish::Returned, None, None), None, None);
+        }
+    }
+
+    /// Gives back what was claimed and could not be begun because we failed, to be tried again at that time.
+    pub fn put_off(&self, leases: impl IntoIterator<Item = Lease>, at: Timestamp) {
+        for lease in leases {
+            self.settle(Settlement::unbegun(lease, Finish::Again { at, counted: false }), None, None);
         }
     }
 
@@ -155,6 +182,10 @@ struct Writer {
     leases: Arc<Leases>,
     tally: Arc<Tally>,
     metrics: Metrics,
+    /// Whether the database was away when last written to.
+    is_away: Arc<AtomicBool>,
+    /// Results that are refused, and kept.
+    unwritten: Arc<AtomicUsize>,
 }
 
 /// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
@@ -165,7 +196,7 @@ async fn write_all(writer: Arc<Writer>, mut received: mpsc::UnboundedReceiver<Re
         let worth_a_write = if writing.is_empty() { 1 } else { BATCH / 2 };
         if writing.len() < WRITERS && gathered.len() >= worth_a_write {
             gather_the_rest(&mut received, &mut gathered).await;
-            writing.spawn(write_batch(writer.clone(), std::mem::take(&mut gathered)));
+            writing.spawn(writer.clone().write(Batch::of(std::mem::take(&mut gathered))));
             continue;
         }
         let room = BATCH - gathered.len();
@@ -192,49 +223,137 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gather
     }
 }
 
-async fn write_batch(writer: Arc<Writer>, gathered: Vec<Result_>) {
-    let mut batch = Vec::with_capacity(gathered.len());
-    let (mut room, mut noted) = (vec![], Vec::with_capacity(gathered.len()));
-    for result in gathered {
-        batch.push(result.settlement);
-        noted.push(result.noted);
-        room.extend(result.room);
+/// Results that are written with one statement.
+struct Batch {
+    settlements: Arc<[Settlement]>,
+    noted: Vec<Option<Noted>>,
+    /// Only let go when they are written: what is not durable still counts as under way.
+    room: Vec<Option<OwnedSemaphorePermit>>,
+}
+
+impl Batch {
+    fn of(gathered: Vec<Result_>) -> Self {
+        let (mut settlements, mut noted, mut room) = (Vec::with_capacity(gathered.len()), vec![], vec![]);
+        for result in gathered {
+            settlements.push(result.settlement);
+            noted.push(result.noted);
+            room.push(result.room);
+        }
+        Self { settlements: settlements.into(), noted, room }
     }
-    let batch: Arc<[Settlement]> = batch.into();
-    writer.metrics.settled(batch.len());
-    writer.write(batch.clone(), &noted).await;
-    writer.leases.release_all(batch.iter().map(|settlement| &settlement.lease));
-    // Only now: what is not durable still counts as under way.
-    drop(room);
-    writer.stir.notify_one();
+
+    /// Each alone.
+    fn split(self) -> impl Iterator<Item = Self> {
+        let Self { settlements, noted, room } = self;
+        let parts = noted.into_iter().zip(room).enumerate();
+        parts.map(move |(place, (noted, room))| Self {
+            settlements: [settlements[place].clone()].into(),
+            noted: vec![noted],
+            room: vec![room],
+        })
+    }
+
+    /// The same results without what a provider said in its own words: a text that the database refuses must not keep the state from being written.
+    fn without_texts(&self) -> Option<Arc<[Settlement]>> {
+        let has_texts = |s: &Settlement| {
+            s.detail.is_some() || s.attempt.as_ref().is_some_and(|a| a.evidence.excerpt.is_some() || a.evidence.provider_ref.is_some())
+        };
+        let without = |s: &Settlement| {
+            let attempt = s.attempt.clone().map(|attempt| Attempted { evidence: Evidence::default(), ..attempt });
+            Settlement { detail: None, attempt, ..s.clone() }
+        };
+        self.settlements.iter().any(has_texts).then(|| self.settlements.iter().map(without).collect())
+    }
 }
 
 impl Writer {
-    /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed.
-    async fn write(&self, batch: Arc<[Settlement]>, noted: &[Option<Noted>]) {
+    /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed. Where the database refuses it,
+    /// each result is written alone, and one that is refused alone is kept: it holds up no other.
+    async fn write(self: Arc<Self>, batch: Batch) {
+        self.metrics.settled(batch.settlements.len());
         let mut wait = Duration::from_millis(50);
         loop {
-            // A panic in here would silence this process for good; caught, the batch is tried again like any other.
-            let written = AssertUnwindSafe(self.store.settle(batch.clone())).catch_unwind().await;
-            match written.unwrap_or_else(|_panic| Err(DbError::Unreachable("settling panicked".into()))) {
-                Ok(settled) => return self.count(&batch, noted, &settled.stale),
-                Err(DbError::Unreachable(problem)) => tracing::warn!(problem, results = batch.len(), "could not settle; trying again"),
-                Err(problem) if batch.len() > 1 => {
-                    // One of them is at fault; alone it cannot hold the others up.
-                    tracing::error!(%problem, "a batch was refused; settling one by one");
-                    for (settlement, noted) in batch.iter().zip(noted) {
-                        Box::pin(self.write([settlement.clone()].into(), std::slice::from_ref(noted))).await;
-                    }
-                    return;
+            match self.settle(batch.settlements.clone()).await {
+                Ok(settled) => {
+                    self.is_away.store(false, Ordering::Relaxed);
+                    return self.done(&batch, &settled.stale);
                 }
+                Err(DbError::Unreachable(problem)) => {
+                    self.is_away.store(true, Ordering::Relaxed);
+                    tracing::warn!(problem, results = batch.settlements.len(), "could not settle; trying again");
+                }
+                Err(problem) if batch.settlements.len() == 1 => return self.keep(batch, &problem),
                 Err(problem) => {
-                    tracing::error!(%problem, delivery = %batch[0].key().id(), "a result was refused; its lease will run out");
-                    return;
+                    tracing::error!(%problem, "a batch was refused; settling one by one");
+                    return self.write_each(batch).await;
                 }
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(2));
         }
+    }
+
+    async fn write_each(self: Arc<Self>, batch: Batch) {
+        for one in batch.split() {
+            match self.settle(one.settlements.clone()).await {
+                Ok(settled) => self.done(&one, &settled.stale),
+                Err(problem) => self.keep(one, &problem),
+            }
+        }
+    }
+
+    /// A panic in here would silence this process for good; caught, the batch is tried again like any other that is refused.
+    async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
+        let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
+        settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }))
+    }
+
+    /// What became of a send is known here and nowhere else. Forgotten, it would be sent again; so it is kept for as long as this process lives, with its room
+    /// and its lease, and written again and again.
+    fn keep(self: &Arc<Self>, one: Batch, problem: &DbError) {
+        let delivery = one.settlements[0].key().id();
+        tracing::error!(%problem, %delivery, "a result was refused; it is kept, and written again after a wait");
+        self.metrics.unwritten.add(1);
+        self.unwritten.fetch_add(1, Ordering::Relaxed);
+        tokio::spawn(self.clone().keep_writing(one));
+    }
+
+    async fn keep_writing(self: Arc<Self>, one: Batch) {
+        let mut wait = FIRST_WAIT;
+        loop {
+            tokio::time::sleep(wait).await;
+            match self.settle_somehow(&one).await {
+                Ok(settled) => {
+                    self.metrics.unwritten.add(-1);
+                    self.unwritten.fetch_sub(1, Ordering::Relaxed);
+                    return self.done(&one, &settled.stale);
+                }
+                Err(problem) => {
+                    let longer = (wait * 2).min(LONGEST_WAIT);
+                    if longer > wait {
+                        tracing::error!(%problem, delivery = %one.settlements[0].key().id(), next = ?longer, "a result is still refused; it is kept");
+                    }
+                    wait = longer;
+                }
+            }
+        }
+    }
+
+    async fn settle_somehow(&self, one: &Batch) -> Result<Settled, DbError> {
+        let problem = match self.settle(one.settlements.clone()).await {
+            Err(problem @ DbError::Refused { .. }) => problem,
+            other => return other,
+        };
+        let Some(bare) = one.without_texts() else { return Err(problem) };
+        let settled = self.settle(bare).await?;
+        tracing::warn!(%problem, delivery = %one.settlements[0].key().id(), "a result was refused, and is written without its texts");
+        Ok(settled)
+    }
+
+    fn done(&self, batch: &Batch, stale: &[DeliveryKey]) {
+        self.count(&batch.settlements, &batch.noted, stale);
+        self.leases.release_all(batch.settlements.iter().map(|settlement| &settlement.lease));
+        self.stir.notify_one();
     }
 
     fn count(&self, batch: &[Settlement], noted: &[Option<Noted>], stale: &[DeliveryKey]) {

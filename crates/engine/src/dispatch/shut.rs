@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::setback::{self, Setback};
 use crate::clock;
 use crate::db::DbError;
 use crate::model::Provider;
 use crate::store::{Shut as Written, Store};
 
-/// The wait before the write is tried again; it doubles with each failure.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// The longest such wait.
+/// The longest wait before the write is tried again.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// What an answer demands of its whole lane.
@@ -72,6 +71,7 @@ impl Demand {
 pub struct Shut {
     /// Read for every lane at every claim.
     is_shut: AtomicBool,
+    setback: Setback,
     state: Mutex<State>,
     /// The host that it is about; none: the whole lane.
     host: Option<Arc<str>>,
@@ -80,9 +80,6 @@ pub struct Shut {
 #[derive(Default)]
 struct State {
     demand: Option<Demand>,
-    /// Failures in a row, not counting those of one wait twice.
-    failures: u32,
-    next_try: Option<Instant>,
     /// A task of this process tries again.
     is_tried: bool,
 }
@@ -105,11 +102,7 @@ impl Shut {
 
     /// How long the lane stays shut at least. None while it is open.
     pub fn time_left(&self) -> Option<Duration> {
-        if !self.is_shut() {
-            return None;
-        }
-        let left = self.lock().next_try.map(|at| at.saturating_duration_since(clock::monotonic()));
-        Some(left.unwrap_or_default().max(FIRST_WAIT))
+        self.is_shut().then(|| self.setback.left().max(setback::FIRST))
     }
 
     /// Shuts the lane until the demand is written.
@@ -119,7 +112,7 @@ impl Shut {
             Some(known) => known.or(demand),
             None => demand,
         });
-        state.fail();
+        self.setback.wait_up_to(LONGEST_WAIT);
         self.is_shut.store(true, Ordering::Release);
         if !std::mem::replace(&mut state.is_tried, true) {
             tokio::spawn(try_again(Arc::downgrade(self), store.clone(), stir.clone(), provider.clone()));
@@ -132,7 +125,8 @@ impl Shut {
         if matches!((&state.demand, written), (Some(Demand::Pause(_)), Demand::Hold(..))) {
             return;
         }
-        (state.demand, state.failures, state.next_try) = (None, 0, None);
+        state.demand = None;
+        self.setback.over();
         self.is_shut.store(false, Ordering::Release);
     }
 
@@ -140,23 +134,11 @@ impl Shut {
     fn wait(&self) -> Option<Duration> {
         let mut state = self.lock();
         state.is_tried = state.demand.is_some();
-        let next = state.next_try.filter(|_| state.is_tried);
-        next.map(|at| at.saturating_duration_since(clock::monotonic()))
+        state.is_tried.then(|| self.setback.left())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn fail(&mut self) {
-        let now = clock::monotonic();
-        if self.next_try.is_none_or(|at| at <= now) {
-            let wait = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);
-            self.next_try = Some(now + wait);
-            self.failures += 1;
-        }
     }
 }
 
@@ -173,8 +155,8 @@ async fn try_again(shut: Weak<Shut>, store: Store, stir: Arc<Notify>, provider: 
                 stir.notify_one();
             }
             Err(problem) => {
-                shut.lock().fail();
-                tracing::error!(%problem, provider = provider.name, "still could not pause or hold the lane, or a host of it; it stays shut in this process");
+                let wait = shut.setback.wait_up_to(LONGEST_WAIT);
+                tracing::error!(%problem, provider = provider.name, ?wait, "still could not pause or hold the lane, or a host of it; it stays shut in this process");
             }
         }
     }

@@ -31,6 +31,15 @@ pub enum Verdict {
     Park(Reason),
 }
 
+/// An attempt that was not seen to end: its lease ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost {
+    /// Leases that ran out in this round, this one included.
+    pub losses: u32,
+    /// When this one began.
+    pub since: Timestamp,
+}
+
 /// Everything a verdict depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
@@ -38,8 +47,8 @@ pub struct Case<'a> {
     pub outcome: &'a Outcome,
     /// The attempt's number in this round, from 1.
     pub attempt: u32,
-    /// The attempt was not seen to end: its lease ran out. Holds how many did.
-    pub lost: Option<u32>,
+    /// The attempt was not seen to end.
+    pub lost: Option<Lost>,
     /// The provider's policy.
     pub policy: &'a Policy,
     /// The provider's guarantee.
@@ -88,10 +97,8 @@ pub fn key_window_over(first_try_at: Timestamp, key_window: Duration, at: Timest
 }
 
 fn again(case: &Case<'_>, after: Duration) -> Verdict {
-    if let Some(losses) = case.lost {
-        // The lease has been waited out already; and what is not known to have failed does not use up the policy.
-        let again = Verdict::Again { at: case.now, counted: false };
-        return if losses > MAX_LOSSES { Verdict::Park(Reason::Exhausted) } else { again };
+    if let Some(lost) = case.lost {
+        return again_after_loss(case, lost);
     }
     if case.attempt >= case.policy.max_attempts.into() {
         return Verdict::Park(Reason::Exhausted);
@@ -99,6 +106,22 @@ fn again(case: &Case<'_>, after: Duration) -> Verdict {
     let wait = case.policy.wait(case.attempt, case.chance).max(after);
     // Due at the expiry at the latest: there it is found expired, instead of waiting for a retry that cannot come.
     Verdict::Again { at: case.now.plus(wait).min(case.expires_at.max(case.now)), counted: true }
+}
+
+/// The lease of the attempt ran out. What may have been sent uses up the policy; what certainly was not uses up nothing.
+#[cold]
+fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
+    let may_have_been_sent = matches!(case.outcome, Outcome::Unclear { .. });
+    if lost.losses > MAX_LOSSES || (may_have_been_sent && case.attempt >= case.policy.max_attempts.into()) {
+        return Verdict::Park(Reason::Exhausted);
+    }
+    let at = match lost.losses {
+        // If it is lost again, it may be our writes that fail: then the provider must not see more of it than the policy says.
+        2.. if may_have_been_sent => lost.since.plus(case.policy.wait(case.attempt, case.chance)).max(case.now),
+        // One worker has died, which happens, and the lease has been waited out: what it held must not wait longer.
+        _ => case.now,
+    };
+    Verdict::Again { at: at.min(case.expires_at.max(case.now)), counted: may_have_been_sent }
 }
 
 fn inside_window(case: &Case<'_>, verdict: Verdict) -> Verdict {
@@ -220,12 +243,13 @@ mod tests {
         assert_eq!(cases, 9 * 3 * 5 * 8 * 4 * 4 * 3);
     }
 
-    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u32) -> Verdict {
+    /// The fourth attempt of five; its lease began 100 s ago, and the policy waits 480 s after it.
+    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u32, attempt: u32) -> Verdict {
         let policy = Policy::default();
         judge(&Case {
             outcome,
-            attempt: 5,
-            lost: Some(losses),
+            attempt,
+            lost: Some(Lost { losses, since: ago(100) }),
             policy: &policy,
             guarantee,
             key_window: DAY,
@@ -236,23 +260,55 @@ mod tests {
         })
     }
 
+    fn ago(seconds: i64) -> Timestamp {
+        Timestamp::from_micros(T0.as_micros() - seconds * 1_000_000)
+    }
+
+    const REPEATING: [Guarantee; 2] = [Guarantee::Idempotent, Guarantee::AtLeastOnce];
+
     #[test]
-    fn a_lost_lease_is_tried_again_at_once_and_uses_up_no_attempt() {
-        let again = Verdict::Again { at: T0, counted: false };
-        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::Idempotent, 1), again);
-        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtLeastOnce, 10), again);
-        assert_eq!(lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, 1), again);
+    fn the_first_lost_lease_is_repeated_immediately_and_counted() {
+        for guarantee in REPEATING {
+            let verdict = lost(&Outcome::unclear("lease_expired"), guarantee, 1, 4);
+            assert_eq!(verdict, Verdict::Again { at: T0, counted: true });
+        }
+    }
+
+    #[test]
+    fn later_ones_wait_as_the_policy_says_from_where_the_lost_lease_began() {
+        for guarantee in REPEATING {
+            let verdict = lost(&Outcome::unclear("lease_expired"), guarantee, 2, 4);
+            assert_eq!(verdict, Verdict::Again { at: ago(100).plus(Duration::from_secs(480)), counted: true });
+            let verdict = lost(&Outcome::unclear("lease_expired"), guarantee, 2, 1);
+            assert_eq!(verdict, Verdict::Again { at: T0, counted: true }, "waited for already");
+        }
+    }
+
+    #[test]
+    fn lost_leases_use_up_the_policy() {
+        for (guarantee, losses) in REPEATING.into_iter().flat_map(|guarantee| [(guarantee, 1), (guarantee, 5)]) {
+            assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, losses, 5), Verdict::Park(Reason::Exhausted));
+        }
+    }
+
+    #[test]
+    fn what_was_certainly_not_sent_is_repeated_immediately_and_uses_up_nothing() {
+        for (losses, attempt) in [(1, 1), (10, 5), (10, 100)] {
+            let verdict = lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, losses, attempt);
+            assert_eq!(verdict, Verdict::Again { at: T0, counted: false });
+        }
     }
 
     #[test]
     fn a_lost_lease_after_an_announced_send_is_unknown() {
-        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtMostOnce, 1), Verdict::Park(Reason::OutcomeUnknown));
+        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtMostOnce, 1, 4), Verdict::Park(Reason::OutcomeUnknown));
     }
 
     #[test]
     fn what_kills_its_worker_every_time_is_parked_in_the_end() {
-        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
-            assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, 11), Verdict::Park(Reason::Exhausted));
+        for guarantee in REPEATING {
+            assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, 11, 1), Verdict::Park(Reason::Exhausted));
         }
+        assert_eq!(lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, 11, 1), Verdict::Park(Reason::Exhausted));
     }
 }

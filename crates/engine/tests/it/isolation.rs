@@ -20,7 +20,7 @@ const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' E
     AND (c.relname = 'tenant' OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant')) ORDER BY 1";
 
 /// Which these are in this version.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "api_key",
     "attempt",
     "audit",

@@ -1,7 +1,7 @@
 //! The lease of a notification's own row ran out, on both databases. If it has one target, that may have been sent, and the guarantee decides.
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Delivery, Guarantee, ProviderDraft};
+use postcommit_engine::model::{Delivery, Guarantee, Policy, ProviderDraft};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -64,7 +64,7 @@ on_both! {
             assert_eq!(log(&world, id).await, [lease_expired()], "{guarantee:?}");
             assert_eq!(world.attempts(id).await[0].at, held.leased_at, "it was made under the lease that was lost");
             let row = world.delivery(id).await;
-            assert_eq!((row.n, row.state.as_str(), row.attempts, row.unclear), (1, "retrying", 0, true), "{guarantee:?}: it uses up no attempt");
+            assert_eq!((row.n, row.state.as_str(), row.attempts, row.unclear), (1, "retrying", 1, true), "{guarantee:?}: it may have been sent, so it is counted");
             let first = world.sql("SELECT lane, first_try_at FROM postcommit.delivery_queue", vec![]).await.remove(0);
             assert_eq!((first.get::<i32>(0).unwrap(), first.get::<Timestamp>(1).unwrap()), (lane, held.leased_at));
             world.pass().await;
@@ -160,10 +160,36 @@ on_both! {
                     world.expire_leases().await;
                 }
                 world.pass().await;
+                // After the first loss a repeat waits as the policy says.
+                world.make_due().await;
                 world.pass().await;
                 let expected = if is_over { repeated.clone() } else { (1, "sent".into(), None, guarantee == Guarantee::Idempotent) };
                 assert_eq!(ended(&world, id).await, expected, "{guarantee:?}, {losses} losses");
             }
+        }
+    }
+
+    async fn losses_use_up_the_policy_and_wait_as_it_says(world) {
+        let policy = Policy::from_json(&json!({"name": "fixed", "interval_s": 1000, "max_attempts": 3})).unwrap();
+        for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
+            let draft = ProviderDraft { guarantee, policy: policy.clone(), ..world.draft(guarantee.name(), "capture", json!({})) };
+            let lane = world.provider(draft).await;
+            let first = lose(&world, json!({})).await;
+            let id = first.key.notification;
+            world.pass().await;
+            let row = world.delivery(id).await;
+            assert_eq!(row.attempts, 1);
+            assert!(row.next_attempt_at.unwrap() <= world.store.now().await.unwrap(), "the first is repeated immediately");
+            let second = claim(&world.store, lane, 1).await.remove(0);
+            world.expire_leases().await;
+            world.pass().await;
+            let row = world.delivery(id).await;
+            assert_eq!((row.attempts, row.next_attempt_at), (2, Some(second.leased_at.plus(std::time::Duration::from_secs(1000)))));
+            world.make_due().await;
+            assert_eq!(claim(&world.store, lane, 1).await.len(), 1);
+            world.expire_leases().await;
+            world.pass().await;
+            assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired(); 3], parked("exhausted", true)), "{guarantee:?}");
         }
     }
 

@@ -30,6 +30,7 @@ mod planner;
 mod providers;
 mod rates;
 mod refused_lane;
+mod refused_result;
 mod routing;
 mod schema;
 mod sessions;

@@ -55,7 +55,7 @@ on_both! {
             }
             world.refuse(VERSION).await;
             let running = world.run().await;
-            server.wait_for(1).await;
+            world.until("its pause was refused", async || world.count("delivery_ledger").await == 1).await;
             world.heal(VERSION).await;
             world.until("the lane is paused", async || provider(&world).await.paused.is_some()).await;
             assert_eq!(server.requests().len(), 1, "{guarantee:?}");

@@ -33,7 +33,7 @@ fn crash_sweep_on_sqlite_holds_every_invariant() {
 fn sweep(kind: Kind) {
     let started = Instant::now();
     let cases = chosen(if full_form() { full(kind) } else { short(kind) });
-    let ran = run_all(&cases);
+    let ran = run_all(&cases, run_one);
     print!("{}", table(kind, &cases, &ran));
     println!("{} cases in {} s", cases.len(), started.elapsed().as_secs());
     let violations: Vec<String> =
@@ -69,16 +69,17 @@ fn short(kind: Kind) -> Vec<Case> {
 }
 
 /// `POSTCOMMIT_SWEEP_ONLY=settle` runs only the cases whose name contains that.
-fn chosen(mut cases: Vec<Case>) -> Vec<Case> {
+pub fn chosen<C: std::fmt::Display>(mut cases: Vec<C>) -> Vec<C> {
     if let Ok(only) = std::env::var("POSTCOMMIT_SWEEP_ONLY") {
         cases.retain(|case| case.to_string().contains(&only));
     }
     cases
 }
 
-fn run_all(cases: &[Case]) -> Vec<Ran> {
+/// Runs cases beside each other; the results are in their order.
+pub fn run_all<C: Sync, R: Send>(cases: &[C], run_one: impl Fn(&C) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
-    let ran: Mutex<BTreeMap<usize, Ran>> = Mutex::default();
+    let ran: Mutex<BTreeMap<usize, R>> = Mutex::default();
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
@@ -95,10 +96,14 @@ fn run_all(cases: &[Case]) -> Vec<Ran> {
 
 /// A wait that ran into its guard is a violation like any other.
 fn run_one(case: &Case) -> Ran {
-    let ran = std::panic::catch_unwind(AssertUnwindSafe(|| case.run()));
-    ran.unwrap_or_else(|panic| {
+    caught(|| case.run()).unwrap_or_else(|said| Ran { violations: vec![said], ..Ran::default() })
+}
+
+/// What it gave, or what its panic said.
+pub fn caught<R>(run: impl FnOnce() -> R) -> Result<R, String> {
+    std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Ran { violations: vec![text.unwrap_or_else(|| "panicked".to_owned())], ..Ran::default() }
+        text.unwrap_or_else(|| "panicked".to_owned())
     })
 }
 

@@ -3,6 +3,7 @@
 //! the database says, what the receiver journalled.
 //!
 //! - `crash`: every crash point × kill, stop, error × both databases × every guarantee; `scripts/sweep` runs the full form;
+//! - `refusal`: every write of ours refused by the database × every class of answer × both databases × every guarantee;
 //! - `kill_loop`: a load, and SIGKILL again and again at random moments;
 //! - `frozen`: a worker that sleeps past its lease with a request out;
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
@@ -27,4 +28,5 @@ mod inbox;
 mod installation;
 mod kill_loop;
 mod records;
+mod refusal;
 mod telling;

@@ -1,0 +1,154 @@
+//! Our own writes that the database refuses while a receiver answers: a known result is kept until it is written, and no request is made a second time for it.
+//! On both databases.
+
+use postcommit::Timestamp;
+use postcommit_engine::model::{Guarantee, ProviderDraft};
+use postcommit_testkit::{HttpServer, Refusal, Reply};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::world::World;
+
+const ENTER: Refusal = Refusal::of("INSERT", "delivery_ledger");
+const POISON: Refusal = ENTER.when("NEW.target LIKE '%poison%'");
+const TEXTS: Refusal = Refusal::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
+const ANNOUNCE: Refusal = Refusal::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
+const EXPAND: Refusal = Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0");
+const MESSAGE: Refusal = Refusal::of("INSERT", "inbox_message");
+
+async fn hooks(world: &World, guarantee: Guarantee) {
+    world.provider(ProviderDraft { guarantee, ..world.draft("hooks", "webhook", json!({})) }).await;
+}
+
+async fn to(world: &World, server: &HttpServer, path: &str) -> Uuid {
+    world.enqueue("t", json!({"recipients": [{"webhook": server.url(path)}]})).await
+}
+
+async fn fresh(world: &World) -> World {
+    if world.is_postgres() { World::postgres().await } else { World::sqlite().await }
+}
+
+async fn is_put_off(world: &World) -> bool {
+    let sql = "SELECT count(*) FROM postcommit.delivery_queue WHERE due_at > {now} AND lease_token IS NULL";
+    world.sql(sql, vec![]).await[0].get::<i64>(0).unwrap() > 0
+}
+
+on_both! {
+    async fn a_known_result_is_kept_until_it_can_be_written(world) {
+        for guarantee in Guarantee::ALL {
+            let world = fresh(&world).await;
+            hooks(&world, guarantee).await;
+            let server = HttpServer::start(|_| Reply::ok());
+            world.refuse(ENTER).await;
+            let running = world.run().await;
+            let id = to(&world, &server, "/hook").await;
+            world.until("it is kept", async || world.metrics.unwritten.read() == 1).await;
+            world.heal(ENTER).await;
+            world.drained().await;
+            running.finish().await;
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.attempts, row.unclear), ("sent", 1, false), "{guarantee:?}");
+            assert_eq!((server.requests().len(), world.metrics.unwritten.read()), (1, 0), "{guarantee:?}");
+        }
+    }
+
+    async fn one_that_is_refused_holds_up_no_other(world) {
+        hooks(&world, Guarantee::Idempotent).await;
+        let server = HttpServer::start(|_| Reply::ok());
+        world.refuse(POISON).await;
+        let poisoned = to(&world, &server, "/poison").await;
+        for i in 0..30 {
+            to(&world, &server, &format!("/{i}")).await;
+        }
+        let running = world.run().await;
+        world.until("all others are written", async || world.count("delivery_ledger").await == 30).await;
+        for i in 0..30 {
+            to(&world, &server, &format!("/{i}")).await;
+        }
+        world.until("and those of later batches", async || world.count("delivery_ledger").await == 60).await;
+        world.until("it is kept", async || world.metrics.unwritten.read() == 1).await;
+        world.heal(POISON).await;
+        world.drained().await;
+        running.finish().await;
+        assert_eq!((world.delivery(poisoned).await.attempts, server.requests().len()), (1, 61));
+    }
+
+    async fn its_lease_is_renewed_meanwhile_and_nobody_takes_it_over(world) {
+        let mut world = world;
+        world.settings.lease_s = 2;
+        hooks(&world, Guarantee::AtLeastOnce).await;
+        world.update(&ProviderDraft { timeout_ms: 100, guarantee: Guarantee::AtLeastOnce, ..world.draft("hooks", "webhook", json!({})) }).await;
+        let server = HttpServer::start(|_| Reply::ok());
+        world.refuse(ENTER).await;
+        let (one, other) = (world.run().await, world.run().await);
+        let id = to(&world, &server, "/hook").await;
+        let until = async || {
+            let rows = world.sql("SELECT lease_until FROM postcommit.delivery_queue", vec![]).await;
+            rows[0].get::<Option<Timestamp>>(0).unwrap()
+        };
+        world.until("it is kept", async || world.metrics.unwritten.read() == 1).await;
+        for _ in 0..3 {
+            let before = until().await.unwrap();
+            world.until("its lease is renewed", async || until().await.unwrap() > before).await;
+        }
+        world.heal(ENTER).await;
+        world.drained().await;
+        one.finish().await;
+        other.finish().await;
+        assert_eq!((server.requests().len(), world.attempts(id).await.len(), world.delivery(id).await.unclear), (1, 1, false));
+    }
+
+    async fn a_text_that_is_refused_does_not_keep_the_state_from_being_written(world) {
+        hooks(&world, Guarantee::AtMostOnce).await;
+        let server = HttpServer::start(|_| Reply::status(400).with_body("what the receiver says"));
+        world.refuse(TEXTS).await;
+        let running = world.run().await;
+        let id = to(&world, &server, "/hook").await;
+        world.drained().await;
+        running.finish().await;
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("http_400"));
+        assert_eq!((world.attempts(id).await[0].excerpt.as_deref(), server.requests().len()), (None, 1));
+    }
+
+    async fn what_cannot_be_announced_or_expanded_waits_and_is_not_sent(world) {
+        for refusal in [ANNOUNCE, EXPAND] {
+            let world = fresh(&world).await;
+            hooks(&world, Guarantee::AtMostOnce).await;
+            let server = HttpServer::start(|_| Reply::ok());
+            world.refuse(refusal).await;
+            let running = world.run().await;
+            let id = to(&world, &server, "/hook").await;
+            world.until("it is put off", async || is_put_off(&world).await).await;
+            assert_eq!(server.requests().len(), 0, "{refusal:?}");
+            world.heal(refusal).await;
+            world.drained().await;
+            running.finish().await;
+            let row = world.delivery(id).await;
+            assert_eq!((row.state.as_str(), row.attempts, server.requests().len()), ("sent", 1, 1), "{refusal:?}");
+        }
+    }
+
+    async fn a_message_that_an_inbox_does_not_take_is_delivered_later_and_once(world) {
+        world.refuse(MESSAGE).await;
+        let running = world.run().await;
+        let id = world.enqueue("a", json!({"recipients": [{"user": "ada"}], "title": "hello"})).await;
+        world.until("it is kept", async || world.metrics.unwritten.read() == 1).await;
+        world.heal(MESSAGE).await;
+        world.drained().await;
+        running.finish().await;
+        assert_eq!((world.delivery(id).await.state.as_str(), world.inbox("ada").await.messages.len()), ("delivered", 1));
+        assert_eq!(world.attempts(id).await.len(), 1);
+    }
+
+    async fn a_pass_by_hand_ends_although_a_result_is_refused(world) {
+        let mut world = world;
+        world.settings.stop_grace_s = 1;
+        hooks(&world, Guarantee::Idempotent).await;
+        let server = HttpServer::start(|_| Reply::ok());
+        world.refuse(ENTER).await;
+        let id = to(&world, &server, "/hook").await;
+        world.pass().await;
+        assert_eq!((world.delivery(id).await.state.as_str(), server.requests().len()), ("sending", 1), "its lease runs out by itself");
+        world.heal(ENTER).await;
+    }
+}
