@@ -1,6 +1,7 @@
 //! Deliveries of a lane that tells hosts apart: which may begin, which wait for their host, and what an answer means for its host.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use postcommit::Timestamp;
 
@@ -12,6 +13,9 @@ use super::shut::Demand;
 use super::{Claimed, Crew, Reckoning};
 use crate::model::{Delivery, Finish, StoredNotification, Verdict};
 use crate::store::{Shut as Written, waits_for};
+
+/// A host that asks for no more is held in this process alone: a write, which every process would read, is not worth it.
+const BRIEF: Duration = Duration::from_secs(1);
 
 /// Puts off what its host would keep waiting, before anything of it is announced, and returns the rest.
 pub fn sift(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
@@ -75,16 +79,19 @@ pub async fn tell_host(
     let (store, name) = (&crew.tools.store, &lane.provider.name);
     // Before it is written: then whoever opens it afterwards is not overruled by us.
     hosts.demanded(host, &demand, now);
+    if matches!(demand, Demand::Hold(_, wait) if wait <= BRIEF) {
+        return verdict;
+    }
     match (demand.write_of_host(store, &lane.provider, host).await, &demand) {
         (Ok(Written::Now), Demand::Pause(why)) => {
-            tracing::error!(provider = name, why, "a host of this lane is paused; `providers show` names it")
+            tracing::error!(provider = name, why, "a host of this lane is paused; `providers show` names it");
         }
         (Ok(Written::Now), Demand::Hold(_, wait)) => {
-            tracing::warn!(provider = name, ?wait, "a host of this lane asked to wait and is held; `providers show` names it")
+            tracing::warn!(provider = name, ?wait, "a host of this lane asked to wait and is held; `providers show` names it");
         }
-        // Whoever pauses the host is parked; others under way meet the same answer, and wait with the rest.
+        // Whoever pauses the host is parked; others under way meet the same answer, and wait with the rest: the host is shut here, too.
         (Ok(Written::Already), Demand::Pause(_)) if may_go_back(delivery) => {
-            return Verdict::Again { at: now.plus(super::hosts::LOOK), counted: false };
+            return Verdict::Again { at: now, counted: false };
         }
         (Ok(Written::Already), _) => {}
         (Ok(Written::Outdated), Demand::Pause(_)) if may_go_back(delivery) => {

@@ -27,7 +27,7 @@ const ABOUT: Duration = Duration::from_secs(60);
 /// What is put off waits at least this long.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 /// What waits for a slow or a paused host is looked at after this at the latest, and up to twice that where there is a lot of it.
-pub const LOOK: Duration = Duration::from_secs(300);
+const LOOK: Duration = Duration::from_secs(300);
 /// What waits for a held one, after this: somebody may have opened it while a row was on its way.
 const HELD_LOOK: Duration = Duration::from_secs(3600);
 /// After the end of a hold its deliveries come within this, not all together.

@@ -112,7 +112,7 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_401_under_a_publication_is_one_request_and_pauses_the_lane() {
     let world = published().await;
-    let draft = ProviderDraft { guarantee: Guarantee::AtMostOnce, ..world.draft("hooks", "webhook", json!({})) };
+    let draft = ProviderDraft { guarantee: Guarantee::AtMostOnce, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) };
     world.provider(draft).await;
     let server = HttpServer::start(|_| Reply::status(401));
     let running = world.run().await;
