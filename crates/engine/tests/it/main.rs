@@ -36,5 +36,6 @@ mod telling;
 mod tenants;
 mod tidy;
 mod trips;
+mod turns;
 mod upgrade;
 mod webhook;
