@@ -181,7 +181,17 @@ impl Dispatcher {
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
         let crew = Arc::new(Crew { tools, settler, leases, stir });
-        Ok(Self { crew, worker: Uuid::new_v4(), lanes, idle_until: None, busy: false, searching: false, worked_at: None, stop: None, refreshed_at: None })
+        Ok(Self {
+            crew,
+            worker: Uuid::new_v4(),
+            lanes,
+            idle_until: None,
+            busy: false,
+            searching: false,
+            worked_at: None,
+            stop: None,
+            refreshed_at: None,
+        })
     }
 
     /// What was done so far.

@@ -81,9 +81,13 @@ struct Side {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// From there to the end.
-    Up { origin: i32 },
+    Up {
+        origin: i32,
+    },
     /// From the first to there.
-    Around { origin: i32 },
+    Around {
+        origin: i32,
+    },
     Through,
 }
 

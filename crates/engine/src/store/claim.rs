@@ -93,9 +93,8 @@ pub(super) const LEASE: &str = "
     RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
       q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
 
-pub(super) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    format!("WITH {}, picked AS MATERIALIZED ({}) {LEASE}", want(""), PICK.replace("{is_due}", IS_DUE))
-});
+pub(super) static CLAIM_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| format!("WITH {}, picked AS MATERIALIZED ({}) {LEASE}", want(""), PICK.replace("{is_due}", IS_DUE)));
 pub(super) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{OF_IT}, {} {LEASE}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES)));
 /// Those of the lanes asked for that are open.

@@ -54,8 +54,7 @@ const FRESH: &str = "fresh AS MATERIALIZED (
       SELECT due.lane, array_agg(due.priority ORDER BY due.priority DESC) AS priorities, least($11::int / count(*) OVER () + 1, $12::int) AS quota
       FROM due WHERE due.lane < 0 GROUP BY due.lane ORDER BY due.lane
     )";
-const FREE: &str =
-    "q.lane = {of}.lane AND q.priority = {p}.priority AND q.due_at <= least(now(), $5) AND (q.lease_until IS NULL OR q.lease_until < now())";
+const FREE: &str = "q.lane = {of}.lane AND q.priority = {p}.priority AND q.due_at <= least(now(), $5) AND (q.lease_until IS NULL OR q.lease_until < now())";
 const PICK_FRESH: &str = "SELECT c.ctid, fresh.lane FROM fresh CROSS JOIN LATERAL (
         SELECT r.ctid FROM unnest(fresh.priorities) AS p (priority) CROSS JOIN LATERAL (
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {free} ORDER BY q.due_at LIMIT fresh.quota FOR UPDATE SKIP LOCKED

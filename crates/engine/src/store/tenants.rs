@@ -183,5 +183,12 @@ impl Store {
 }
 
 fn listed(row: &Row) -> Result<TenantRow, DbError> {
-    Ok(TenantRow { id: row.get(0)?, name: row.get(1)?, created_at: row.get(2)?, suspended_at: row.get(3)?, suspended_reason: row.get(4)?, weight: row.get(5)? })
+    Ok(TenantRow {
+        id: row.get(0)?,
+        name: row.get(1)?,
+        created_at: row.get(2)?,
+        suspended_at: row.get(3)?,
+        suspended_reason: row.get(4)?,
+        weight: row.get(5)?,
+    })
 }

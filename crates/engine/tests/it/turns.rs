@@ -231,7 +231,10 @@ async fn from_schema_10_what_was_enqueued_is_claimed_by_tenant() {
     let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
     let client = db.client().await.unwrap();
     let start = "CREATE SCHEMA postcommit; CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
-    let steps: Vec<String> = MIGRATIONS[..10].iter().map(|step| format!("{}; INSERT INTO postcommit.migration VALUES ({}, '{}')", step.postgres, step.version, step.name)).collect();
+    let steps: Vec<String> = MIGRATIONS[..10]
+        .iter()
+        .map(|step| format!("{}; INSERT INTO postcommit.migration VALUES ({}, '{}')", step.postgres, step.version, step.name))
+        .collect();
     client.batch_execute(&format!("BEGIN; {start}; {}; COMMIT", steps.join("; "))).await.unwrap();
     let enqueue = "SELECT postcommit.enqueue('a', '{}', '{key}'); SELECT postcommit.enqueue('a', '{}', '{key}', tenant => 'acme');
         SELECT * FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"{key}-many\", \"tenant\": \"acme\"}]')";
@@ -247,9 +250,11 @@ async fn from_schema_10_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("app.db");
     let file = rusqlite::Connection::open(&path).unwrap();
-    file.execute_batch("CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)").unwrap();
+    file.execute_batch("CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
+        .unwrap();
     for step in &MIGRATIONS[..10] {
-        file.execute_batch(&format!("{}; INSERT INTO postcommit_migration VALUES ({}, '{}', 0)", step.sqlite, step.version, step.name)).unwrap();
+        file.execute_batch(&format!("{}; INSERT INTO postcommit_migration VALUES ({}, '{}', 0)", step.sqlite, step.version, step.name))
+            .unwrap();
     }
     let enqueue = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{}', '{key}');
         INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('a', '{}', '{key}', 'acme')";

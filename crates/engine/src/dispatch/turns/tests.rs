@@ -135,7 +135,10 @@ fn what_is_searched_in_pieces_is_searched_all_round() {
     }
     assert_eq!(found, queue.lanes);
     assert!(pieces <= 8, "{pieces}");
-    assert!(turns.search(&[], 10, false, false).between.is_empty() && turns.next_search_at().is_some(), "it costs too much to begin at once again");
+    assert!(
+        turns.search(&[], 10, false, false).between.is_empty() && turns.next_search_at().is_some(),
+        "it costs too much to begin at once again"
+    );
     queue.lanes.clear();
     assert!(!turns.search(&[], 10, false, true).between.is_empty(), "unless somebody insists");
 }
@@ -151,7 +154,12 @@ fn lanes_that_are_known_to_wait_are_asked_in_turn_and_not_searched() {
         asked.extend(next);
     }
     assert_eq!(asked.len(), 300);
-    turns.note(&[Want { lane: 7, quota: 2 }, Want { lane: 8, quota: 1 }], &Search::default(), &Claim { deliveries: vec![delivery(7), delivery(8)], searched: Searched::default(), ..Claim::default() }, Duration::ZERO);
+    turns.note(
+        &[Want { lane: 7, quota: 2 }, Want { lane: 8, quota: 1 }],
+        &Search::default(),
+        &Claim { deliveries: vec![delivery(7), delivery(8)], searched: Searched::default(), ..Claim::default() },
+        Duration::ZERO,
+    );
     assert!(turns.waiting().all(|lane| lane != 7) && turns.waiting().any(|lane| lane == 8));
     assert!(turns.next_lanes(false).contains(&7), "who gave something last is asked on a quiet day");
 }
