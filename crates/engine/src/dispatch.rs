@@ -466,7 +466,7 @@ impl Dispatcher {
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
             let way = match self.lanes.lane(id) {
-                _ if id == UNEXPANDED => Way::Expand(self.lanes.table(), lanes::take(&self.lanes.expansion(), batch.len())),
+                _ if id == UNEXPANDED => Way::Expand(self.lanes.table(), lanes::take_up_to(&self.lanes.expansion(), batch.len())),
                 Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id)),
                 _ => {
                     self.crew.settler.return_unbegun(batch);

@@ -107,6 +107,7 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(keys::list_keys, keys::create_key))
         .routes(routes!(keys::revoke_key))
         .routes(routes!(tenants::list_tenants, tenants::create_tenant))
+        .routes(routes!(tenants::update_tenant))
         .routes(routes!(tenants::suspend_tenant))
         .routes(routes!(tenants::resume_tenant))
         .routes(routes!(audit::list_audit))

@@ -366,13 +366,13 @@ impl Lanes {
         wants
     }
 
-    /// The same of what is not expanded, and the search. While it searches, some room is kept for whom it finds.
+    /// The same of what is not expanded, and the search. For whom it finds there is always some room, if need be an eighth beyond the slots: those that are
+    /// known to wait get whole batches all the same.
     fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: Mood) {
-        let kept = if self.expansion.available_permits() < 2 * most { most / 8 } else { 0 };
-        let dealt = self.turns.deal(most - kept, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
+        let dealt = self.turns.deal(most, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
         asked.extend(dealt.iter().map(|want| want.lane));
         let taken: usize = dealt.iter().filter_map(|want| usize::try_from(want.quota).ok()).sum();
-        let room = (self.expansion.available_permits() - taken).min(most);
+        let room = self.expansion.available_permits().saturating_sub(taken).min(most).max(most.div_ceil(8));
         wants.search = self.turns.search(&asked, room, mood.busy, mood.insists);
         if !dealt.is_empty() || !wants.search.between.is_empty() {
             wants.by_lease.entry(self.lease).or_default().extend(dealt);

@@ -18,8 +18,9 @@ const REMEMBERED: usize = 64;
 /// one, so that it is known whether there is more.
 const VISITS: i32 = 512;
 const LEAST_VISITS: i32 = 16;
-/// Between two pieces on a busy day, when nobody waits for the search alone.
-const PAUSE: Duration = Duration::from_millis(20);
+/// On a busy day, when nobody waits for the search alone, a piece of it that found nobody is followed by the next after so long, or after so many claims.
+const PAUSE: Duration = Duration::from_millis(50);
+const CLAIMS: u32 = 4;
 /// A piece that took longer than this walked over dead entries. Then it pauses for four times as long as it took, and so it does after a look in many pieces.
 const SLOW: Duration = Duration::from_millis(50);
 const COST: u32 = 4;
@@ -57,6 +58,10 @@ struct Course {
     began: Option<Instant>,
     pieces: u32,
     last_at: Option<Instant>,
+    /// Claims since then.
+    claims: u32,
+    /// It found somebody who was not asked.
+    fruitful: bool,
     /// Not before this, unless somebody insists.
     next_at: Option<Instant>,
     slow: bool,
@@ -201,7 +206,9 @@ impl Turns {
     pub fn search(&mut self, asked: &[i32], quota: usize, busy: bool, insists: bool) -> Search {
         let now = clock::monotonic();
         self.course.deferred = !insists && self.course.next_at.is_some_and(|at| at > now);
-        if self.course.deferred || (busy && self.course.last_at.is_some_and(|at| now < at + PAUSE)) {
+        self.course.claims += 1;
+        let is_recent = self.course.last_at.is_some_and(|at| now < at + PAUSE) && self.course.claims < CLAIMS;
+        if self.course.deferred || (busy && is_recent && !self.course.fruitful) {
             return Search::default();
         }
         if self.is_through() {
@@ -264,6 +271,7 @@ impl Turns {
         let now = clock::monotonic();
         let course = &mut self.course;
         (course.last_at, course.slow, course.next_at) = (Some(now), took > SLOW, None);
+        (course.claims, course.fruitful) = (0, !fresh.is_empty());
         let many = course.began.filter(|_| course.pieces > 1).map(|began| now.duration_since(began));
         let through = self.sides.iter().all(|side| side.way == Way::Through);
         let spent = if course.slow { Some(took) } else { many.filter(|_| through) };

@@ -45,7 +45,7 @@ on_both! {
             assert_eq!(request.header("webhook-id"), Some(format!("{id}_1").as_str()));
             let row = world.sql("SELECT n, lane, intent IS NOT NULL, lease_token IS NOT NULL FROM postcommit.delivery_queue", vec![]).await.remove(0);
             let announced = guarantee == Guarantee::AtMostOnce;
-            let seen = (row.get::<i32>(0).unwrap(), row.get::<i32>(1).unwrap() != 0, row.get::<bool>(2).unwrap(), row.get::<bool>(3).unwrap());
+            let seen = (row.get::<i32>(0).unwrap(), row.get::<i32>(1).unwrap() > 0, row.get::<bool>(2).unwrap(), row.get::<bool>(3).unwrap());
             assert_eq!(seen, (i32::from(announced), announced, announced, true), "{guarantee:?}");
             server.release();
             world.drained().await;

@@ -46,5 +46,6 @@ mod tidy;
 mod trips;
 mod types;
 mod unreadable;
+mod turns;
 mod upgrade;
 mod webhook;

@@ -1,4 +1,4 @@
-//! Tenants: made, listed, suspended.
+//! Tenants: made, listed, weighed, suspended.
 
 use axum::Json;
 use axum::extract::State;
@@ -79,6 +79,29 @@ pub async fn resume_tenant(State(api): State<Shared>, Ops(caller): Ops, Id(name)
     let resumed = caller.store_of_all(&api).resume_tenant(id).await?;
     api.auth.forget();
     if resumed { shown(&api, id).await } else { Err(Problem::new(Kind::StateConflict, "the tenant is not suspended")) }
+}
+
+/// What is to be changed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TenantUpdate {
+    /// How large its share is when several tenants have something due: with 3 it gets three times what one with 1 gets.
+    #[schema(minimum = 1, maximum = 100)]
+    weight: i32,
+}
+
+/// Changes a tenant's share.
+#[utoipa::path(patch, path = "/v1/tenants/{name}", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = TenantUpdate,
+    responses((status = 200, description = "As it is now", body = TenantRow), Refusals))]
+pub async fn update_tenant(
+    State(api): State<Shared>,
+    Ops(caller): Ops,
+    Id(name): Id<String>,
+    Body(update): Body<TenantUpdate>,
+) -> Result<Json<TenantRow>, Problem> {
+    let id = find(&api, &name).await?;
+    caller.store_of_all(&api).weigh_tenant(id, update.weight).await?;
+    shown(&api, id).await
 }
 
 async fn find(api: &Shared, name: &str) -> Result<i32, Problem> {

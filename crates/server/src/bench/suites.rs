@@ -11,6 +11,7 @@ mod memory;
 mod pinned;
 mod processes;
 mod sqlite;
+mod tenants;
 mod webhook;
 
 use std::pin::Pin;
@@ -32,6 +33,7 @@ pub const ALL: &[Kind] = &[
     sqlite::SUITE,
     http::SUITE,
     processes::SUITE,
+    tenants::SUITE,
     binary::SUITE,
 ];
 

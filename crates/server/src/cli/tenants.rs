@@ -1,7 +1,7 @@
 //! `postcommit tenants`.
 
 use clap::Subcommand;
-use postcommit_engine::store::{TenantError, TenantRow};
+use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};
 use serde_json::json;
 
 use super::{acting, known_tenant};
@@ -30,6 +30,13 @@ pub enum Tenants {
     },
     /// Let it go on
     Resume { name: String },
+    /// Change how large its share is when several tenants have something due
+    Update {
+        name: String,
+        /// 1 to 100; with 3 it gets three times what one with 1 gets
+        #[arg(long, value_parser = clap::value_parser!(i32).range(1..=i64::from(MAX_WEIGHT)))]
+        weight: i32,
+    },
 }
 
 impl Tenants {
@@ -52,6 +59,10 @@ impl Tenants {
                 let resumed = store.resume_tenant(known_tenant(&store, name).await?).await?;
                 said(format, name, if resumed { "resumed" } else { "was not suspended" })
             }
+            Self::Update { name, weight } => {
+                let weighed = store.weigh_tenant(known_tenant(&store, name).await?, *weight).await.map_err(failure)?;
+                said(format, name, if weighed { "updated" } else { "had that weight already" })
+            }
         }
     }
 }
@@ -69,8 +80,9 @@ fn failure(error: TenantError) -> Failure {
     }
 }
 
-const COLUMNS: [output::Column<TenantRow>; 3] = [
+const COLUMNS: [output::Column<TenantRow>; 4] = [
     ("name", |tenant| tenant.name.clone()),
+    ("weight", |tenant| tenant.weight.to_string()),
     ("created", |tenant| output::seconds(tenant.created_at)),
     ("suspended", |tenant| match (tenant.suspended_at, &tenant.suspended_reason) {
         (Some(at), Some(why)) => format!("{}: {why}", output::seconds(at)),

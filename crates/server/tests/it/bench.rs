@@ -49,8 +49,8 @@ async fn benchmark_databases(store: &Store) -> i64 {
 fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
     let shell = Shell::empty();
     std::fs::write(shell.path().join("app.db"), "not even a database").unwrap();
-    let ran = bench(&shell, &["enqueue", "sqlite", "enqueue", "--database-url", "sqlite:app.db", "--html", "report.html"]);
-    assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group"]);
+    let ran = bench(&shell, &["enqueue", "sqlite", "enqueue", "tenants", "--database-url", "sqlite:app.db", "--html", "report.html"]);
+    assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group", "P14 p50", "P14 p99"]);
     assert_eq!(names(&shell), ["app.db", "report.html"]);
     assert_eq!(std::fs::read_to_string(shell.path().join("app.db")).unwrap(), "not even a database", "the given file is not touched");
     assert!(std::fs::read_to_string(shell.path().join("report.html")).unwrap().contains("P11 drain"));
@@ -83,9 +83,9 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     assert!(psql.status.success(), "{psql:?}");
 
     let shell = Shell::empty();
-    let ran = bench(&shell, &["drain", "enqueue", "growth", "--no-peers", "--database-url", &given.url]);
+    let ran = bench(&shell, &["drain", "enqueue", "growth", "tenants", "--no-peers", "--database-url", &given.url]);
     let found = ids(&ran);
-    for id in ["P1", "P2", "wal", "P3", "P4", "P6 history", "P6 backlog"] {
+    for id in ["P1", "P2", "wal", "P3", "P4", "P6 history", "P6 backlog", "P14 p50"] {
         assert!(found.contains(&id.to_owned()), "{id}: {found:?}");
     }
     assert_eq!(benchmark_databases(&store).await, 0, "neither its own nor the leftover");
@@ -181,7 +181,7 @@ fn what_cannot_be_measured_is_a_usage_error() {
 fn the_suites_are_listed_with_their_bars() {
     let listed = Shell::empty().run(&["bench", "--list", "-o", "json"]).ends(0).json();
     let bars: String = listed.as_array().unwrap().iter().map(|suite| suite["bars"].as_str().unwrap()).collect();
-    for bar in 1..=13 {
+    for bar in 1..=14 {
         assert!(bars.contains(&format!("P{bar} ")), "P{bar}: {bars}");
     }
 }

@@ -34,10 +34,10 @@ const BULK: u64 = 100_000;
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Latencies in milliseconds, sorted.
-struct Latencies(Vec<f64>);
+pub struct Latencies(Vec<f64>);
 
 impl Latencies {
-    fn at(&self, share: f64) -> f64 {
+    pub fn at(&self, share: f64) -> f64 {
         quantile(&self.0, share)
     }
 }
@@ -130,7 +130,7 @@ async fn fill(bench: &Bench, beside: Beside, arrivals: &Arrivals) -> Result<u64,
 }
 
 /// Takes samples for as long as the backlog lasts, if there is one.
-async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &Running, bulk: u64) -> Result<Latencies, Failure> {
+pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &Running, bulk: u64) -> Result<Latencies, Failure> {
     let load = Load::to("webhook", &arrivals.urgent_url()).with_priority(9);
     let mut application = Application::on(&bench.place).await?;
     let mut latencies = Vec::new();
