@@ -15,7 +15,7 @@
 //! - `parked`: what the log says of what is parked;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
-//! - `trial`: one send past the queue, to try a provider out;
+//! - `trial`, `pass`: one send past the queue, to try a provider out; how a bounded pass ends;
 //! - `duties`: what is done now and then;
 //! - `jobs`: what an operator does to many at once;
 //! - `presence`: that somebody is here to deliver.
