@@ -77,24 +77,22 @@ impl Store {
         let (version, rerouted_at) = self.providers_version().await?;
         // A version that lies ahead is that of another database, from before it was restored.
         let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
-            let weights = self.weights("weight <> 1", vec![]).await?;
-            return Ok(ProviderChanges { version, rerouted_at, is_all: true, providers: self.providers().await?, gone: vec![], weights });
+            let weights = self.db.query("SELECT id, weight FROM postcommit.tenant WHERE weight <> 1", vec![]).await?;
+            let (providers, weights) = (self.providers().await?, weighed(&weights)?);
+            return Ok(ProviderChanges { version, rerouted_at, is_all: true, providers, gone: vec![], weights });
         };
-        // By two indexes, rather than by neither.
-        let changed = format!(
-            "SELECT {COLUMNS} FROM postcommit.provider WHERE id IN (SELECT c.id FROM postcommit.provider c WHERE c.changed > $1
-               UNION SELECT c.id FROM postcommit.tenant t JOIN postcommit.provider c ON c.tenant = t.id WHERE t.changed > $1 AND t.changed > 0) ORDER BY tenant, id"
-        );
-        let providers = self.db.query(&changed, vec![since.into()]).await?.iter().map(provider).collect::<Result<_, _>>()?;
-        let gone = self.db.query("SELECT id FROM postcommit.provider_gone WHERE changed > $1", vec![since.into()]).await?;
-        let gone = gone.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
-        let weights = self.weights("changed > $1 AND changed > 0", vec![since.into()]).await?;
-        Ok(ProviderChanges { version, rerouted_at, is_all: false, providers, gone, weights })
-    }
-
-    async fn weights(&self, which: &str, parameters: Vec<Value>) -> Result<Vec<(i32, u32)>, DbError> {
-        let rows = self.db.query(&format!("SELECT id, weight FROM postcommit.tenant WHERE {which}"), parameters).await?;
-        rows.iter().map(|row| Ok((row.get(0)?, u32::try_from(row.get::<i32>(1)?).unwrap_or(1)))).collect()
+        // Each by its own index. Deletions and tenants are few: a weight of 0 stands for a provider that is gone.
+        let changed = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE changed > $1 ORDER BY changed");
+        let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
+            UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
+        let (changed, others) = tokio::try_join!(self.db.query(&changed, vec![since.into()]), self.db.query(others, vec![since.into()]))?;
+        let mut providers = changed.iter().map(provider).collect::<Result<Vec<_>, _>>()?;
+        let (gone, tenants): (Vec<_>, Vec<_>) = weighed(&others)?.into_iter().partition(|(_, weight)| *weight == 0);
+        for (tenant, _) in &tenants {
+            providers.extend(self.providers_of(*tenant).await?);
+        }
+        let gone = gone.into_iter().map(|(id, _)| id).collect();
+        Ok(ProviderChanges { version, rerouted_at, is_all: false, providers, gone, weights: tenants })
     }
 
     /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.
@@ -276,6 +274,11 @@ impl Store {
         );
         self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()]).await.map(drop)
     }
+}
+
+/// Numbers with weights.
+fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
+    rows.iter().map(|row| Ok((row.get(0)?, u32::try_from(row.get::<i32>(1)?).unwrap_or(1)))).collect()
 }
 
 /// At most one default per channel: the old one steps down before the new one takes its place.
