@@ -269,6 +269,10 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
         let at = now.plus(left).min(note.expires_at.max(now));
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
+    if lane.shut.is_closed() {
+        // It goes back as it was: a claim leaves it alone until the lane is open again.
+        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
+    }
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
         return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
@@ -378,6 +382,7 @@ async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Repor
         // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
         (Ok(false), Demand::Pause(_)) if may_go_back(delivery) => {
             lane.shut.open(&demand);
+            lane.shut.close(&demand);
             return Verdict::Again { at: now, counted: false };
         }
         (Ok(_), _) => {}
@@ -388,6 +393,7 @@ async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Repor
         }
     }
     lane.shut.open(&demand);
+    lane.shut.close(&demand);
     verdict
 }
 

@@ -75,6 +75,8 @@ pub struct Shut {
     state: Mutex<State>,
     /// The host that it is about; none: the whole lane.
     host: Option<Arc<str>>,
+    /// A pause or hold of the lane is written. Read before every send.
+    is_closed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -82,6 +84,8 @@ struct State {
     demand: Option<Demand>,
     /// A task of this process tries again.
     is_tried: bool,
+    /// When a written hold ends; none for a pause, which ends with this description of the provider.
+    closed_until: Option<Instant>,
 }
 
 impl Shut {
@@ -128,6 +132,28 @@ impl Shut {
         state.demand = None;
         self.setback.over();
         self.is_shut.store(false, Ordering::Release);
+    }
+
+    /// The database knows of this demand, so that a claim finds the lane closed. What was claimed before and not begun must not be sent either.
+    pub fn close(&self, written: &Demand) {
+        let mut state = self.lock();
+        state.closed_until = match written {
+            Demand::Pause(_) => None,
+            Demand::Hold(since, wait) => since.checked_add(*wait),
+        };
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether a written pause or hold still stands, as far as this process has heard.
+    pub fn is_closed(&self) -> bool {
+        if !self.is_closed.load(Ordering::Acquire) {
+            return false;
+        }
+        let is_over = self.lock().closed_until.is_some_and(|end| end <= clock::monotonic());
+        if is_over {
+            self.is_closed.store(false, Ordering::Release);
+        }
+        !is_over
     }
 
     /// How long until the next try; none when there is nothing to try any more.

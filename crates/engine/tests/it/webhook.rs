@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postcommit_engine::model::Guarantee;
+use postcommit_engine::model::{Guarantee, ProviderDraft};
 use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_testkit::{HttpServer, Reply, Request};
 use serde_json::json;
@@ -176,6 +176,19 @@ on_both! {
         world.make_due().await;
         world.pass().await;
         assert_eq!(server.requests().len(), seen, "a paused lane sends nothing");
+    }
+
+    async fn what_was_claimed_and_not_begun_goes_back_when_its_lane_is_closed(world) {
+        for (status, name) in [(401, "paused"), (429, "held")] {
+            let one_slot = ProviderDraft { concurrency: 1, ..world.draft(name, "webhook", json!({"isolate": "lane"})) };
+            world.provider(one_slot).await;
+            let server = HttpServer::start(move |_| Reply::status(status).with_header("Retry-After", "120"));
+            for i in 0..20 {
+                to(&world, &server, &format!("{name}{i}")).await;
+            }
+            world.pass().await;
+            assert_eq!(server.requests().len(), 1, "{name}: all were claimed together, and one was sent");
+        }
     }
 
     async fn a_lane_with_many_receivers_can_park_instead_of_pausing(world) {
