@@ -67,6 +67,11 @@ BEGIN
       CASE thing.relname WHEN 'tenant' THEN 'SELECT' WHEN 'audit' THEN 'SELECT, INSERT' ELSE 'SELECT, INSERT, UPDATE, DELETE' END, thing.name);
   END LOOP;
 
+  -- A dump without privileges brings functions back as PostgreSQL makes them: PUBLIC may call them. A grant that somebody made stays.
+  FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proacl IS NULL LOOP
+    EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', thing.name);
+  END LOOP;
+
   -- What a view reads is read by whoever asks, so that the wall is met behind it.
   FOR thing IN SELECT c.oid::regclass AS name, c.reloptions FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' LOOP
     IF NOT coalesce(thing.reloptions, '{}') @> ARRAY['security_invoker=true'] THEN

@@ -7,7 +7,8 @@ const HOST_CHARS: usize = 300;
 
 /// Name and port of a URL, in lower case: `example.com:443`. None when there is no host, or one that no resolver takes.
 pub(super) fn of_url(url: &Url) -> Option<String> {
-    let (host, port) = (url.host_str()?, url.port_or_known_default()?);
+    // A dot at its end means that the name is complete; it is the same name.
+    let (host, port) = (url.host_str()?.trim_end_matches('.'), url.port_or_known_default()?);
     Some(format!("{}:{port}", host.to_ascii_lowercase())).filter(|host| host.chars().count() <= HOST_CHARS)
 }
 
@@ -30,6 +31,7 @@ mod tests {
     fn a_host_is_its_name_and_port_in_lower_case() {
         for (text, host) in [
             ("Example.COM", "example.com:443"),
+            ("example.com.", "example.com:443"),
             ("example.com:8443", "example.com:8443"),
             ("http://example.com/hook?token=1", "example.com:80"),
             ("127.0.0.1:80", "127.0.0.1:80"),

@@ -25,6 +25,10 @@ const MAY_TAKE: &str =
 const GRANT: &str = "SELECT format('GRANT %I TO %I', $1::text, current_user)
     || CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH INHERIT FALSE, SET TRUE' ELSE '' END";
 
+/// Functions with the privileges that PostgreSQL gives to new ones.
+const CALLABLE: &str =
+    "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proacl IS NULL ORDER BY 1";
+
 impl Db {
     /// A view of the same database that [`Db::query`] and [`Db::execute`] show of one tenant alone: on PostgreSQL each of them runs in a transaction of
     /// the tenants' role. On SQLite nothing changes. The hot path has connections of its own, and is everybody's.
@@ -79,6 +83,14 @@ impl Db {
                  LEVEL SECURITY, and CREATE POLICY by_grant and of_one_tenant on it",
                 open.join(", "),
                 open[0]
+            )));
+        }
+        let callable = self.names(CALLABLE, vec![]).await?;
+        if !callable.is_empty() {
+            return Ok(Some(format!(
+                "PUBLIC may call functions of the schema: {}. They were restored without their privileges. Run `postcommit migrate` as the owner of the schema, which \
+                 takes that away",
+                callable.join(", ")
             )));
         }
         let foreign = self.names(&db.installation.script(FOREIGNERS), vec![]).await?;

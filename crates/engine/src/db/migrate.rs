@@ -130,6 +130,8 @@ pub struct Migrated {
     /// PostgreSQL: the GRANTs that members of former roles need for this database. They were not made, because those roles are, or were, other databases' as
     /// well: somebody must decide.
     pub grants: Vec<String>,
+    /// PostgreSQL: roles, grants or policies were put in order although no step was missing.
+    pub arranged: bool,
 }
 
 impl Db {
@@ -181,7 +183,7 @@ impl Db {
             Self::Sqlite(db) => {
                 db.use_wal()?;
                 // The write transaction is the lock.
-                Ok(Migrated { applied: db.write(migrate_sqlite).await?, grants: vec![] })
+                Ok(Migrated { applied: db.write(migrate_sqlite).await?, ..Migrated::default() })
             }
         }
     }
@@ -231,7 +233,8 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
             "roles of this database alone have taken the place of shared ones; members of those that need it are to be granted anew"
         );
     }
-    Ok(Migrated { applied, grants })
+    let arranged = applied.is_empty();
+    Ok(Migrated { applied, grants, arranged })
 }
 
 /// What is missing now that the lock is held.

@@ -296,7 +296,7 @@ pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
     }
     let constraint = db.constraint().map(|name| format!(" ({name})")).unwrap_or_default();
     let hint = if code == "42501" {
-        "; the login needs this database's role postcommit_worker_<OID of the database>, or to own the schema"
+        "; the login needs the worker's role of this database (`postcommit migrate --roles` prints its name), or to own the schema"
     } else {
         ""
     };

@@ -132,7 +132,7 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
         return Err(DbError::Refused {
             code: "roles".into(),
             message: format!(
-                "this login may not make roles, and nothing was changed. As a login that may: {asked}; then run `postcommit migrate` again"
+                "this login may not make roles, and nothing was changed. As a login that may: {asked}; then run `postcommit migrate --roles` again"
             ),
         });
     }

@@ -21,6 +21,13 @@ const SHARE: (usize, usize) = (3, 4);
 const SLOW_SHARE: (usize, usize) = (1, 8);
 /// Those that all slow hosts may have together.
 const ALL_SLOW_SHARE: (usize, usize) = (1, 2);
+/// Those that hosts may have together of which no quick answer is known: many names may lead to one machine that hangs, and each of them is new at first. A
+/// host counts with the share of a slow one at most, so that a single one does not keep all new ones waiting.
+const UNPROVEN_SHARE: (usize, usize) = (3, 4);
+/// A new host looks again after this, while those before it are quick.
+const UNPROVEN_LOOK: Duration = Duration::from_millis(20);
+/// And waits no longer than this while they hang.
+const UNPROVEN_WAIT: Duration = Duration::from_secs(30);
 /// Another host is about if something was sent to it within this.
 const ABOUT: Duration = Duration::from_secs(60);
 
@@ -201,23 +208,27 @@ struct Room {
     one: usize,
     slow: usize,
     all_slow: usize,
+    unproven: usize,
 }
 
 impl Room {
     fn of(slots: i32) -> Self {
         let slots = usize::try_from(slots).unwrap_or(1);
         let share = |(part, of): (usize, usize)| (slots * part / of).max(1);
-        Self { one: share(SHARE), slow: share(SLOW_SHARE), all_slow: share(ALL_SLOW_SHARE) }
+        Self { one: share(SHARE), slow: share(SLOW_SHARE), all_slow: share(ALL_SLOW_SHARE), unproven: share(UNPROVEN_SHARE) }
     }
 }
 
 fn entry(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: Room, now: Timestamp, at: Instant) -> Entry {
+    if let Some(put_off) = hosts.get_mut(name).and_then(|host| host.shut(now)) {
+        return Entry::PutOff(put_off);
+    }
+    if let Some(later) = crowded_out(hosts, name, room, at) {
+        return later;
+    }
     let Some(host) = hosts.get_mut(name) else {
         return if begun < room.one { Entry::Yes } else { Entry::Soon(SLOW) };
     };
-    if let Some(put_off) = host.shut(now) {
-        return Entry::PutOff(put_off);
-    }
     let under_way = host.under_way.len() + begun;
     if !host.is_slow(at) {
         host.put_off = 0;
@@ -230,6 +241,23 @@ fn entry(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: Ro
     }
     // Asked for above.
     hosts.get_mut(name).map_or(Entry::Yes, |host| Entry::PutOff(host.pace(most, at)))
+}
+
+/// A host without a known answer waits while others like it have their share, or have what slow ones leave of it.
+fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: Room, at: Instant) -> Option<Entry> {
+    if hosts.get(name).is_some_and(|host| host.latency.is_some()) {
+        return None;
+    }
+    let (mut under_way, mut oldest) = (0, Duration::ZERO);
+    for (_, host) in hosts.iter().filter(|(other, host)| &***other != name && (host.latency.is_none() || host.is_slow(at))) {
+        under_way += host.under_way.len().min(room.slow);
+        oldest = oldest.max(host.oldest(at));
+    }
+    match oldest > SLOW {
+        _ if under_way < room.unproven => None,
+        true => Some(Entry::PutOff(PutOff { wait: oldest.min(UNPROVEN_WAIT), code: None })),
+        false => Some(Entry::Soon(UNPROVEN_LOOK)),
+    }
 }
 
 /// What there is beside a slow host.
@@ -366,6 +394,23 @@ mod tests {
         let mut hosts = hosts.lock();
         let under_way = &mut hosts.get_mut(host).expect("it is known").under_way;
         under_way.iter_mut().for_each(|began| *began = began.checked_sub(by).expect("the machine runs for longer"));
+    }
+
+    #[test]
+    fn new_hosts_that_hang_leave_a_quarter_of_the_slots_to_those_known_to_be_quick() {
+        let hosts = Arc::new(Hosts::default());
+        drop(one(&hosts, "quick:1"));
+        let hanging: Vec<Turn> = (0..50).filter_map(|n| one(&hosts, &format!("new-{n}:1"))).collect();
+        assert_eq!(hanging.len(), 12, "together they have the share of one host");
+        assert!(matches!(hosts.try_turn("new-40:1", SLOTS, NOW), Tried::Soon(..)), "they may be quick: the next waits a moment");
+        (0..12).for_each(|n| age(&hosts, &format!("new-{n}:1"), SLOW * 2));
+        assert!(matches!(hosts.try_turn("new-40:1", SLOTS, NOW), Tried::PutOff(_)), "they hang: its slot is for others");
+        assert!(one(&hosts, "quick:1").is_some());
+        drop(hanging);
+        let one_that_hangs = turns(&hosts, "bad:1");
+        assert_eq!(one_that_hangs.len(), 12);
+        age(&hosts, "bad:1", SLOW * 2);
+        assert!(one(&hosts, "new-40:1").is_some(), "one host alone keeps no new one waiting");
     }
 
     #[test]

@@ -343,3 +343,18 @@ async fn on_sqlite_there_is_one_wall_and_nothing_to_check() {
     world.store.check_isolation().await.unwrap();
     assert_eq!(world.store.of_tenant(99).tenants().await.unwrap().len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_that_were_restored_without_privileges_are_taken_from_public() {
+    let world = World::postgres().await;
+    let (db, open) = (world.store.db(), "SELECT has_function_privilege('public', 'postcommit.restored()', 'EXECUTE')");
+    world.execute("CREATE FUNCTION postcommit.restored() RETURNS int LANGUAGE sql AS 'SELECT 1'", vec![]).await;
+    let problem = db.check_isolation().await.unwrap_err().to_string();
+    assert!(problem.contains("PUBLIC may call functions of the schema: restored"), "{problem}");
+    assert!(db.migrate().await.unwrap().arranged);
+    db.check_isolation().await.unwrap();
+    assert!(!world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
+    world.execute("GRANT EXECUTE ON FUNCTION postcommit.restored() TO PUBLIC", vec![]).await;
+    assert!(!db.migrate().await.unwrap().arranged, "a grant that somebody made stays");
+    assert!(world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
+}

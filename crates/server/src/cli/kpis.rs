@@ -61,7 +61,7 @@ fn shut(shut: &ShutCount) -> Option<String> {
         ("hosts held", shut.hosts_held),
     ];
     let told: Vec<String> = counts.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{what}: {count}")).collect();
-    (!told.is_empty()).then(|| format!("{}; `postcommit providers list` says why", told.join(", ")))
+    (!told.is_empty()).then(|| format!("{}; `postcommit providers show NAME` says why", told.join(", ")))
 }
 
 type Column = (&'static str, fn(&SiteKpi) -> String);

@@ -38,10 +38,14 @@ impl Migrate {
             migrated.grants.extend(grants);
         }
         let names: Vec<String> = migrated.applied.iter().map(|step| format!("{:04}_{}", step.version, step.name)).collect();
-        let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants});
+        let problem = store.db().check_isolation().await.err().map(|problem| problem.to_string());
+        let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants, "problem": problem});
         output::one(format, &done, |_| {
             let roles = if roles.is_empty() { String::new() } else { format!("; roles and grants are set: {}", roles.join(", ")) };
             match names.len() {
+                0 if migrated.arranged && problem.is_none() => {
+                    format!("schema version {LATEST}: grants and policies were put in order{roles}")
+                }
                 0 => format!("schema version {LATEST}: nothing to do{roles}"),
                 _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
             }
@@ -51,6 +55,9 @@ impl Migrate {
                 "members of roles that this database shared with others were not carried over to its own. For those that need it, as an administrator:"
             );
             migrated.grants.iter().for_each(|grant| say!("  {grant};"));
+        }
+        if let Some(problem) = problem {
+            say!("`serve` will not start yet: {problem}");
         }
         Ok(Exit::Ok)
     }

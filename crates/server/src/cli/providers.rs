@@ -143,12 +143,12 @@ impl Providers {
                 say(format, name, shut::pause(&store, &provider, host.as_deref(), reason).await?)
             }
             Self::Resume { name, tenant, host } => {
-                let lane = find(&store, tenant, name).await?.1.id;
-                let resumed = match host {
-                    Some(host) => store.resume_host(lane, host).await?,
-                    None => store.resume_lane(lane).await?,
-                };
-                say(format, name, if resumed { "resumed" } else { "was not paused" })
+                let (tenant, provider) = find(&store, tenant, name).await?;
+                match host {
+                    Some(host) => shut::resume_host(&store, tenant, &provider, host).await.and_then(|result| say(format, name, &result)),
+                    None if store.resume_lane(provider.id).await? => say(format, name, "resumed"),
+                    None => say(format, name, "was neither paused nor held"),
+                }
             }
             Self::Delete { name, tenant, yes } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;

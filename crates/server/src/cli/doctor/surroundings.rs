@@ -42,7 +42,7 @@ fn told(durability: &Durability) -> Vec<Finding> {
             }
             _ => "when a standby takes over, what an application enqueued by SQL in the last moments may be missing there",
         };
-        let ours = "Postcommit's own commits always wait";
+        let ours = "Postcommit's own commits always wait. If that is not meant to be: RESET synchronous_commit where it is set, by ALTER SYSTEM, ALTER DATABASE or ALTER ROLE";
         findings.push(finding(
             "durability",
             "warning",

@@ -24,6 +24,19 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
     }
 }
 
+/// Hosts that a refusal names at most.
+const NAMED: i64 = 10;
+
+/// Opens one host, and says so. Where that host is open already, the ones that are not are named: a port is easily forgotten.
+pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: &str) -> Result<String, Failure> {
+    if store.resume_host(provider.id, host).await? {
+        return Ok(format!("resumed for host {host}"));
+    }
+    let shut: Vec<String> = store.shut_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
+    let named = if shut.is_empty() { "every host is open".to_owned() } else { format!("shut are: {}", shut.join(", ")) };
+    Ok(format!("neither pauses nor holds host {host}; {named}"))
+}
+
 /// One host a line.
 pub fn lines(hosts: &Value) -> Vec<String> {
     let line = |host: &Value| {

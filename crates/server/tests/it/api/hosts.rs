@@ -74,8 +74,9 @@ on_both! {
 
         let pause = client.post("/v1/providers/hooks/pause", &json!({"reason": "by hand", "host": "Receiver.example"})).expect(200).json();
         assert_eq!((&pause["hosts"][0]["host"], &pause["hosts"][0]["paused"], &pause["paused"]), (&json!("receiver.example:443"), &json!("by hand"), &Value::Null));
-        assert_eq!(app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]), "provider hooks resumed\n");
-        assert_eq!(app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]), "provider hooks was not paused\n");
+        assert_eq!(app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]), "provider hooks resumed for host receiver.example:443\n");
+        let once_more = app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]);
+        assert_eq!(once_more, "provider hooks neither pauses nor holds host receiver.example:443; every host is open\n");
         assert_eq!(app.installation.run(&["providers", "pause", "hooks", "--host", "receiver.example:8443"]), "provider hooks paused\n");
         assert_eq!(provider()["hosts"][0]["host"], "receiver.example:8443");
     }
