@@ -3,9 +3,7 @@
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
 //! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up;
 //! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
-//! - `setback`: how long what we could not write waits;
-//! - `shut`: lanes and hosts whose pause or hold could not be written;
-//! - `pass`: how a bounded pass ends;
+//! - `shut`, `setback`: lanes and hosts whose pause or hold could not be written, and how long what we could not write waits;
 //! - `permits`: what is known of the permits of lanes whose rate is limited;
 //! - `batch`: what was claimed for one lane, until each of it goes its own way;
 //! - `expander`: what a claimed notification becomes;
@@ -14,7 +12,7 @@
 //! - `parked`: what the log says of what is parked;
 //! - `leases`: what is under way, renewed while it is;
 //! - `bell`: wakes the loop; a poll is the floor;
-//! - `trial`: one send past the queue, to try a provider out;
+//! - `trial`, `pass`: one send past the queue, to try a provider out; how a bounded pass ends;
 //! - `duties`: what is done now and then;
 //! - `jobs`: what an operator does to many at once;
 //! - `presence`: that somebody is here to deliver.

@@ -27,6 +27,8 @@ const ROOM: usize = WRITERS * BATCH;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// The longest wait while the database is away: it may come back at any moment.
+const WHILE_AWAY: Duration = Duration::from_secs(2);
 
 /// What was done so far, by outcome.
 #[derive(Debug, Default)]
@@ -64,6 +66,15 @@ impl Noted {
     }
 }
 
+/// What is known and not written.
+#[derive(Default)]
+struct Arrears {
+    /// The database was away when last written to.
+    is_away: AtomicBool,
+    /// Results that are refused, and kept.
+    refused: AtomicUsize,
+}
+
 /// Takes results and writes them.
 #[derive(Clone)]
 pub struct Settler {
@@ -71,19 +82,17 @@ pub struct Settler {
     room: Arc<Semaphore>,
     tally: Arc<Tally>,
     metrics: Metrics,
-    is_away: Arc<AtomicBool>,
-    unwritten: Arc<AtomicUsize>,
+    arrears: Arc<Arrears>,
 }
 
 impl Settler {
     pub fn start(store: Store, metrics: Metrics, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
-        let (is_away, unwritten) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (tally_, metrics_, is_away_, unwritten_) = (tally.clone(), metrics.clone(), is_away.clone(), unwritten.clone());
-        let writer = Writer { store, stir, leases, tally: tally_, metrics: metrics_, is_away: is_away_, unwritten: unwritten_ };
+        let arrears = Arc::<Arrears>::default();
+        let writer = Writer { store, stir, leases, tally: tally.clone(), metrics: metrics.clone(), arrears: arrears.clone() };
         tokio::spawn(write_all(Arc::new(writer), received));
-        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics, is_away, unwritten }
+        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics, arrears }
     }
 
     pub fn tally(&self) -> Arc<Tally> {
@@ -98,12 +107,12 @@ impl Settler {
     /// Whether nothing more should be claimed: results that are known cannot be written, and whoever claimed now might take over a lease of our own whose
     /// result is here.
     pub fn is_behind(&self) -> bool {
-        self.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
+        self.arrears.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
     }
 
     /// Results that the database refused, and that are kept until it takes them.
     pub fn unwritten(&self) -> usize {
-        self.unwritten.load(Ordering::Relaxed)
+        self.arrears.refused.load(Ordering::Relaxed)
     }
 
     /// Counts what expansion has put into the ledger without an attempt.
@@ -182,10 +191,7 @@ struct Writer {
     leases: Arc<Leases>,
     tally: Arc<Tally>,
     metrics: Metrics,
-    /// Whether the database was away when last written to.
-    is_away: Arc<AtomicBool>,
-    /// Results that are refused, and kept.
-    unwritten: Arc<AtomicUsize>,
+    arrears: Arc<Arrears>,
 }
 
 /// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
@@ -274,12 +280,8 @@ impl Writer {
         let mut wait = Duration::from_millis(50);
         loop {
             match self.settle(batch.settlements.clone()).await {
-                Ok(settled) => {
-                    self.is_away.store(false, Ordering::Relaxed);
-                    return self.done(&batch, &settled.stale);
-                }
+                Ok(settled) => return self.done(&batch, &settled.stale),
                 Err(DbError::Unreachable(problem)) => {
-                    self.is_away.store(true, Ordering::Relaxed);
                     tracing::warn!(problem, results = batch.settlements.len(), "could not settle; trying again");
                 }
                 Err(problem) if batch.settlements.len() == 1 => return self.keep(batch, &problem),
@@ -289,7 +291,7 @@ impl Writer {
                 }
             }
             tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_secs(2));
+            wait = (wait * 2).min(WHILE_AWAY);
         }
     }
 
@@ -305,7 +307,9 @@ impl Writer {
     /// A panic in here would silence this process for good; caught, the batch is tried again like any other that is refused.
     async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
-        settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }))
+        let settled = settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }));
+        self.arrears.is_away.store(matches!(settled, Err(DbError::Unreachable(_))), Ordering::Relaxed);
+        settled
     }
 
     /// What became of a send is known here and nowhere else. Forgotten, it would be sent again; so it is kept for as long as this process lives, with its room
@@ -314,7 +318,7 @@ impl Writer {
         let delivery = one.settlements[0].key().id();
         tracing::error!(%problem, %delivery, "a result was refused; it is kept, and written again after a wait");
         self.metrics.unwritten.add(1);
-        self.unwritten.fetch_add(1, Ordering::Relaxed);
+        self.arrears.refused.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(self.clone().keep_writing(one));
     }
 
@@ -325,9 +329,10 @@ impl Writer {
             match self.settle_somehow(&one).await {
                 Ok(settled) => {
                     self.metrics.unwritten.add(-1);
-                    self.unwritten.fetch_sub(1, Ordering::Relaxed);
+                    self.arrears.refused.fetch_sub(1, Ordering::Relaxed);
                     return self.done(&one, &settled.stale);
                 }
+                Err(DbError::Unreachable(_)) => wait = WHILE_AWAY,
                 Err(problem) => {
                     let longer = (wait * 2).min(LONGEST_WAIT);
                     if longer > wait {
