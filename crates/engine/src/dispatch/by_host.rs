@@ -82,7 +82,11 @@ pub async fn tell_host(
     if matches!(demand, Demand::Hold(_, wait) if wait <= BRIEF) {
         return verdict;
     }
-    match (demand.write_of_host(store, &lane.provider, host).await, &demand) {
+    let written = demand.write_of_host(store, &lane.provider, host).await;
+    if written.is_ok() {
+        hosts.written(host, &demand);
+    }
+    match (written, &demand) {
         (Ok(Written::Now), Demand::Pause(why)) => {
             tracing::error!(provider = name, why, "a host of this lane is paused; `providers show` names it");
         }

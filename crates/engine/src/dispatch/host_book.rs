@@ -13,6 +13,19 @@ use crate::store::{HostChange, Store};
 /// While a host is shut, all that are shut are read anew this often: somebody may have deleted a row by hand.
 const ANEW: Duration = Duration::from_secs(300);
 
+/// What was claimed before a host was opened is put off, and that is written, within this.
+const CROSSING: Duration = Duration::from_secs(2);
+
+/// Whoever opens a host brings forward what waits for it. What this process was just putting off comes after that, and would wait for minutes.
+async fn bring_forward(store: Store, opened: Vec<(i32, Arc<str>)>) {
+    tokio::time::sleep(CROSSING).await;
+    for (lane, host) in opened {
+        if let Err(problem) = store.bring_hosts_forward(lane, Some(&host)).await {
+            tracing::warn!(%problem, lane, "could not bring forward what waits for a host that is open; it comes by itself");
+        }
+    }
+}
+
 /// The hosts of all lanes that tell them apart.
 #[derive(Default)]
 pub struct HostBook {
@@ -57,7 +70,10 @@ impl HostBook {
         let after = if all { 0 } else { self.reading().changed };
         match store.host_changes(after).await {
             Ok(changes) => {
-                self.note(&changes, after == 0);
+                let opened = self.note(&changes, after == 0);
+                if !opened.is_empty() {
+                    tokio::spawn(bring_forward(store.clone(), opened));
+                }
                 Ok(())
             }
             Err(problem) => {
@@ -67,7 +83,8 @@ impl HostBook {
         }
     }
 
-    fn note(&self, changes: &[HostChange], all: bool) {
+    /// Returns the hosts that were opened and for which this process has put something off.
+    fn note(&self, changes: &[HostChange], all: bool) -> Vec<(i32, Arc<str>)> {
         let mut read = self.reading();
         read.changed = changes.iter().map(|change| change.changed).max().unwrap_or(0).max(read.changed);
         if all {
@@ -76,7 +93,7 @@ impl HostBook {
             read.shut_as_of.get_or_insert_with(clock::monotonic);
         }
         drop(read);
-        let mut lanes = self.lanes();
+        let (mut lanes, mut opened) = (self.lanes(), Vec::new());
         if all {
             // Those of providers that are gone.
             lanes.retain(|_, hosts| Arc::strong_count(hosts) > 1);
@@ -85,11 +102,16 @@ impl HostBook {
                 shut.entry(change.lane).or_default().insert(&change.host);
             }
             let none = HashSet::new();
-            lanes.iter().for_each(|(lane, hosts)| hosts.open_others(shut.get(lane).unwrap_or(&none)));
+            for (lane, hosts) in lanes.iter() {
+                opened.extend(hosts.open_others(shut.get(lane).unwrap_or(&none)).into_iter().map(|host| (*lane, host)));
+            }
         }
         for change in changes {
-            lanes.get(&change.lane).into_iter().for_each(|hosts| hosts.set(change));
+            if lanes.get(&change.lane).is_some_and(|hosts| hosts.set(change)) {
+                opened.push((change.lane, change.host.as_str().into()));
+            }
         }
+        opened
     }
 
     fn lanes(&self) -> MutexGuard<'_, HashMap<i32, Arc<Hosts>>> {

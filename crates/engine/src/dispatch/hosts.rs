@@ -92,6 +92,8 @@ struct Host {
     next_free: Option<Instant>,
     /// Put off since it was last quick and open.
     put_off: u32,
+    /// Something was put off because it is held or paused.
+    keeps_waiting: bool,
     used_at: Option<Instant>,
     freed: Arc<Notify>,
 }
@@ -165,18 +167,26 @@ impl Hosts {
         }
     }
 
-    /// What the database says of a host.
-    pub fn set(&self, change: &HostChange) {
+    /// What the database says of a host. True when it is open now and this process has put something off for it.
+    pub fn set(&self, change: &HostChange) -> bool {
         let mut hosts = self.lock();
         let known = hosts.entry(change.host.as_str().into()).or_default();
         known.shut_by(change.held_until, change.paused);
+        !known.paused && known.held_until.is_none() && std::mem::take(&mut known.keeps_waiting)
     }
 
-    /// Opens all but these: the database knows of no other that is shut.
-    pub fn open_others(&self, shut: &HashSet<&str>) {
-        for (_, host) in self.lock().iter_mut().filter(|(name, _)| !shut.contains(&***name)) {
+    /// Opens all but these: the database knows of no other that is shut. Returns those for which this process has put something off.
+    pub fn open_others(&self, shut: &HashSet<&str>) -> Vec<Arc<str>> {
+        let mut opened = Vec::new();
+        for (name, host) in self.lock().iter_mut().filter(|(name, _)| !shut.contains(&***name)) {
+            // A hold that has run out needs nobody to bring anything forward.
+            let is_shut = host.paused || host.held_until.is_some();
             host.shut_by(None, false);
+            if is_shut && std::mem::take(&mut host.keeps_waiting) {
+                opened.push(name.clone());
+            }
         }
+        opened
     }
 
     /// A demand was not written. What others have written about this host is read again.
@@ -190,6 +200,13 @@ impl Hosts {
         let mut hosts = self.lock();
         let known = hosts.entry(host.into()).or_default();
         known.unwritten.get_or_insert_with(|| Arc::new(Shut::of_host(host.into()))).clone()
+    }
+
+    /// A demand is written: one before it that was not is of no account any more.
+    pub fn written(&self, host: &str, demand: &Demand) {
+        if let Some(unwritten) = self.lock().get(host).and_then(|host| host.unwritten.clone()) {
+            unwritten.open(demand);
+        }
     }
 
     /// What an answer to other settings demanded says nothing about the new ones.
@@ -220,7 +237,10 @@ impl Room {
 }
 
 fn entry(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: Room, now: Timestamp, at: Instant) -> Entry {
-    if let Some(put_off) = hosts.get_mut(name).and_then(|host| host.shut(now)) {
+    if let Some(host) = hosts.get_mut(name)
+        && let Some(put_off) = host.shut(now)
+    {
+        host.keeps_waiting = true;
         return Entry::PutOff(put_off);
     }
     if let Some(later) = crowded_out(hosts, name, room, at) {
@@ -310,7 +330,7 @@ impl Host {
         match self.held_until {
             Some(until) if until > now => Some(PutOff { wait: until.since(now).min(HELD_LOOK), code: Some(HOST_HELD) }),
             Some(_) => {
-                self.held_until = None;
+                (self.held_until, self.keeps_waiting) = (None, false);
                 None
             }
             None => None,

@@ -175,7 +175,10 @@ impl Store {
     }
 
     /// Makes what waits for a host of this lane due now; without a host, for any. What is still to wait waits again, without a trace.
-    pub(super) async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
         let sql = format!(
             "UPDATE postcommit.delivery_queue SET due_at = {{now}} WHERE (tenant, notification_id, n) IN (SELECT q.tenant, q.notification_id, q.n FROM postcommit.delivery_queue q
                WHERE q.lane = $1 AND q.lease_token IS NULL AND q.due_at > {{now}} AND q.code IN ('{HOST_HELD}', '{HOST_PAUSED}') AND q.detail = coalesce($2, q.detail) LIMIT {FORWARD})

@@ -251,6 +251,20 @@ on_both! {
         assert_eq!((shut(&world).await.len(), world.delivery(other).await.state.as_str()), (1, "sent"));
     }
 
+    /// As if it had been put off just after a resume brought forward what waited: the process that did so hears that the host is open.
+    async fn what_crosses_a_resume_on_its_way_is_brought_forward_too(world) {
+        let lane = hooks(&world, json!({})).await;
+        let pair = pair(Reply::ok);
+        assert_eq!(world.store.pause_host(lane, &pair.bad.to_string(), None, "by hand").await.unwrap(), Shut::Now);
+        let running = world.run().await;
+        let id = to(&world, &pair.bad_url()).await;
+        world.until("it waits", async || waits(&world, id).await.2.as_deref() == Some("host_paused")).await;
+        world.execute("UPDATE postcommit.lane_host SET paused = NULL", vec![]).await;
+        world.drained().await;
+        running.finish().await;
+        assert_eq!((pair.bad_requests(), world.delivery(id).await.state.as_str()), (1, "sent"));
+    }
+
     async fn an_answer_to_old_settings_shuts_no_host(world) {
         let lane = hooks(&world, json!({})).await;
         let old = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().revision;

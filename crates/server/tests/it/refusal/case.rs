@@ -25,6 +25,8 @@ pub struct Step {
     sign: &'static str,
     /// The answer that leads here.
     pub meant_for: Answer,
+    /// The setting `isolate` of the provider.
+    isolate: &'static str,
 }
 
 const QUEUE: Refusal = Refusal::of("UPDATE", "delivery_queue");
@@ -32,11 +34,15 @@ const LEDGER: Refusal = Refusal::of("INSERT", "delivery_ledger");
 const RENEW: Refusal = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
 
 const fn step(name: &'static str, refusals: &'static [Refusal], meant_for: Answer) -> Step {
-    Step { name, refusals, sign: REFUSED, meant_for }
+    Step { name, refusals, sign: REFUSED, meant_for, isolate: "host" }
+}
+
+const fn of_lane(step: Step) -> Step {
+    Step { isolate: "lane", ..step }
 }
 
 /// All of them, in the order of the flow.
-pub static STEPS: [Step; 12] = [
+pub static STEPS: [Step; 14] = [
     step("claim", &[QUEUE.when("OLD.lease_token IS NULL AND NEW.lease_token IS NOT NULL")], Answer::Taken),
     step("expand", &[Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
     step("announce", &[QUEUE.when("OLD.intent IS NULL AND NEW.intent IS NOT NULL")], Answer::Taken),
@@ -44,9 +50,11 @@ pub static STEPS: [Step; 12] = [
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
     step("log", &[Refusal::of("INSERT", "attempt")], Answer::Broken),
     step("count", &[Refusal::of("INSERT", "rollup_fresh")], Answer::Taken),
-    Step { name: "renew", refusals: &[LEDGER, RENEW], sign: "could not renew", meant_for: Answer::Taken },
-    step("hold", &[Refusal::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later),
-    step("pause", &[Refusal::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
+    Step { name: "renew", refusals: &[LEDGER, RENEW], sign: "could not renew", meant_for: Answer::Taken, isolate: "host" },
+    of_lane(step("hold", &[Refusal::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
+    of_lane(step("pause", &[Refusal::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
+    step("hold host", &[Refusal::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
+    step("pause host", &[Refusal::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
     step("provider version", &[Refusal::of("UPDATE", "provider_version")], Answer::Unwelcome),
     step("inbox", &[Refusal::of("INSERT", "inbox_message")], Answer::Taken),
 ];
@@ -73,7 +81,7 @@ impl Answer {
         match self {
             Self::Taken => Reply::ok(),
             Self::Broken => Reply::status(500),
-            Self::Later => Reply::status(429).with_header("Retry-After", "1"),
+            Self::Later => Reply::status(429).with_header("Retry-After", "2"),
             Self::Unwelcome => Reply::status(401),
             Self::Cut => Reply::Close,
         }
@@ -117,7 +125,8 @@ impl Case {
     pub fn run(&self) -> Ran {
         let installation = Installation::new(self.kind, Hooks::of(self.guarantee)).in_batches_of(3);
         let policy = format!(r#"{{"name":"fixed","interval_s":{},"max_attempts":{ATTEMPTS}}}"#, INTERVAL / 1_000_000);
-        installation.run(&["providers", "update", "hooks", "--policy", &policy]);
+        let isolate = format!("isolate={}", self.step.isolate);
+        installation.run(&["providers", "update", "hooks", "--policy", &policy, "--set", &isolate]);
         let (journal, healed) = (Journal::default(), Arc::<AtomicBool>::default());
         let receiver = self.receiver(journal.clone(), healed.clone());
         enqueue(&installation, &receiver);
@@ -241,7 +250,8 @@ fn enqueue(installation: &Installation, receiver: &HttpServer) {
 }
 
 fn is_paused(installation: &Installation) -> bool {
-    installation.count("SELECT count(*) FROM postcommit.provider WHERE paused IS NOT NULL") > 0
+    let paused = |table: &str| installation.count(&format!("SELECT count(*) FROM postcommit.{table} WHERE paused IS NOT NULL")) > 0;
+    paused("provider") || paused("lane_host")
 }
 
 /// All is well again, and somebody opens what was paused, until nothing is left to do.
