@@ -74,7 +74,7 @@ impl Db {
         }
         if !first::<bool>(&self.query(MAY_TAKE, vec![tenant.as_str().into()]).await?)? {
             let grant: String = first(&self.query(GRANT, vec![tenant.as_str().into()]).await?)?;
-            return Ok(Some(format!("this login may not take the role {tenant}. As a superuser: {grant}")));
+            return Ok(Some(format!("this login may not take the role {tenant}. As an administrator: {grant}")));
         }
         let open = self.names(UNWALLED, vec![tenant.as_str().into()]).await?;
         if !open.is_empty() {

@@ -5,7 +5,7 @@ use postcommit_engine::db::{LATEST, MIGRATIONS, Migration};
 use postcommit_engine::store::Store;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Format};
+use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -23,6 +23,10 @@ impl Migrate {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MIGRATIONS.iter().collect::<Vec<_>>(), "sqlite"));
+        }
+        // Before it is opened: that would make the file.
+        if self.roles && !settings.database.url.starts_with("postgres") {
+            return Err(Failure::new(Exit::Refused, "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed"));
         }
         let store = Store::open(&settings.database.url).await?;
         if self.dry_run {

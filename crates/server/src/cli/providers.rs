@@ -140,7 +140,7 @@ impl Providers {
             }
             Self::Pause { name, tenant, reason, host } => {
                 let provider = find(&store, tenant, name).await?.1;
-                say(format, name, shut::pause(&store, &provider, host.as_deref(), reason).await?)
+                say(format, name, &shut::pause(&store, &provider, host.as_deref(), reason).await?)
             }
             Self::Resume { name, tenant, host } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;

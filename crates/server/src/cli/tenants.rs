@@ -33,7 +33,7 @@ pub enum Tenants {
     /// Change how large its share is when several tenants have something due
     Update {
         name: String,
-        /// 1 to 100; with 3 it gets three times what one with 1 gets
+        /// 1 to 100; with 3 three times as many of its notifications are taken up as of a tenant with 1, while both have some waiting
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=i64::from(MAX_WEIGHT)))]
         weight: i32,
     },

@@ -70,7 +70,7 @@ fn held(snapshot: &HeldSnapshot) -> Finding {
         Some(age) => format!("for {}", spelt(age)),
         None => format!("for {} transactions", snapshot.transactions),
     };
-    let cost = "rows that died since then cannot be removed, so the queue and its indexes grow and every claim reads more";
+    let cost = "rows that died since then cannot be removed, so the queue and its indexes grow until it ends";
     finding("snapshot", result, format!("{} has held a snapshot {since}: {cost}; {}", holder(snapshot), remedy(snapshot)))
 }
 

@@ -7,15 +7,16 @@ use serde_json::Value;
 use crate::output::{Exit, Failure};
 
 /// Pauses the lane or one host of it, and says what became of that.
-pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<&'static str, Failure> {
+pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<String, Failure> {
     let shut = match host {
         Some(host) => store.pause_host(provider.id, host, None, reason).await?,
         None if store.pause_lane(provider.id, None, reason).await? => Shut::Now,
         None => Shut::Already,
     };
+    let which = host.map(|host| format!(" for host {host}")).unwrap_or_default();
     match shut {
-        Shut::Now => Ok("paused"),
-        Shut::Already => Ok("was paused already"),
+        Shut::Now => Ok(format!("paused{which}")),
+        Shut::Already => Ok(format!("was paused already{which}")),
         Shut::TooMany => {
             let detail = format!("--host: {SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
             Err(Failure::new(Exit::Refused, detail))

@@ -77,7 +77,7 @@ on_both! {
         assert_eq!(app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]), "provider hooks resumed for host receiver.example:443\n");
         let once_more = app.installation.run(&["providers", "resume", "hooks", "--host", "receiver.example"]);
         assert_eq!(once_more, "provider hooks neither pauses nor holds host receiver.example:443; every host is open\n");
-        assert_eq!(app.installation.run(&["providers", "pause", "hooks", "--host", "receiver.example:8443"]), "provider hooks paused\n");
+        assert_eq!(app.installation.run(&["providers", "pause", "hooks", "--host", "receiver.example:8443"]), "provider hooks paused for host receiver.example:8443\n");
         assert_eq!(provider()["hosts"][0]["host"], "receiver.example:8443");
     }
 
