@@ -94,7 +94,7 @@ enum Command {
     Dispatch(dispatch::Dispatch),
     /// How it stands: queue, stuck, parked, delivered
     Kpis(kpis::Show),
-    /// Examine the installation; exits 1 when something needs attention
+    /// Examine the installation; exits 1 when there is a problem, not for warnings and notes
     Doctor,
     /// Measure this build on this machine, and hold it to its bars
     Bench(bench::Bench),

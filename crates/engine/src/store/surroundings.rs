@@ -69,10 +69,16 @@ const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transaction
       FROM pg_replication_slots WHERE xmin IS NOT NULL
     ) held WHERE seconds >= $1 OR (seconds IS NULL AND transactions >= $2) ORDER BY seconds DESC NULLS LAST, transactions DESC LIMIT 5";
 
-/// What is kept for sessions to come, in this database or in all.
-const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)) FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS c (setting)
+/// What is kept for sessions to come, in this database or in all: of roles that can use our schema, what is said of a role in this database rather than in all.
+/// The last column: whether it is what this very login begins with, and not what the server says.
+const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0 OR r.rolname = session_user
+    FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS c (setting)
     LEFT JOIN pg_database d ON d.oid = s.setdatabase LEFT JOIN pg_roles r ON r.oid = s.setrole
-    WHERE c.setting LIKE 'synchronous\\_commit=%' AND (s.setdatabase = 0 OR d.datname = current_database()) ORDER BY 1, 2";
+    WHERE c.setting LIKE 'synchronous\\_commit=%' AND (s.setdatabase = 0 OR d.datname = current_database())
+      AND (s.setrole = 0 OR has_schema_privilege(s.setrole, 'postcommit', 'USAGE'))
+      AND NOT (s.setdatabase = 0 AND s.setrole <> 0 AND EXISTS (SELECT FROM pg_db_role_setting o JOIN pg_database here ON here.oid = o.setdatabase
+        WHERE o.setrole = s.setrole AND here.datname = current_database() AND EXISTS (SELECT FROM unnest(o.setconfig) AS n (setting) WHERE n.setting LIKE 'synchronous\\_commit=%')))
+    ORDER BY 1, 2";
 
 /// `reset_val` is what a session begins with, before ours raise it.
 const SAID: &str = "SELECT current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
@@ -88,12 +94,13 @@ impl Store {
         let rows = self.db.query(SAID, vec![]).await?;
         let said = rows.first().ok_or_else(|| DbError::Unreadable("no settings".into()))?;
         let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
-        let mut weak = vec![];
+        let (mut weak, mut ours) = (vec![], false);
         for row in self.db.query(KEPT, vec![]).await? {
             weak.push(WeakCommit { place: place(&row)?, value: plain(row.get(2)?) });
+            ours |= row.get::<bool>(3)?;
         }
-        // What no database or role says comes from the server.
-        if weak.iter().all(|one| one.value != begins_with) {
+        // What neither a database nor a role says to this login comes from the server.
+        if !ours {
             weak.push(WeakCommit { place: "server".into(), value: begins_with });
         }
         weak.retain(|one| one.value == "off" || (has_standbys && ["local", "remote_write"].contains(&one.value.as_str())));

@@ -82,5 +82,16 @@ on_both! {
         assert!(!found.iter().any(|one| one.place.starts_with(&format!("role {user}"))), "without standbys, local waits as long as on: {found:?}");
         admin.batch_execute(&format!("ALTER DATABASE {name} RESET synchronous_commit; ALTER ROLE CURRENT_USER IN DATABASE {name} RESET synchronous_commit")).await.unwrap();
         assert_eq!(weak().await, before);
+
+        // A role that cannot use our schema is nobody's concern here; one that can is told, unless this database says otherwise of it.
+        let other = format!("other_{name}");
+        admin.batch_execute(&format!("CREATE ROLE {other}; ALTER ROLE {other} SET synchronous_commit = off")).await.unwrap();
+        let told = async || weak().await.iter().any(|one| one.place == format!("role {other}"));
+        assert!(!told().await);
+        admin.batch_execute(&format!("GRANT USAGE ON SCHEMA postcommit TO {other}")).await.unwrap();
+        assert!(told().await);
+        admin.batch_execute(&format!("ALTER ROLE {other} IN DATABASE {name} SET synchronous_commit = on")).await.unwrap();
+        assert!(!told().await);
+        admin.batch_execute(&format!("DROP OWNED BY {other}; DROP ROLE {other}")).await.unwrap();
     }
 }
