@@ -34,6 +34,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const HEARSAY: Duration = Duration::from_secs(360);
 /// Attempts of one delivery that may go uncounted because its lane was paused meanwhile.
 const MAX_UNCOUNTED: u32 = 10;
+/// What was claimed before its lane closed is looked at again after this at the earliest.
+const CLOSED_WAIT: Duration = Duration::from_secs(1);
 /// Characters of a code, a detail and an excerpt that are kept.
 const TEXT_CHARS: usize = 1000;
 
@@ -270,8 +272,9 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
     if lane.shut.is_closed() {
-        // It goes back as it was: a claim leaves it alone until the lane is open again.
-        return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
+        // A claim leaves it alone until the lane is open again.
+        let at = now.plus(CLOSED_WAIT).min(note.expires_at.max(now));
+        return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
     let Some(timeout) = permit(crew, lane, delivery) else {
         tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");

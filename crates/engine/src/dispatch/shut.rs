@@ -16,6 +16,9 @@ use crate::store::{Shut as Written, Store};
 /// The longest wait before the write is tried again.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
+/// Within this a process has read that a lane is paused.
+const HEARD: Duration = Duration::from_secs(60);
+
 /// What an answer demands of its whole lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Demand {
@@ -46,7 +49,10 @@ impl Demand {
     pub async fn write(&self, store: &Store, provider: &Provider) -> Result<bool, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
-            Self::Pause(why) => store.pause_lane(lane, revision, why).await,
+            Self::Pause(why) => match store.pause_lane(lane, revision, why).await? {
+                true => Ok(true),
+                false => is_closed_by_others(store, provider).await,
+            },
             Self::Hold(since, wait) => match wait.saturating_sub(since.elapsed()) {
                 Duration::ZERO => Ok(false),
                 left => store.hold_lane(lane, revision, left).await.map(|()| true),
@@ -63,6 +69,16 @@ impl Demand {
                 if long.saturating_sub(one.elapsed()) >= longer.saturating_sub(two.elapsed()) { self } else { other }
             }
         }
+    }
+}
+
+/// Ok when the lane is paused, or described anew, by somebody else. A write that changed nothing and met nobody else's has failed.
+async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool, DbError> {
+    match store.provider(provider.tenant, &provider.name).await? {
+        Some(now) if now.id == provider.id && now.revision == provider.revision && now.paused.is_none() => {
+            Err(DbError::Refused { code: "unwritten".into(), message: "the database took the pause and changed nothing".into() })
+        }
+        _ => Ok(false),
     }
 }
 
@@ -84,7 +100,7 @@ struct State {
     demand: Option<Demand>,
     /// A task of this process tries again.
     is_tried: bool,
-    /// When a written hold ends; none for a pause, which ends with this description of the provider.
+    /// When a written hold ends, or when this process has long heard of a written pause.
     closed_until: Option<Instant>,
 }
 
@@ -138,7 +154,7 @@ impl Shut {
     pub fn close(&self, written: &Demand) {
         let mut state = self.lock();
         state.closed_until = match written {
-            Demand::Pause(_) => None,
+            Demand::Pause(_) => clock::monotonic().checked_add(HEARD),
             Demand::Hold(since, wait) => since.checked_add(*wait),
         };
         self.is_closed.store(true, Ordering::Release);

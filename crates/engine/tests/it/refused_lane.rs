@@ -45,6 +45,27 @@ on_both! {
         }
     }
 
+    /// A trigger of somebody else's that lets an update change nothing: no error says that the pause is missing.
+    async fn a_pause_that_is_swallowed_shuts_the_lane_like_one_that_is_refused(world) {
+        let (swallow, heal) = match world.is_postgres() {
+            true => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit.provider FOR EACH ROW EXECUTE FUNCTION public.swallow()", "DROP TRIGGER swallow ON postcommit.provider"),
+            false => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit_provider BEGIN SELECT RAISE(IGNORE); END", "DROP TRIGGER swallow"),
+        };
+        if world.is_postgres() {
+            world.execute("CREATE FUNCTION public.swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'", vec![]).await;
+        }
+        hooks(&world, Guarantee::Idempotent, 8).await;
+        let server = HttpServer::start(|_| Reply::status(401));
+        world.execute(swallow, vec![]).await;
+        let running = world.run().await;
+        let id = to(&world, &server).await;
+        world.until("it is parked", async || world.delivery(id).await.state == "parked").await;
+        world.execute(heal, vec![]).await;
+        world.until("the pause is written at last", async || provider(&world).await.paused.is_some()).await;
+        running.finish().await;
+        assert_eq!(server.requests().len(), 1);
+    }
+
     async fn what_was_claimed_and_not_begun_goes_back_and_is_sent_when_the_lane_opens(world) {
         for guarantee in [Guarantee::Idempotent, Guarantee::AtMostOnce] {
             let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };
