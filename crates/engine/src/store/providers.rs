@@ -276,9 +276,9 @@ impl Store {
     }
 }
 
-/// Numbers with weights.
+/// Numbers with weights. One that cannot be read is 1, and stops nobody.
 fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
-    rows.iter().map(|row| Ok((row.get(0)?, u32::try_from(row.get::<i32>(1)?).unwrap_or(1)))).collect()
+    rows.iter().map(|row| Ok((row.get(0)?, row.get::<i32>(1).map_or(1, |weight| u32::try_from(weight).unwrap_or(1))))).collect()
 }
 
 /// At most one default per channel: the old one steps down before the new one takes its place.

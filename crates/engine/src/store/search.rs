@@ -110,8 +110,9 @@ pub(super) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tokio_postgre
     Ok((leased, searched))
 }
 
+/// A row whose place was edited into something that is no number stands in nobody's way: it is passed over, and `doctor` tells of it.
 const NEXT_SQLITE: &str = "SELECT lane, priority, due_at FROM postcommit_delivery_queue WHERE (lane, priority) > (?1, ?2) AND lane < ?3
-    ORDER BY lane, priority, due_at LIMIT 1";
+    AND typeof(lane) = 'integer' AND typeof(priority) = 'integer' AND +priority BETWEEN 0 AND 9 AND typeof(due_at) = 'integer' ORDER BY lane, priority, due_at LIMIT 1";
 const SHUT_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2
     OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
 

@@ -208,6 +208,30 @@ async fn bytes_in_any_column_of_any_other_table_stop_nothing_else() {
     plant_everywhere(|table| !is_of_deliveries(table)).await;
 }
 
+/// As an operator may write it who wants a delivery to be due now.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_in_the_queue_that_is_no_number_stops_nothing_else() {
+    for (column, value) in [
+        ("due_at", "datetime('now')"),
+        ("due_at", "1.5"),
+        ("due_at", "x'00'"),
+        ("priority", "'zz'"),
+        ("priority", "1.5"),
+        ("priority", "99999999999"),
+        ("lane", "1.5"),
+    ] {
+        let world = World::sqlite().await;
+        world.capture(json!({})).await;
+        world.enqueue("bad", json!({})).await;
+        let file = Connection::open(file_of(&world)).unwrap();
+        assert_eq!(file.execute(&format!("UPDATE postcommit_delivery_queue SET {column} = {value}"), []).unwrap(), 1, "{column}");
+        let good = world.enqueue("good", json!({})).await;
+        let running = world.run().await;
+        world.until("the other is sent", async || world.delivery(good).await.state == "sent").await;
+        drop(running);
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_be_read_is_shown_as_such() {
     let world = filled().await;
