@@ -49,6 +49,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
+use postcommit_channel::clock;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::egress::Egress;
+use postcommit_channel::model::{Delivery, StoredNotification};
+use postcommit_channel::secret::KeySource;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
@@ -59,13 +64,8 @@ pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};
 
-use crate::channel::FailOn;
-use crate::clock;
 use crate::db::DbError;
-use crate::egress::Egress;
 use crate::metrics::Metrics;
-use crate::model::{Delivery, StoredNotification};
-use crate::secret::KeySource;
 use crate::store::{Claim, KpiSettings, LimitedClaim, Search, Store, Want};
 use crate::trace::Tracer;
 use batch::{Reckoning, Way, begin};
@@ -555,7 +555,7 @@ impl Dispatcher {
 
 /// Processes that start together must not ask together for ever.
 fn jittered(interval: Duration) -> Duration {
-    let chance = f64::from(crate::secret::random::<1>()[0]) / 255.0;
+    let chance = f64::from(postcommit_channel::secret::random::<1>()[0]) / 255.0;
     interval.mul_f64(0.75 + 0.5 * chance)
 }
 

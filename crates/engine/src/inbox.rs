@@ -8,12 +8,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use postcommit_channel::clock;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::clock;
 use crate::db::{Bell, DbError};
 use crate::store::Store;
 

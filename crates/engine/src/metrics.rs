@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use postcommit_channel::clock;
+use postcommit_channel::model::FinishedState;
+
 pub use instruments::{Counter, Gauge, Histogram, Text};
 pub use scrape::Scrape;
-
-use crate::clock;
-use crate::model::FinishedState;
 
 /// Event types that have a name of their own unless told otherwise; what comes later is `other`.
 pub const EVENT_TYPES: usize = 200;

@@ -3,80 +3,63 @@
 //! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
 //! its own text, side by side. Everything else is written once.
 
-mod accept;
-mod access;
+mod acts;
 mod audit;
-mod claim;
 mod deliveries;
-mod delivery_walk;
+mod details;
 mod duties;
-mod enqueue;
-mod expansion;
 mod health;
 mod hosts;
-mod idle;
 mod inbox;
-mod incoming;
-mod jobs;
-mod keys;
-mod known;
-mod kpis;
-mod legible;
-mod marks;
-mod notification_walk;
+mod intake;
+mod lists;
 mod notifications;
-mod operators;
+mod numbers;
+mod people;
 mod providers;
-mod rates;
-mod resend;
-mod rollups;
-mod search;
-mod sessions;
-mod settle;
-mod shown;
-mod story;
-mod surroundings;
+mod queue;
 mod tenants;
-mod walk;
+mod unreadable;
 
-pub(crate) use accept::key_of;
-pub use accept::{Accepted, BATCH as ACCEPT_BATCH};
-pub use access::Access;
+pub use acts::deliveries::{AT_ONCE, Act, Acted};
+pub use acts::jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
+pub use acts::resend::{Copied, Resend};
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
-pub use claim::{Claim, Lease, Want};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
+pub use details::{Provenance, Status, Story};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub(crate) use duties::PASSING_SAID;
-pub use enqueue::EnqueueError;
-pub use expansion::Expanded;
+pub use health::access::Access;
+pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
 pub use hosts::{HOST_HELD, HOST_PAUSED, HostChange, SHUT_HOSTS, Shut, ShutCount, ShutHost, waits_for};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark, TokenKey};
-pub use incoming::{Incoming, Refusal};
-pub use jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
-pub use keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
-pub use kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
-pub use legible::Unreadable;
+pub use intake::accept::{Accepted, BATCH as ACCEPT_BATCH};
+pub use intake::enqueue::EnqueueError;
+pub use intake::group_commit;
+pub use intake::request::{Incoming, Refusal};
+pub use lists::keyset::{EXAMINED, Page, Position};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
-pub use operators::{AT_ONCE, Act, Acted};
+pub use numbers::kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
+pub use numbers::rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
+pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
+pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use providers::ProviderChanges;
-pub use rates::{LimitedClaim, Metered};
-pub use resend::{Copied, Resend};
-pub use rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
-pub use search::{Search, Searched};
-pub use sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
-pub use settle::{Attempted, Place, Settled, Settlement};
-pub use story::{Provenance, Status, Story};
-pub use surroundings::{Durability, HeldSnapshot, Holder, WeakCommit};
+pub use queue::claim::{Claim, Lease, Want};
+pub use queue::due_lanes::{Search, Searched};
+pub use queue::expand::Expanded;
+pub use queue::limited::{LimitedClaim, Metered};
+pub use queue::settle::{Attempted, Place, Settled, Settlement};
 pub use tenants::{MAX_WEIGHT, REASON_CHARS, TenantError, TenantRow};
-pub use walk::{EXAMINED, Page, Position};
+pub use unreadable::Unreadable;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use postcommit_channel::model::Actor;
+
 use crate::db::{Db, DbError};
-use crate::model::Actor;
-use marks::Marks;
+use queue::low_water::Marks;
 
 /// The store.
 #[derive(Clone)]
@@ -131,19 +114,19 @@ impl Store {
     #[must_use]
     pub fn hot_statements() -> [(&'static str, &'static str); 15] {
         [
-            ("claim", &claim::CLAIM_POSTGRES),
-            ("claim_searching", &search::CLAIM_SEARCHING_POSTGRES),
-            ("claim_reading", &search::CLAIM_READING_POSTGRES),
-            ("claim_notification", &claim::CLAIM_NOTIFICATION_POSTGRES),
-            ("claim_limited", &rates::CLAIM_LIMITED_POSTGRES),
-            ("claim_limited_notification", &rates::CLAIM_LIMITED_NOTIFICATION_POSTGRES),
+            ("claim", &queue::claim::CLAIM_POSTGRES),
+            ("claim_searching", &queue::due_lanes::CLAIM_SEARCHING_POSTGRES),
+            ("claim_reading", &queue::due_lanes::CLAIM_READING_POSTGRES),
+            ("claim_notification", &queue::claim::CLAIM_NOTIFICATION_POSTGRES),
+            ("claim_limited", &queue::limited::CLAIM_LIMITED_POSTGRES),
+            ("claim_limited_notification", &queue::limited::CLAIM_LIMITED_NOTIFICATION_POSTGRES),
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
-            ("expand", expansion::EXPAND_POSTGRES),
-            ("announce", claim::INTENT_POSTGRES),
-            ("renew", claim::RENEW_POSTGRES),
-            ("settle_ended", settle::END_POSTGRES),
-            ("settle_again", settle::AGAIN_POSTGRES),
+            ("expand", queue::expand::EXPAND_POSTGRES),
+            ("announce", queue::claim::INTENT_POSTGRES),
+            ("renew", queue::claim::RENEW_POSTGRES),
+            ("settle_ended", queue::settle::END_POSTGRES),
+            ("settle_again", queue::settle::AGAIN_POSTGRES),
             ("inbox_step", inbox::STEP_POSTGRES),
             ("inbox_receive", inbox::RECEIVE_POSTGRES),
         ]

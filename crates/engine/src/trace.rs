@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use postcommit::{Timestamp, TraceParent};
+use postcommit_channel::clock;
+use postcommit_channel::model::StoredNotification;
+use postcommit_channel::secret::random;
 use tokio::sync::mpsc;
 
-use crate::clock;
 use crate::metrics::Metrics;
-use crate::model::StoredNotification;
-use crate::secret::random;
 
 /// Spans that wait for the exporter at most.
 pub const QUEUE: usize = 4096;

@@ -8,10 +8,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use postcommit::{Recipient, Timestamp};
+use postcommit_channel::secret::random;
 use sha2::Sha256;
 
 use crate::db::DbError;
-use crate::secret::random;
 use crate::store::{AuditEntry, Store};
 
 /// What every token begins with.

@@ -32,7 +32,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use postcommit::Recipient;
 use postcommit_engine::dispatch::Tools;
-use postcommit_engine::gate::Gate;
+use postcommit_engine::store::group_commit::GroupCommit;
 use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::store::{Incoming, Refusal, Store};
 use serde::Deserialize;
@@ -51,7 +51,7 @@ use problem::{Kind, Problem, ProblemBody};
 pub struct Api {
     pub store: Store,
     /// Where new notifications come in, many in one commit.
-    pub gate: Gate,
+    pub gate: GroupCommit,
     pub tools: Tools,
     pub auth: Auth,
     /// One pass at a time.

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::egress::Egress;
+use postcommit_channel::model::Actor;
+use postcommit_channel::secret::{KeySource, Secret};
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::Tools;
-use postcommit_engine::egress::Egress;
 use postcommit_engine::metrics::Metrics;
-use postcommit_engine::model::Actor;
-use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::Store;
 use postcommit_engine::trace::Tracer;
 use rustix::process::getuid;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
-use postcommit_engine::clock;
+use postcommit_channel::clock;
+use postcommit_channel::model::{Actor, Scope, Scopes};
+use postcommit_channel::secret::Secret;
 use postcommit_engine::db::DbError;
-use postcommit_engine::model::{Actor, Scope, Scopes};
-use postcommit_engine::secret::Secret;
 use postcommit_engine::store::{Key, KeyError, Session, Store};
 
 use crate::api::problem::{Kind, Problem};

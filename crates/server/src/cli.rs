@@ -1,7 +1,6 @@
 //! The command line. One list of commands; each is a file of its name.
 
 mod audit;
-mod bench;
 mod config;
 mod deliveries;
 mod dispatch;
@@ -18,7 +17,7 @@ mod tenants;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use postcommit_engine::store::{Refusal, Store};
 use uuid::Uuid;
 
@@ -33,9 +32,18 @@ use crate::settings::{Flag, Layers, Settings};
 #[derive(Debug, Parser)]
 #[command(name = "postcommit", version, max_term_width = 110)]
 pub struct Cli {
+    #[command(flatten)]
+    global: GlobalOptions,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The options of every command.
+#[derive(Debug, Args)]
+pub struct GlobalOptions {
     /// How data is printed
     #[arg(short, long, global = true, help_heading = "Global options", value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
-    output: Format,
+    pub output: Format,
     /// Settings file [default: postcommit.toml, when it is there]
     #[arg(long, global = true, help_heading = "Global options", value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
     config: Option<PathBuf>,
@@ -45,8 +53,6 @@ pub struct Cli {
     /// Any setting, e.g. --setting dispatch.lease_s=30; repeatable
     #[arg(long = "setting", global = true, help_heading = "Global options", value_name = "NAME=VALUE")]
     setting: Vec<String>,
-    #[command(subcommand)]
-    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
@@ -96,11 +102,6 @@ enum Command {
     Kpis(kpis::Show),
     /// Examine the installation; exits 1 when there is a problem, not for warnings and notes
     Doctor,
-    /// Measure this build on this machine, and hold it to its bars
-    Bench(bench::Bench),
-    /// The receiver of a benchmark's webhooks
-    #[command(hide = true)]
-    BenchSink,
     /// Settings in force
     #[command(subcommand)]
     Config(config::Config),
@@ -114,8 +115,12 @@ enum Command {
 impl Cli {
     /// Runs the command.
     pub async fn run(self) -> Done {
-        let layers = self.layers()?;
-        let format = self.output;
+        let listen = match &self.command {
+            Command::Serve { listen: Some(listen), .. } => Some(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" }),
+            _ => None,
+        };
+        let layers = self.global.layers(listen)?;
+        let format = self.global.output;
         if let Command::Completions { shell } = self.command {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Self::command(), "postcommit", &mut script);
@@ -138,21 +143,19 @@ impl Cli {
             Command::Jobs(command) => command.run(format, &settings).await,
             Command::Providers(command) => command.run(format, &settings).await,
             Command::Dispatch(command) => command.run(format, &settings).await,
-            Command::Bench(command) => command.run(format, &settings).await,
-            Command::BenchSink => crate::bench::sink::serve().await,
             Command::Kpis(command) => command.run(format, &settings).await,
             Command::Doctor => doctor::run(format, &settings).await,
             Command::Config(_) | Command::Completions { .. } => Ok(Exit::Ok),
         }
     }
+}
 
-    fn layers(&self) -> Result<Layers, Failure> {
+impl GlobalOptions {
+    /// The settings that these options, the environment and the settings file make, and further flags of the command.
+    pub fn layers(&self, more: impl IntoIterator<Item = Flag<'static>>) -> Result<Layers, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
-        let mut flags: Vec<Flag<'_>> = Vec::new();
+        let mut flags: Vec<Flag<'_>> = more.into_iter().collect();
         flags.extend(self.database_url.clone().map(|value| Flag { setting: "database.url", value, flag: "--database-url" }));
-        if let Command::Serve { listen: Some(listen), .. } = &self.command {
-            flags.push(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" });
-        }
         for pair in &self.setting {
             let (name, value) = pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
             flags.push(Flag { setting: name, value: value.to_owned(), flag: "--setting" });

@@ -1,26 +1,9 @@
 //! The `postcommit` binary: parse, load settings, run the command.
 
-mod api;
-mod app;
-mod assets;
-mod auth;
-mod bench;
-mod cli;
-mod door;
-mod health;
-mod hosts;
-mod output;
-mod providers;
-mod rate;
-mod serve;
-mod settings;
-mod telemetry;
-mod watching;
-
 use std::process::ExitCode;
 
 use clap::Parser;
-use telemetry::say;
+use postcommit_server::{cli, telemetry::say};
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();

@@ -1,10 +1,10 @@
 //! Providers as an operator describes them: the same rules for the command line and the API.
 
-use postcommit_engine::channel::{self, FailOn, Kind, Parts};
+use postcommit_channel::driver::{self, FailOn, Kind, Parts};
+use postcommit_channel::egress::Egress;
+use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
+use postcommit_channel::secret::{KeySource, Secret, SecretError, Secrets, random};
 use postcommit_engine::db::DbError;
-use postcommit_engine::egress::Egress;
-use postcommit_engine::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
-use postcommit_engine::secret::{KeySource, Secret, SecretError, Secrets, random};
 use postcommit_engine::store::Store;
 use serde_json::{Map, Value, json};
 
@@ -70,7 +70,7 @@ pub struct Workshop<'a> {
 impl Workshop<'_> {
     /// Makes a provider. A webhook without a secret gets one, which is returned this once.
     pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, Refusal> {
-        let kind = channel::kind(driver).map_err(Refusal::Field)?;
+        let kind = driver::kind(driver).map_err(Refusal::Field)?;
         let made = (driver == "webhook" && change.secrets.is_empty()).then(signing_secret);
         if let Some(secret) = &made {
             change.secrets.insert("secret".to_owned(), secret.clone());
@@ -139,7 +139,7 @@ impl Workshop<'_> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
             // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
-            Err(_) if channel::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name))) => {
+            Err(_) if driver::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name))) => {
                 Ok(Secrets::new())
             }
             opened => Ok(opened?),
@@ -164,7 +164,7 @@ impl Workshop<'_> {
         draft.check().map_err(Refusal::Field)?;
         let (settings, guarantee) = (&draft.settings, draft.guarantee);
         let parts = Parts { settings, secrets, guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };
-        channel::build(&draft.driver, &parts).map(drop).map_err(Refusal::Field)
+        driver::build(&draft.driver, &parts).map(drop).map_err(Refusal::Field)
     }
 }
 

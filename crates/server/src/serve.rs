@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
-use postcommit_engine::gate::Gate;
+use postcommit_engine::store::group_commit::GroupCommit;
 use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
 use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -143,7 +143,7 @@ async fn not_by_a_worker() -> Problem {
 fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
     let api = Arc::new(Api {
         store: store.clone(),
-        gate: Gate::new(store.clone()),
+        gate: GroupCommit::new(store.clone()),
         tools: tools.clone(),
         auth: Auth::new(&settings.api),
         passing: Arc::default(),

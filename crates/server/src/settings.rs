@@ -7,10 +7,10 @@ use crate::watching::MetricsSettings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::egress::EgressSettings;
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::DispatchSettings;
-use postcommit_engine::egress::EgressSettings;
 use postcommit_engine::store::KpiSettings;
 use serde::Deserialize;
 use toml::{Table, Value};

@@ -72,13 +72,14 @@ fn without_breaks(line: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// Prints a line for people to stderr, if anybody reads it.
+#[macro_export]
 macro_rules! say {
     ($($what:tt)*) => {{
         use std::io::Write as _;
         let _ = writeln!(std::io::stderr(), "{}", $crate::output::harmless(&format!($($what)*)));
     }};
 }
-pub(crate) use say;
+pub use say;
 
 /// Starts logging.
 pub fn start(settings: &LogSettings) {

@@ -12,7 +12,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use postcommit::TraceParent;
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::metrics::Scrape;
 use postcommit_engine::trace::Kind;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::join;
+use postcommit_channel::clock;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls};
@@ -18,7 +19,6 @@ use super::tls;
 use super::trips::Counter;
 use super::value::{Row, Value};
 use super::{Address, DbError, Statement};
-use crate::clock;
 
 /// Connections one process holds at most, for lists, single rows and the API.
 const POOL_SIZE: usize = 8;

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::clock;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{CachedStatement, Connection, OpenFlags, Params, ToSql, TransactionBehavior, params_from_iter};
 use tokio::sync::{mpsc, oneshot};
@@ -16,7 +17,6 @@ use super::trips::{Counter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
 use super::writable::Writable;
 use super::{DbError, Statement};
-use crate::clock;
 
 /// Commands that share one commit at most: the application is a writer too and must get its turn.
 const GROUP: usize = 256;

@@ -2,12 +2,12 @@
 
 use bytes::BytesMut;
 use postcommit::Timestamp;
+use postcommit_channel::secret::Hash;
 use serde_json::value::RawValue;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 use super::DbError;
-use crate::secret::Hash;
 
 /// Microseconds between 1970 and 2000, PostgreSQL's zero.
 const EPOCH_2000: i64 = 946_684_800_000_000;

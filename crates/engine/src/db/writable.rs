@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use postcommit_channel::clock;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use rustix::fs::{Access, access, statvfs};
 use rustix::io::Errno;
 use tokio::sync::Mutex;
 
 use super::DbError;
-use crate::clock;
 
 /// How long a finding is believed: whoever asks every moment must not make the disk busy.
 const BELIEVED: Duration = Duration::from_secs(1);

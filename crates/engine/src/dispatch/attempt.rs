@@ -7,6 +7,12 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use postcommit::Timestamp;
+use postcommit_channel::clock;
+use postcommit_channel::driver::{Driver, Message};
+use postcommit_channel::model::{
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
+    StoredNotification, Verdict,
+};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::by_host::{self, sift};
@@ -17,14 +23,8 @@ use super::permits::Permits;
 use super::settler::{Noted, place_of, unbegun};
 use super::shut::Demand;
 use super::{Claimed, Crew, Reckoning};
-use crate::channel::{Driver, Message};
-use crate::clock;
 use crate::crash_point;
 use crate::metrics::Counts;
-use crate::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
-    StoredNotification, Verdict,
-};
 use crate::store::{Attempted, Lease, Settlement};
 use crate::trace::{Begun, Kind, Span};
 

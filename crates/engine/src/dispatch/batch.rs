@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
+use postcommit_channel::model::Delivery;
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
@@ -11,7 +12,6 @@ use super::lanes::{Lane, Table};
 use super::permits::Permits;
 use super::{Claimed, Crew, Notes, attempt, expander};
 use crate::db::DbError;
-use crate::model::Delivery;
 use crate::store::Lease;
 
 /// The database's time, reckoned from a claim: asking for it would cost a round trip.

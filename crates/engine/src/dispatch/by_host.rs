@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Delivery, Finish, StoredNotification, Verdict};
 
 use super::attempt::{chance, may_go_back};
 use super::hosts::{PutOff, Turn};
@@ -11,7 +12,6 @@ use super::lanes::Lane;
 use super::settler::unbegun;
 use super::shut::Demand;
 use super::{Claimed, Crew, Reckoning};
-use crate::model::{Delivery, Finish, StoredNotification, Verdict};
 use crate::store::{Shut as Written, waits_for};
 
 /// A host that asks for no more is held in this process alone: a write, which every process would read, is not worth it.

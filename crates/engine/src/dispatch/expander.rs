@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{
+    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target,
+};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::attempt::{self, Waiting};
@@ -17,7 +20,6 @@ use super::settler::{Noted, unbegun};
 use super::turns::expansion_lane;
 use super::{Claimed, Crew, Reckoning};
 use crate::db::DbError;
-use crate::model::{self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target};
 use crate::store::{Expanded, Lease, Settlement};
 use crate::trace::Kind;
 

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use postcommit_channel::clock;
+
 use super::hosts::Hosts;
-use crate::clock;
 use crate::db::DbError;
 use crate::store::{HostChange, Store};
 

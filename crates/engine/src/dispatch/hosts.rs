@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
+use postcommit_channel::clock;
 use tokio::sync::Notify;
 
 use super::shut::{Demand, Shut};
-use crate::clock;
 use crate::store::{HOST_HELD, HOST_PAUSED, HostChange};
 
 /// A host is slow while a send to it has taken longer than this, or sends to it do on average.

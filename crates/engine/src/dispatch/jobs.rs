@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use postcommit_channel::clock;
+
 use crate::db::DbError;
 use crate::store::{Sliced, Store};
 

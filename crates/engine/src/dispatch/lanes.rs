@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
+use postcommit_channel::driver::{self, Driver};
+use postcommit_channel::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
+use postcommit_channel::secret::Secrets;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
@@ -16,10 +19,7 @@ use super::setback::Setback;
 use super::shards::Shards;
 use super::shut::Shut;
 use super::turns::{Turns, is_expansion};
-use crate::channel::{self, Driver};
 use crate::db::DbError;
-use crate::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
-use crate::secret::Secrets;
 use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
 
 /// Notifications that are expanded at once, or wait for a slot of their lane: two batches, so that one is claimed while the other is on its way.
@@ -489,7 +489,7 @@ pub fn take_up_to(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphore
 
 fn open(tools: &Tools, provider: &Provider, known: Option<&Arc<Lane>>) -> Result<Arc<dyn Driver>, String> {
     let driver = open_secrets(tools, provider)
-        .and_then(|secrets| channel::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on))
+        .and_then(|secrets| driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on))
         .map(Arc::from);
     let known_problem = known.and_then(|lane| lane.driver.as_ref().err());
     if let Err(problem) = &driver

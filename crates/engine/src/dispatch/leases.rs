@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use postcommit_channel::clock;
+use postcommit_channel::model::{Delivery, DeliveryKey};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use super::Tools;
 use super::lanes::MARGIN;
-use crate::clock;
-use crate::model::{Delivery, DeliveryKey};
 use crate::store::Lease;
 
 /// Everything claimed and not yet settled.

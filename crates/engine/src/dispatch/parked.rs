@@ -1,8 +1,8 @@
 //! What the log says of a delivery that is parked: enough to find it, and what it was about; never its address.
 
-use crate::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason, StoredNotification};
-
 /// What a delivery was about.
+use postcommit_channel::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason, StoredNotification};
+
 #[derive(Debug, Clone)]
 pub struct About {
     tenant: String,

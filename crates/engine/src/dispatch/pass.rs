@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use postcommit_channel::clock;
 use tokio::sync::oneshot;
 
 use super::Dispatcher;
-use crate::clock;
 use crate::db::DbError;
 use crate::store::{PASSING_SAID, Store};
 

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
-
-use crate::clock;
+use postcommit_channel::clock;
 
 /// Another process may give permits back, a person may write the table, the database's clock may be set: after so long it is asked again in any case.
 const LONGEST: Duration = Duration::from_secs(60);

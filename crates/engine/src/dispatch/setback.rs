@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use postcommit_channel::clock;
 
 /// The first wait; it doubles with each failure.
 pub const FIRST: Duration = Duration::from_secs(1);

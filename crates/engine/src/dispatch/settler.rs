@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use postcommit::Timestamp;
+use postcommit_channel::model::{Delivery, DeliveryKey, Evidence, Finish, FinishedState, Reason};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -14,7 +15,6 @@ use super::leases::Leases;
 use super::parked::{About, is_parked};
 use crate::db::DbError;
 use crate::metrics::{Counts, Metrics};
-use crate::model::{Delivery, DeliveryKey, Evidence, Finish, FinishedState, Reason};
 use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
 
 /// Results written with one statement at most.

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use postcommit_channel::clock;
+use postcommit_channel::model::Provider;
 use tokio::sync::Notify;
 
 use super::setback::{self, Setback};
-use crate::clock;
 use crate::db::DbError;
-use crate::model::Provider;
 use crate::store::{Shut as Written, Store};
 
 /// The longest wait before the write is tried again.

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use postcommit_channel::clock;
+use postcommit_channel::driver::{self, Message};
+use postcommit_channel::model::{DeliveryKey, Provider, Report, StoredNotification};
+use postcommit_channel::secret::Secrets;
 use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Tools;
 use super::attempt::call;
-use crate::channel::{self, Message};
-use crate::clock;
-use crate::model::{DeliveryKey, Provider, Report, StoredNotification};
-use crate::secret::Secrets;
 
 /// How a trial went.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str,
         }
         None => Secrets::new(),
     };
-    let driver = channel::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
+    let driver = driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
     let note = test_note(provider, tenant_name, address, text);
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };

@@ -4,7 +4,8 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use postcommit_channel::clock;
+
 use crate::store::{Claim, Search, Want};
 
 /// Tenants, and lanes of providers, that one claim asks for at most. Those after them are next.

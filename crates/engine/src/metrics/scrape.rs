@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use postcommit_channel::clock;
 use tokio::sync::Mutex;
 
 use super::{Metrics, Text};
-use crate::clock;
 use crate::db::DbError;
 use crate::store::{KpiSettings, Kpis, Standing, Store};
 

@@ -1,13 +1,13 @@
 //! The audit log: who changed what. An entry is written in the transaction of the change it reports, or not at all.
 
 use postcommit::Timestamp;
+use postcommit_channel::model::DeliveryKey;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::Store;
-use super::legible::{Reader, legible};
+use crate::store::Store;
+use crate::store::unreadable::{Reader, legible};
 use crate::db::{DbError, Row, Statement, Value};
-use crate::model::DeliveryKey;
 
 /// What somebody does. Who it is, the store knows: [`Store::by`].
 #[derive(Debug, Clone, PartialEq)]
@@ -45,17 +45,17 @@ impl AuditEntry {
     }
 
     /// About a tenant, known by its name.
-    pub(super) fn of_tenant(name: &str, action: &'static str) -> Self {
+    pub(in crate::store) fn of_tenant(name: &str, action: &'static str) -> Self {
         Self { whose: Whose::Named(name.to_owned()), subject: None, ..Self::new(0, action, "") }
     }
 
     /// About a tenant, known by its number.
-    pub(super) fn of_owner(tenant: i32, action: &'static str) -> Self {
+    pub(in crate::store) fn of_owner(tenant: i32, action: &'static str) -> Self {
         Self { subject: None, ..Self::new(tenant, action, "") }
     }
 
     /// About a provider, known by its lane.
-    pub(super) fn of_lane(lane: i32, action: &'static str) -> Self {
+    pub(in crate::store) fn of_lane(lane: i32, action: &'static str) -> Self {
         Self { whose: Whose::Lane(lane), subject: None, ..Self::new(0, action, "") }
     }
 
@@ -72,13 +72,13 @@ impl AuditEntry {
     }
 
     /// As many as this question finds. In it the tenant is $1, the subject $7, and its own parameters begin at [`ASKED_FROM`].
-    pub(super) fn counted(self, question: String, parameters: Vec<Value>) -> Self {
+    pub(in crate::store) fn counted(self, question: String, parameters: Vec<Value>) -> Self {
         Self { count: Count::Asked(question, parameters), ..self }
     }
 }
 
 /// Where the parameters of [`AuditEntry::counted`] begin.
-pub(super) const ASKED_FROM: usize = 8;
+pub(in crate::store) const ASKED_FROM: usize = 8;
 
 /// One entry, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -131,7 +131,7 @@ const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a
 
 impl Store {
     /// The statement that enters it under this store's actor, for the transaction of the change.
-    pub(super) fn audit(&self, entry: AuditEntry) -> Statement {
+    pub(in crate::store) fn audit(&self, entry: AuditEntry) -> Statement {
         // The log's owner, and what the entry is about if it does not say so itself.
         let (whose, about, of) = match entry.whose {
             Whose::Tenant(tenant) => ("$1", "(SELECT name FROM postcommit.tenant WHERE id = $1)", Value::from(tenant)),
@@ -169,18 +169,18 @@ impl Store {
     }
 
     /// One change and its entry, which is written if the change touched anything. True when it did.
-    pub(super) async fn change(&self, sql: &str, parameters: Vec<Value>, entry: AuditEntry) -> Result<bool, DbError> {
+    pub(in crate::store) async fn change(&self, sql: &str, parameters: Vec<Value>, entry: AuditEntry) -> Result<bool, DbError> {
         self.change_all(vec![(sql.to_owned(), parameters)], 0, entry).await
     }
 
     /// The same for several statements, one of which decides: [`crate::db::Db::execute_if`].
-    pub(super) async fn change_all(&self, mut statements: Vec<Statement>, deciding: usize, entry: AuditEntry) -> Result<bool, DbError> {
+    pub(in crate::store) async fn change_all(&self, mut statements: Vec<Statement>, deciding: usize, entry: AuditEntry) -> Result<bool, DbError> {
         statements.push(self.audit(entry));
         self.db.execute_if(statements, deciding).await
     }
 
     /// The same for many deliveries: an entry for each, so that each can tell its story.
-    pub(super) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
+    pub(in crate::store) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
         let rows: Vec<Json> = keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
         let given = match self.db.kind() {
             "postgres" => "SELECT g.tenant, {now}, $2, $3, g.id, 1, $4 FROM jsonb_to_recordset($1) AS g (tenant int, id text)",
@@ -195,7 +195,7 @@ impl Store {
     ///
     /// # Errors
     /// As the database says.
-    pub(super) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
+    pub(in crate::store) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
         let among = match self.db.kind() {
             "postgres" => "a.subject = ANY ($2)",
             _ => "a.subject IN (SELECT value FROM json_each($2))",

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Store;
-use super::delivery_walk::DeliveryWalk;
-use super::legible::{Reader, legible};
-use super::shown::Shown;
-use super::walk::{Page, Position};
+use crate::store::Store;
+use crate::store::lists::deliveries::DeliveryWalk;
+use crate::store::unreadable::{Reader, legible};
+use crate::store::lists::rows::Shown;
+use crate::store::lists::keyset::{Page, Position};
 use crate::db::{DbError, Row, Value};
-use crate::model::{DeliveryId, DeliveryKey};
 
 /// One delivery, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::Store;
-use super::kpis::before;
+use crate::store::Store;
+use crate::store::numbers::kpis::before;
 use crate::db::{DbError, Value};
 
 /// What the duty of a worker to be here is called, before its own name; and the doing of a pass.
-pub(super) const WORKER: &str = "worker:";
-pub(super) const PASS: &str = "pass";
+pub(in crate::store) const WORKER: &str = "worker:";
+pub(in crate::store) const PASS: &str = "pass";
 /// And the pass that is under way.
 const PASSING: &str = "passing";
 /// A pass that has not said for so long that it goes on has ended without a word.
@@ -21,7 +21,7 @@ pub(crate) const PASSING_SAID: Duration = Duration::from_secs(10);
 pub const PARTITION_MONTHS_AHEAD: i32 = 24;
 
 /// A worker that has not said for so long that it is here is not.
-pub(super) const PRESENT: Duration = Duration::from_secs(60);
+pub(in crate::store) const PRESENT: Duration = Duration::from_secs(60);
 /// For so long a worker that ended without a word is remembered. Each start has a name of its own: one that is killed and started again every few seconds
 /// leaves a row each time, and all are read by whoever asks who is here.
 const REMEMBERED: Duration = Duration::from_secs(2 * 3600);

@@ -1,13 +1,16 @@
 //! How the store is doing: for `doctor`.
 
+pub(in crate::store) mod access;
+pub(in crate::store) mod server;
+
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use uuid::Uuid;
 
-use super::Store;
-use super::duties::{PASS, PRESENT, WORKER};
-use super::kpis::before;
+use crate::store::Store;
+use crate::store::duties::{PASS, PRESENT, WORKER};
+use crate::store::numbers::kpis::before;
 use crate::db::{Db, DbError};
 
 /// Partitions, on PostgreSQL.

@@ -7,8 +7,8 @@ use postcommit::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 
-use super::providers::turn;
-use super::{AuditEntry, Store};
+use crate::store::providers::turn;
+use crate::store::{AuditEntry, Store};
 use crate::db::{DbError, Row, Value};
 
 /// Hosts of one lane that are held or paused, at most. Beyond that a host's answer concerns its own delivery alone.
@@ -170,7 +170,7 @@ impl Store {
     }
 
     /// A statement that names the table it updates in a subquery: PostgreSQL knows it there without its schema, SQLite by its whole name.
-    pub(super) fn own_name(&self, sql: &str) -> String {
+    pub(in crate::store) fn own_name(&self, sql: &str) -> String {
         if self.db.kind() == "postgres" { sql.replace("postcommit.provider.", "provider.") } else { sql.to_owned() }
     }
 
@@ -239,7 +239,7 @@ impl Store {
     pub async fn forget_open_hosts_once(&self) -> Result<u64, DbError> {
         let sql =
             "DELETE FROM postcommit.lane_host WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";
-        self.db.execute_one(sql, vec![super::kpis::before(self.now().await?, KEPT).into()]).await
+        self.db.execute_one(sql, vec![crate::store::numbers::kpis::before(self.now().await?, KEPT).into()]).await
     }
 }
 

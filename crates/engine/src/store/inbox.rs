@@ -7,26 +7,26 @@
 use std::collections::HashMap;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
+use postcommit_channel::secret::random;
 use rusqlite::{Connection, params};
 use serde::Serialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::legible::legible;
-use super::{AuditEntry, Store};
+use crate::store::unreadable::legible;
+use crate::store::{AuditEntry, Store};
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
-use crate::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
-use crate::secret::random;
 
 /// Changes told one by one; after more than that, reading the list again is cheaper.
 pub const MAX_CHANGES: usize = 200;
 
 /// A delivery to an inbox, and what it brings.
-pub(super) struct Received<'a> {
-    pub(super) key: DeliveryKey,
-    pub(super) message: &'a InboxMessage,
+pub(in crate::store) struct Received<'a> {
+    pub(in crate::store) key: DeliveryKey,
+    pub(in crate::store) message: &'a InboxMessage,
 }
 
 /// A message in a list.
@@ -365,13 +365,13 @@ fn listed(row: &Row) -> Result<InboxRow, DbError> {
 }
 
 /// Takes as many positions from each user's row as there are messages for them, user by user in one order for everybody: two batches must not deadlock.
-pub(super) const STEP_POSTGRES: &str = "
+pub(in crate::store) const STEP_POSTGRES: &str = "
     INSERT INTO postcommit.inbox AS i (tenant, user_id, position)
     SELECT tenant, user_id, count(*) FROM unnest($1::int[], $2::text[]) AS g (tenant, user_id) GROUP BY tenant, user_id ORDER BY tenant, user_id
     ON CONFLICT (tenant, user_id) DO UPDATE SET position = i.position + EXCLUDED.position RETURNING i.tenant, i.user_id, i.position";
 
 /// A delivery that was here before writes nothing: its position stays unused.
-pub(super) const RECEIVE_POSTGRES: &str = "
+pub(in crate::store) const RECEIVE_POSTGRES: &str = "
     INSERT INTO postcommit.inbox_message (tenant, notification_id, n, user_id, position, changed, event_type, entity, title, body, action_url, data, created_at, expires_at)
     SELECT tenant, notification_id, n, user_id, position, position, event_type, entity, title, body, action_url, data::jsonb, now(), expires_at
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[])
@@ -379,7 +379,7 @@ pub(super) const RECEIVE_POSTGRES: &str = "
     ON CONFLICT (tenant, notification_id, n) DO NOTHING";
 
 /// Puts messages into their inboxes, in the transaction that settles their deliveries.
-pub(super) async fn receive_postgres(transaction: &Transaction<'_>, received: &[Received<'_>]) -> Result<(), DbError> {
+pub(in crate::store) async fn receive_postgres(transaction: &Transaction<'_>, received: &[Received<'_>]) -> Result<(), DbError> {
     let tenants: Vec<i32> = received.iter().map(|r| r.key.tenant).collect();
     let text = |of: fn(&InboxMessage) -> Option<&str>| received.iter().map(|r| of(r.message)).collect::<Vec<_>>();
     let users = text(|m| Some(&m.user));
@@ -419,7 +419,7 @@ const RECEIVE_SQLITE: &str = "INSERT INTO postcommit_inbox_message
     VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13) ON CONFLICT DO NOTHING";
 
 /// The same for one message.
-pub(super) fn receive_sqlite(connection: &Connection, received: &Received<'_>, now: i64) -> Result<(), DbError> {
+pub(in crate::store) fn receive_sqlite(connection: &Connection, received: &Received<'_>, now: i64) -> Result<(), DbError> {
     let Received { key, message } = received;
     // All rows are read, so that the statement is through.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;

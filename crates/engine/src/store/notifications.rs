@@ -4,18 +4,18 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::StoredNotification;
 use serde::Serialize;
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::Store;
-use super::legible::{AsShown, Reader, legible};
-use super::notification_walk::NotificationWalk;
-use super::shown::Shown;
-use super::walk::{Page, Position};
+use crate::store::Store;
+use crate::store::unreadable::{AsShown, Reader, legible};
+use crate::store::lists::notifications::NotificationWalk;
+use crate::store::lists::rows::Shown;
+use crate::store::lists::keyset::{Page, Position};
 use crate::crash::held_to;
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
-use crate::model::StoredNotification;
 
 /// One notification in a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -106,15 +106,15 @@ const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entit
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
 /// Reads those for which that holds.
-pub(super) fn reading_postgres(which: &str) -> String {
+pub(in crate::store) fn reading_postgres(which: &str) -> String {
     format!("SELECT {} FROM {TABLES} WHERE {which}", COLUMNS.replace("{gathered}", GATHERED_POSTGRES))
 }
 
 /// The bounds let the executor open only the partitions that hold them.
-pub(super) static LOAD_POSTGRES: LazyLock<String> =
+pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> =
     LazyLock::new(|| reading_postgres("note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"));
 /// With many tenants the index would be asked for every id in every tenant. So key by key, which is 1.5 µs a row slower than the other for one tenant.
-pub(super) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4");
     format!("SELECT found.* FROM unnest($1::int[], $2::uuid[]) AS k (tenant, id) CROSS JOIN LATERAL ({read} OFFSET 0) found")
 });
@@ -175,7 +175,7 @@ impl Store {
     }
 
     /// The same for people: what cannot be read of it is shown as such.
-    pub(super) async fn notification_as_shown(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
+    pub(in crate::store) async fn notification_as_shown(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
         let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
         let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
@@ -198,7 +198,7 @@ impl Store {
     }
 
     /// What was due before this is stuck now.
-    pub(super) async fn stuck_since(&self, stuck: Option<Duration>) -> Result<Option<Timestamp>, DbError> {
+    pub(in crate::store) async fn stuck_since(&self, stuck: Option<Duration>) -> Result<Option<Timestamp>, DbError> {
         let Some(stuck) = stuck else { return Ok(None) };
         let micros = i64::try_from(stuck.as_micros()).unwrap_or(i64::MAX);
         Ok(Some(Timestamp::from_micros(self.now().await?.as_micros().saturating_sub(micros).max(0))))
@@ -220,7 +220,7 @@ impl Store {
         self.notification_row_of(tenant, id).await
     }
 
-    pub(super) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
+    pub(in crate::store) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
         self.db.query(&SHOWN.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
@@ -245,7 +245,7 @@ impl Store {
 }
 
 /// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
-pub(super) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
+pub(in crate::store) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
     let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
@@ -272,7 +272,7 @@ fn listed(row: &Row) -> Result<NotificationRow, DbError> {
 }
 
 /// Reads a notification whose columns begin there.
-pub(super) fn stored(row: &mut impl Cells, from: usize) -> Result<StoredNotification, DbError> {
+pub(in crate::store) fn stored(row: &mut impl Cells, from: usize) -> Result<StoredNotification, DbError> {
     Ok(StoredNotification {
         tenant: row.take(from)?,
         tenant_name: row.take(from + 1)?,

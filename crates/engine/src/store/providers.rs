@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::legible::{Reader, legible};
-use super::{AuditEntry, Store};
+use crate::store::unreadable::{Reader, legible};
+use crate::store::{AuditEntry, Store};
 use crate::db::{DbError, Row, Statement, Value};
-use crate::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
     guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
@@ -41,7 +41,7 @@ pub struct ProviderChanges {
 /// The channel has no default yet.
 const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
-pub(super) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
+pub(in crate::store) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
     let busy = || DbError::Unreachable("others change providers, or somebody holds them; try again".into());
     match tokio::time::timeout(TURN, CHANGES.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),

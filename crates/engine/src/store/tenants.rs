@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::short_name;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::Store;
-use super::legible::{Reader, legible};
+use crate::store::Store;
+use crate::store::unreadable::{Reader, legible};
 use crate::db::{DbError, Row};
-use crate::model::short_name;
 use crate::store::AuditEntry;
 
 /// Characters of the reason for a suspension; at least one.
@@ -190,12 +190,12 @@ impl Store {
     }
 
     /// The tenant asked for, or whoever owns the notification.
-    pub(super) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
+    pub(in crate::store) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
         if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
     }
 
     /// Who owns a notification.
-    pub(super) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
+    pub(in crate::store) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
         let sql = "SELECT tenant FROM postcommit.notification WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
         self.db.query(sql, vec![id.into()]).await?.first().map(|row| row.get(0)).transpose()
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use postcommit_channel::model::Guarantee;
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::Guarantee;
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! Who did what: each change and its entry are one transaction, on both databases.
 
-use postcommit_engine::model::Actor;
+use postcommit_channel::model::Actor;
 use postcommit_engine::store::{AuditEntry, AuditFilter, AuditRow, Mark};
 use postcommit_engine::user_token;
 use postcommit_testkit::{HttpServer, Reply};

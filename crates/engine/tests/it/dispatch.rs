@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::model::{Guarantee, Policy};
 use postcommit_engine::dispatch::{Dispatcher, Passed};
-use postcommit_engine::model::{Guarantee, Policy};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::{Guarantee, ProviderDraft};
 use postcommit_engine::store::{SHUT_HOSTS, Shut, ShutHost};
 use postcommit_testkit::{HttpServer, Refusal, Reply, Request};
 use serde_json::json;

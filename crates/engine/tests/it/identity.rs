@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use postcommit_channel::model::{Guarantee, Policy, ProviderDraft, Scopes};
 use postcommit_engine::dispatch::{Dispatcher, run_duties_once, run_job_once};
-use postcommit_engine::model::{Guarantee, Policy, ProviderDraft, Scopes};
 use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Mark, Sliced, Store};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;

@@ -3,7 +3,7 @@
 mod live;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{DeliveryId, Finish, FinishedState};
+use postcommit_channel::model::{DeliveryId, Finish, FinishedState};
 use postcommit_engine::store::{Folder, InboxPage, Mark, Settlement};
 use postcommit_engine::user_token::{self, TokenError};
 use serde_json::json;
@@ -304,8 +304,8 @@ async fn in_app(world: &World) -> i32 {
 }
 
 /// What a worker would settle that sent this from its notification's row.
-fn delivered(world: &World, held: &postcommit_engine::model::Delivery, user: &str) -> Settlement {
-    let message = postcommit_engine::model::InboxMessage {
+fn delivered(world: &World, held: &postcommit_channel::model::Delivery, user: &str) -> Settlement {
+    let message = postcommit_channel::model::InboxMessage {
         user: user.into(),
         event_type: "a".into(),
         entity: None,

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use postcommit::Notification;
+use postcommit_channel::model::Scopes;
 use postcommit_engine::db::{DbError, Value};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::Scopes;
 use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Store};
 use postcommit_engine::user_token;
 use postcommit_testkit::Cluster;
@@ -179,7 +179,7 @@ async fn a_tenant_s_own_work_goes_through_the_wall() {
         serde_json::from_value(json!({"event_type": "a", "tenant": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
     let id = world.store.enqueue(&note).await.unwrap();
     world.pass().await;
-    let key = postcommit_engine::model::DeliveryKey { tenant: a, notification: id, n: 1 };
+    let key = postcommit_channel::model::DeliveryKey { tenant: a, notification: id, n: 1 };
     assert!(scoped.retry(key).await.unwrap() && scoped.cancel_delivery(key).await.unwrap());
     assert!(!world.store.of_tenant(b).discard(key).await.unwrap());
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postcommit_engine::model::{DeliveryKey, Guarantee};
+use postcommit_channel::model::{DeliveryKey, Guarantee};
 use postcommit_engine::store::{AT_ONCE, Act, Acted, DeliveryFilter, Job, JobDraft, SLICE, Sliced};
 use serde_json::json;
 use uuid::Uuid;

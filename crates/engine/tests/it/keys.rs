@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Actor, Scope, Scopes};
+use postcommit_channel::model::{Actor, Scope, Scopes};
 use postcommit_engine::store::{KeyDraft, KeyError, KeyFilter};
 
 use crate::world::World;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::model::{DeliveryKey, Policy};
 use postcommit_engine::db::Db;
-use postcommit_engine::model::{DeliveryKey, Policy};
 use postcommit_engine::store::{By, Depth, Kpi, KpiSettings, LINES, Line, OTHER, Per, SITES, Series, Span, Store};
 use serde_json::json;
 use uuid::Uuid;

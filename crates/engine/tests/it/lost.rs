@@ -1,7 +1,7 @@
 //! The lease of a notification's own row ran out, on both databases. If it has one target, that may have been sent, and the guarantee decides.
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Delivery, Guarantee, Policy, ProviderDraft};
+use postcommit_channel::model::{Delivery, Guarantee, Policy, ProviderDraft};
 use serde_json::json;
 use uuid::Uuid;
 

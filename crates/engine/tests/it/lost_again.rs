@@ -1,8 +1,8 @@
 //! A lease ran out, and something more happens before anybody has judged what that means. What may have been sent must not be forgotten.
 
+use postcommit_channel::model::{Finish, Guarantee};
+use postcommit_channel::secret::{KeySource, Secret};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::{Finish, Guarantee};
-use postcommit_engine::secret::{KeySource, Secret};
 use postcommit_engine::store::{Lease, Settlement};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;

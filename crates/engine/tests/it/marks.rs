@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use postcommit_engine::model::Finish;
+use postcommit_channel::model::Finish;
 use postcommit_engine::store::{Lease, Settlement, Store};
 use serde_json::json;
 use tokio_postgres::{Client, NoTls};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use postcommit_engine::model::{Guarantee, Policy};
+use postcommit_channel::model::{Guarantee, Policy};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 
@@ -134,10 +134,10 @@ on_both! {
     async fn a_key_that_comes_back_opens_the_lane_without_a_restart(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let mut draft = world.draft("hooks", "webhook", json!({}));
-        let secrets = [("secret".to_owned(), postcommit_engine::secret::Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
+        let secrets = [("secret".to_owned(), postcommit_channel::secret::Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
         draft.secrets = Some(world.keys.or_new().unwrap().seal(&secrets, world.tenant, "hooks"));
         world.provider(draft).await;
-        let postcommit_engine::secret::KeySource::File(file) = world.keys.clone() else { panic!("a file") };
+        let postcommit_channel::secret::KeySource::File(file) = world.keys.clone() else { panic!("a file") };
         let away = file.with_extension("away");
         std::fs::rename(&file, &away).unwrap();
         let running = world.run().await;

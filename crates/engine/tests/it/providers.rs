@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use postcommit_channel::model::{PROVIDERS, ProviderDraft};
 use postcommit_engine::db::Db;
-use postcommit_engine::model::{PROVIDERS, ProviderDraft};
 use serde_json::json;
 use tokio::task::JoinSet;
 

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Bucket, Guarantee, Policy, ProviderDraft, Rate};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::{Bucket, Guarantee, Policy, ProviderDraft, Rate};
 use postcommit_engine::store::{LimitedClaim, Store, Want};
 use serde_json::json;
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! A lane's pause or hold that the database refuses: the lane stays shut, and no provider sees a request more for it. On both databases.
 
-use postcommit_engine::model::{Guarantee, ProviderDraft};
+use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_testkit::{HttpServer, Refusal, Reply};
 use serde_json::json;
 use uuid::Uuid;
@@ -18,7 +18,7 @@ async fn to(world: &World, server: &HttpServer) -> Uuid {
     world.enqueue("t", json!({"recipients": [{"webhook": server.url("/hook")}]})).await
 }
 
-async fn provider(world: &World) -> postcommit_engine::model::Provider {
+async fn provider(world: &World) -> postcommit_channel::model::Provider {
     world.store.provider(world.tenant, "hooks").await.unwrap().unwrap()
 }
 

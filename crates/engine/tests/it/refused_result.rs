@@ -2,7 +2,7 @@
 //! On both databases.
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Guarantee, ProviderDraft};
+use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_testkit::{HttpServer, Refusal, Reply};
 use serde_json::json;
 use uuid::Uuid;

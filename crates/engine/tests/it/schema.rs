@@ -313,7 +313,7 @@ async fn insert_or_ignore_loses_nothing_in_silence_and_sends_nothing_again() {
 async fn a_lock_in_the_way_of_a_result_delays_it_and_loses_nothing() {
     let world = World::postgres().await;
     let mut draft = world.draft("capture", "capture", json!({}));
-    draft.guarantee = postcommit_engine::model::Guarantee::AtMostOnce;
+    draft.guarantee = postcommit_channel::model::Guarantee::AtMostOnce;
     let lane = world.provider(draft).await;
     let id = world.enqueue("a", json!({})).await;
     // Expanded already, so that the lock meets the result alone.

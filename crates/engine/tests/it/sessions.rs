@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Scope, Scopes};
+use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::store::{Login, csrf_token};
 
 use crate::keys::draft;

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
+use postcommit_channel::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
 use postcommit_engine::store::{Place, Settlement, Want};
 use serde_json::json;
 use uuid::Uuid;

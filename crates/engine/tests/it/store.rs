@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Delivery, Evidence, Fate, Finish, FinishedState, Reason, Target};
+use postcommit_channel::model::{Delivery, Evidence, Fate, Finish, FinishedState, Reason, Target};
 use postcommit_engine::store::{Attempted, Expanded, Lease, Settlement, Store, Want};
 use serde_json::json;
 use uuid::Uuid;

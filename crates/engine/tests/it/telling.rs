@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use postcommit::{Source, TraceParent};
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
 use postcommit_engine::metrics::Scrape;
 use postcommit_engine::store::KpiSettings;
 use postcommit_engine::trace::{Span, Tracer};

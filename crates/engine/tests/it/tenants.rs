@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use postcommit::Notification;
+use postcommit_channel::model::Guarantee;
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::Guarantee;
 use postcommit_engine::store::{DeliveryRow, TenantError};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;

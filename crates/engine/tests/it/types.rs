@@ -141,7 +141,7 @@ on_both! {
             assert!(world.store.tenant_or_new(name).await.unwrap_err().to_string().contains("tenant_other_than_dot_and_dot_dot"));
             let said = serde_json::from_value::<postcommit::Notification>(json!({"event_type": "e", "tenant": name})).unwrap_err().to_string();
             assert!(said.contains("tenant: is"), "{said}");
-            assert!(postcommit_engine::model::ProviderDraft { name: name.into(), ..world.draft("x", "capture", json!({})) }.check().is_err());
+            assert!(postcommit_channel::model::ProviderDraft { name: name.into(), ..world.draft("x", "capture", json!({})) }.check().is_err());
         }
         for name in ["...", ".a", "a..b"] {
             world.store.create_tenant(name).await.unwrap();

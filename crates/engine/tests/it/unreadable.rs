@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::model::{Scope, Scopes};
 use postcommit_engine::store::{
     Act, AuditFilter, By, DeliveryFilter, Folder, JobDraft, KeyDraft, KeyFilter, KpiSettings, Login, NotificationFilter, Per, Position,
     Span, Store,
@@ -31,7 +31,7 @@ async fn filled() -> World {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
     world
-        .provider(postcommit_engine::model::ProviderDraft {
+        .provider(postcommit_channel::model::ProviderDraft {
             is_default: false,
             rate_per_s: Some(5.0),
             ..world.draft("other", "webhook", json!({"url": "https://h.example/"}))
@@ -297,7 +297,7 @@ on_both! {
 
     async fn a_provider_whose_policy_is_no_policy_closes_its_own_lane_alone(world) {
         world.capture(json!({})).await;
-        world.provider(postcommit_engine::model::ProviderDraft { is_default: false, ..world.draft("broken", "capture", json!({})) }).await;
+        world.provider(postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("broken", "capture", json!({})) }).await;
         world.execute("UPDATE postcommit.provider SET policy = '[1]', settings = '7' WHERE name = 'broken'", vec![]).await;
         let id = world.enqueue("well", json!({})).await;
         world.pass().await;

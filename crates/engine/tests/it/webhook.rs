@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use postcommit_engine::model::{Guarantee, ProviderDraft};
-use postcommit_engine::secret::{Secret, Secrets};
+use postcommit_channel::model::{Guarantee, ProviderDraft};
+use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_testkit::{HttpServer, Reply, Request};
 use serde_json::json;
 use uuid::Uuid;
@@ -82,7 +82,7 @@ on_both! {
         let request = &server.requests()[0];
         let keys = ["MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"].map(|k| base64::Engine::decode(&base64::engine::general_purpose::STANDARD, k).unwrap());
         let timestamp = request.header("webhook-timestamp").unwrap().parse().unwrap();
-        let expected = postcommit_engine::channel::sign(&keys, request.header("webhook-id").unwrap(), timestamp, &request.body);
+        let expected = postcommit_channel::driver::sign(&keys, request.header("webhook-id").unwrap(), timestamp, &request.body);
         assert_eq!(request.header("webhook-signature"), Some(expected.as_str()));
     }
 

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use postcommit::{Notification, Timestamp};
-use postcommit_engine::channel::FailOn;
+use postcommit_channel::driver::FailOn;
+use postcommit_channel::egress::{Egress, EgressSettings};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
+use postcommit_channel::secret::KeySource;
 use postcommit_engine::db::{Db, Row, Value};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
-use postcommit_engine::egress::{Egress, EgressSettings};
 use postcommit_engine::metrics::Metrics;
-use postcommit_engine::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
-use postcommit_engine::secret::KeySource;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
 use postcommit_testkit::Refusal;

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use postcommit_engine::model::{DeliveryId, DeliveryKey};
+use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, State};
 use postcommit::Timestamp;
-use postcommit_engine::model::DeliveryId;
+use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::{Folder, InboxRow, Mark};
 use postcommit_engine::user_token::{self, TokenError};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
-use postcommit_engine::model::{Scope, Scopes};
+use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
-use postcommit_engine::channel;
+use postcommit_channel::driver;
+use postcommit_channel::model::{Guarantee, Provider};
+use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::model::{Guarantee, Provider};
-use postcommit_engine::secret::{Secret, Secrets};
 use postcommit_engine::store::{AuditEntry, SHUT_HOSTS, Shut, ShutHost, Store, masked};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
@@ -222,7 +222,7 @@ description! {
 }
 
 fn drivers() -> Object {
-    one_of(channel::KINDS.iter().map(|kind| kind.name)).description(Some("Which code talks to it.")).build()
+    one_of(driver::KINDS.iter().map(|kind| kind.name)).description(Some("Which code talks to it.")).build()
 }
 
 fn guarantees() -> Object {
@@ -326,7 +326,7 @@ pub struct Pause {
 }
 
 fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
-    given.map(|host| channel::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
+    given.map(|host| driver::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
 }
 
 /// Stops its lane, or one host of it; what is enqueued waits.

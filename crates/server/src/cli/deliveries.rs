@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_engine::model::{DeliveryId, DeliveryKey};
+use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Position, Store};
 use serde_json::json;
 use uuid::Uuid;

@@ -7,11 +7,11 @@ mod unreadable;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_engine::channel::{self, FailOn};
+use postcommit_channel::driver::{self, FailOn};
+use postcommit_channel::egress::Egress;
+use postcommit_channel::model::Provider;
+use postcommit_channel::secret::Secrets;
 use postcommit_engine::db::LATEST;
-use postcommit_engine::egress::Egress;
-use postcommit_engine::model::Provider;
-use postcommit_engine::secret::Secrets;
 use postcommit_engine::store::{Attendance, Store};
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ async fn access(store: &Store) -> Result<Vec<Finding>, Failure> {
 
 /// Leases go by the database's clock; a host that disagrees only dates its logs wrongly.
 async fn clock(store: &Store) -> Result<Finding, Failure> {
-    let apart = store.now().await?.as_micros() - postcommit_engine::clock::now().as_micros();
+    let apart = store.now().await?.as_micros() - postcommit_channel::clock::now().as_micros();
     let seconds = apart / 1_000_000;
     Ok(match seconds.abs() {
         0..=5 => finding("clock", "ok", "this host and the database agree"),
@@ -234,7 +234,7 @@ fn usable(settings: &Settings, provider: &Provider) -> Result<(), String> {
         }
     };
     let egress = Egress::new(&settings.egress).map_err(|e| e.to_string())?;
-    channel::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
+    driver::of_provider(provider, &secrets, &egress, &FailOn::default()).map(drop)
 }
 
 #[cfg(test)]

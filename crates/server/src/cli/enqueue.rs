@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use postcommit::{Error, Recipient};
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Store};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

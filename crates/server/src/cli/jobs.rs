@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::run_job_once;
 use postcommit_engine::store::{Act, Job, Sliced, Store};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_engine::model::Scopes;
+use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter, Login, Store};
 use serde_json::json;
 

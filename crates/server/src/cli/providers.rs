@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_engine::channel;
-use postcommit_engine::egress::Egress;
-use postcommit_engine::model::Provider;
-use postcommit_engine::secret::{KeySource, Secret, Secrets};
+use postcommit_channel::driver;
+use postcommit_channel::egress::Egress;
+use postcommit_channel::model::Provider;
+use postcommit_channel::secret::{KeySource, Secret, Secrets};
 use postcommit_engine::store::{ShutHost, Store};
 use serde_json::{Map, Value, json};
 
@@ -49,7 +49,7 @@ pub enum Providers {
         #[arg(long, default_value = "default")]
         tenant: String,
         /// Only this host: a name or an address, with its port unless that is 443
-        #[arg(long, value_parser = channel::host_of)]
+        #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
         /// Shown to whoever wonders
         #[arg(long, default_value = "by hand")]
@@ -61,7 +61,7 @@ pub enum Providers {
         #[arg(long, default_value = "default")]
         tenant: String,
         /// Only this host: a name or an address, with its port unless that is 443
-        #[arg(long, value_parser = channel::host_of)]
+        #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
     },
     /// Send a test message at once, past the queue; ends with 1 when it was not sent
@@ -169,7 +169,7 @@ impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
         let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture, in_app or webhook"))?;
         // A driver that is not known makes no tenant.
-        channel::kind(driver).map_err(usage)?;
+        driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
         let (keys, egress) = (app::keys(settings), egress(settings)?);
         let made = workshop(store, &keys, &egress).create(tenant, &self.name, driver, self.change()?).await?;

@@ -14,7 +14,7 @@ use axum::http::{Method, Request, Response, StatusCode};
 use axum::middleware::{Next, from_fn};
 use futures_util::FutureExt;
 use hyper::body::Incoming;
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 use uuid::Uuid;

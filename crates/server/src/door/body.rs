@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use tokio::time::{Sleep, sleep};
 
 use super::refusal::Refusal;

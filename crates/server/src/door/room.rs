@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use postcommit_engine::clock;
+use postcommit_channel::clock;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::Notify;
 

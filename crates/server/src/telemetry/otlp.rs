@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Method};
-use postcommit_engine::egress::{Call, Egress, EgressSettings};
+use postcommit_channel::egress::{Call, Egress, EgressSettings};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::trace::{Span, Tracer};
 use serde_json::{Value, json};

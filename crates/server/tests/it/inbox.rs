@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Instant;
 
-use postcommit_engine::model::Scopes;
+use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{KeyDraft, Store};
 use postcommit_testkit::{Answer, Child, Client, GUARD, TestDatabase};
 use serde_json::{Value, json};

@@ -10,12 +10,11 @@
 //! - `installation`: what they stand on; `records`: what they compare.
 //!
 //! And beside it `api`, the HTTP API as its callers and its enemies meet it, `fuzz`, the API held to its own description, `inbox`, its pages in a real browser, `cli`, the commands as a person meets them,
-//! `door`, the server as its enemies do, `clients`, the packages for other programs, `telling`, what it tells of itself, `bench`, the benchmark's manners, and
+//! `door`, the server as its enemies do, `clients`, the packages for other programs, `telling`, what it tells of itself, and
 //! `docs`, the snippets people copy.
 #![allow(clippy::unwrap_used)]
 
 mod api;
-mod bench;
 mod cli;
 mod clients;
 mod clocks;

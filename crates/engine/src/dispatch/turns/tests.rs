@@ -1,7 +1,7 @@
 use super::*;
-use crate::model::{Delivery, DeliveryKey};
 use crate::store::Searched;
 use postcommit::Timestamp;
+use postcommit_channel::model::{Delivery, DeliveryKey};
 use uuid::Uuid;
 
 const EVEN: fn(i32) -> u32 = |_| 1;

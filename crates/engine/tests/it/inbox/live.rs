@@ -1,7 +1,7 @@
 //! What has changed since, and who hears of it.
 
+use postcommit_channel::model::DeliveryId;
 use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::model::DeliveryId;
 use postcommit_engine::store::{InboxChange, InboxChanges, MAX_CHANGES, Mark};
 use serde_json::json;
 

@@ -8,9 +8,9 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::Method;
 use axum::http::request::Parts;
 use postcommit::Recipient;
+use postcommit_channel::model::{Actor, Scope};
+use postcommit_channel::secret::Secret;
 use postcommit_engine::db::DbError;
-use postcommit_engine::model::{Actor, Scope};
-use postcommit_engine::secret::Secret;
 use postcommit_engine::store::Store;
 use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
 

@@ -1,7 +1,7 @@
 //! `postcommit deliveries cancel`: some by their ids, or all about an entity.
 
 use clap::Args;
-use postcommit_engine::model::DeliveryId;
+use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::Store;
 
 use crate::cli;

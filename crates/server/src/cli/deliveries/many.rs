@@ -1,7 +1,7 @@
 //! Retry and discard: some by their ids, answered at once; or all that match, as a job.
 
 use clap::Args;
-use postcommit_engine::model::DeliveryId;
+use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::{Act, Job, JobDraft, PACE, PACE_MOST, Store};
 use serde_json::json;
 

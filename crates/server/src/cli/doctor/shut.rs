@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_engine::model::Provider;
+use postcommit_channel::model::Provider;
 use postcommit_engine::store::{ShutHost, Store};
 
 use super::{Finding, finding};

@@ -1,6 +1,6 @@
 //! Hosts of a provider's lane that are held or paused.
 
-use postcommit_engine::model::Provider;
+use postcommit_channel::model::Provider;
 use postcommit_engine::store::{SHUT_HOSTS, Shut, Store};
 use serde_json::Value;
 

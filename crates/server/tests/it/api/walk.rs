@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use postcommit::Timestamp;
-use postcommit_engine::model::{Scope, Scopes};
+use postcommit_channel::model::{Scope, Scopes};
 use postcommit_testkit::{Answer, Client};
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use postcommit_engine::model::{Scope, Scopes};
+use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::store::{KeyDraft, Login};
 use serde_json::{Value, json};
 

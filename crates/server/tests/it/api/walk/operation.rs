@@ -1,6 +1,6 @@
 //! The operations of the document that the server itself hands out.
 
-use postcommit_engine::model::Scope;
+use postcommit_channel::model::Scope;
 use serde_json::{Map, Value, json};
 
 /// One operation.

@@ -1,0 +1,139 @@
+//! Processes of our own that take part: `serve`, as anybody would run it, and the sink. They end with what holds them.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use postcommit_server::output::Exit;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStderr, Command};
+
+use crate::failure::Failure;
+use crate::run::Bench;
+
+/// How long a process may take to say that it is there.
+const START: Duration = Duration::from_secs(30);
+
+/// A `serve` on the benchmark's database.
+pub struct Server {
+    process: Child,
+    /// Of its health endpoints.
+    address: String,
+}
+
+impl Server {
+    /// Starts one and waits until it is ready.
+    pub async fn start(bench: &Bench) -> Result<Self, Failure> {
+        Self::spawn(command(bench)).await
+    }
+
+    /// One that serves requests, as many as come, and delivers nothing.
+    pub async fn start_api(bench: &Bench) -> Result<Self, Failure> {
+        let mut command = command(bench);
+        command.args(["--role", "api"]).env("POSTCOMMIT_API_REQUESTS_PER_S", "0");
+        Self::spawn(command).await
+    }
+
+    async fn spawn(mut command: Command) -> Result<Self, Failure> {
+        let mut process = command.stderr(Stdio::piped()).spawn()?;
+        let stderr = process.stderr.take().ok_or_else(|| failed("serve has no stderr"))?;
+        let mut lines = BufReader::new(stderr).lines();
+        let address =
+            tokio::time::timeout(START, find_address(&mut lines)).await.map_err(|_| failed("serve did not say where it listens"))??;
+        // Read on, so that it never waits for somebody to read.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let server = Self { process, address };
+        tokio::time::timeout(START, server.until_ready()).await.map_err(|_| failed("serve did not become ready"))?;
+        Ok(server)
+    }
+
+    async fn until_ready(&self) {
+        while !matches!(ask(&self.address).await, Ok(answer) if answer.starts_with("HTTP/1.1 200")) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A line of `/proc/…/status` in bytes, such as `VmRSS`.
+    pub fn memory(&self, field: &str) -> Option<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
+    }
+
+    pub async fn stop(mut self) -> Result<(), Failure> {
+        Ok(self.process.kill().await?)
+    }
+}
+
+/// As `serve` is run by anybody, on our database, with our key and the settings of this run. The URL may hold a password: not on the command line.
+fn command(bench: &Bench) -> Command {
+    let mut command = Command::new(&bench.program);
+    command.args(["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);
+    let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("POSTCOMMIT_"));
+    for (name, _) in ours {
+        command.env_remove(name);
+    }
+    let dispatch = &bench.dispatch;
+    for (name, value) in [
+        ("DATABASE_URL", bench.place.url()),
+        ("SECRETS_KEY_FILE", bench.place.key_file().display().to_string()),
+        ("EGRESS_ALLOW", "127.0.0.0/8".to_owned()),
+        ("LOG_LEVEL", "error".to_owned()),
+        ("DISPATCH_INTERVAL_MS", dispatch.interval_ms.to_string()),
+        ("DISPATCH_LEASE_S", dispatch.lease_s.to_string()),
+        ("DISPATCH_BATCH", dispatch.batch.to_string()),
+    ] {
+        command.env(format!("POSTCOMMIT_{name}"), value);
+    }
+    // No settings file lies there. It ends when its stdin does, even if we are killed.
+    command.current_dir(bench.place.folder()).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// From the line that tells where the health endpoints are.
+async fn find_address(lines: &mut Lines<BufReader<ChildStderr>>) -> Result<String, Failure> {
+    let mut last = String::new();
+    while let Some(line) = lines.next_line().await? {
+        if let Some(address) = line.split_once("http://").and_then(|(_, rest)| rest.strip_suffix("/healthz")) {
+            return Ok(address.to_owned());
+        }
+        last = line;
+    }
+    Err(failed(&format!("serve ended: {last}")))
+}
+
+async fn ask(address: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+/// A sink as a process of its own.
+pub struct Sink {
+    _process: Child,
+    pub port: u16,
+}
+
+impl Sink {
+    pub async fn start() -> Result<Self, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        // It ends when its stdin does, even if we are killed.
+        command.arg("--sink").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut process = command.spawn()?;
+        let stdout = process.stdout.take().ok_or_else(|| failed("the sink has no stdout"))?;
+        let line = BufReader::new(stdout).lines().next_line().await?.unwrap_or_default();
+        let port = line.trim().parse().map_err(|_| failed("the sink did not say its port"))?;
+        Ok(Self { _process: process, port })
+    }
+}
+
+fn failed(what: &str) -> Failure {
+    Failure::new(Exit::Failed, what)
+}

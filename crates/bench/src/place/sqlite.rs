@@ -1,0 +1,45 @@
+//! A file in a folder of its own; a new one for every part.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use postcommit_server::output::Exit;
+
+use crate::failure::Failure;
+
+/// The present file.
+pub struct File {
+    folder: PathBuf,
+    number: AtomicU64,
+}
+
+impl File {
+    pub fn in_folder(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), number: AtomicU64::new(0) }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.numbered(self.number.load(Ordering::Relaxed))
+    }
+
+    fn numbered(&self, number: u64) -> PathBuf {
+        self.folder.join(format!("bench-{number}.db"))
+    }
+
+    /// Goes on to a file that does not exist yet. The last one is deleted.
+    pub fn next(&self) -> Result<(), Failure> {
+        let last = self.path();
+        self.number.fetch_add(1, Ordering::Relaxed);
+        for ending in ["", "-wal", "-shm"] {
+            let mut name = last.clone().into_os_string();
+            name.push(ending);
+            match std::fs::remove_file(&name) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Failure::new(Exit::Failed, format!("{}: {e}", name.display())));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

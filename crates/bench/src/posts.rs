@@ -1,0 +1,75 @@
+//! POSTs over kept connections, as bare as hyper makes them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::SendRequest;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use postcommit_channel::clock;
+use postcommit_server::output::Exit;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::failure::Failure;
+
+/// A request, whole.
+pub type Post = Request<Full<Bytes>>;
+
+/// Sends `count` requests to an address over so many connections, each of which waits for an answer before it sends the next, and tells how long it took. The
+/// first on each connection is not measured: those have the numbers from `count` on. Another answer than `expected` ends it.
+pub async fn pump(
+    address: &str,
+    count: u64,
+    connections: u64,
+    expected: StatusCode,
+    post: impl Fn(u64) -> Result<Post, Failure> + Send + Sync + 'static,
+) -> Result<Duration, Failure> {
+    let post = Arc::new(post);
+    let mut ready = Vec::new();
+    for place in 0..connections {
+        let mut sender = connect(address).await?;
+        send(&mut sender, post(count + place)?, expected).await?;
+        ready.push(sender);
+    }
+    let started = clock::monotonic();
+    let mut sending = JoinSet::new();
+    for (place, mut sender) in (0..connections).zip(ready) {
+        let post = post.clone();
+        sending.spawn(async move {
+            for i in (place..count).step_by(usize::try_from(connections).unwrap_or(1)) {
+                send(&mut sender, post(i)?, expected).await?;
+            }
+            Ok::<(), Failure>(())
+        });
+    }
+    while let Some(sent) = sending.join_next().await {
+        sent??;
+    }
+    Ok(clock::monotonic().duration_since(started))
+}
+
+async fn connect(address: &str) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn send(sender: &mut SendRequest<Full<Bytes>>, post: Post, expected: StatusCode) -> Result<(), Failure> {
+    sender.ready().await.map_err(failed)?;
+    let answer = sender.send_request(post).await.map_err(failed)?;
+    let status = answer.status();
+    let said = answer.into_body().collect().await.map_err(failed)?.to_bytes();
+    if status != expected {
+        return Err(failed(format!("was answered {status}: {}", String::from_utf8_lossy(&said))));
+    }
+    Ok(())
+}
+
+pub fn failed(problem: impl ToString) -> Failure {
+    Failure::new(Exit::Failed, format!("a request of the benchmark: {}", problem.to_string()))
+}

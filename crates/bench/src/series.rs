@@ -1,0 +1,108 @@
+//! Repeated measurements: their middle and their spread, and what a finding makes of two of them.
+
+use std::time::Duration;
+
+use crate::report::{Bar, Finding, Series};
+
+impl Series {
+    /// Measurements in the order they were made.
+    pub fn of(name: impl Into<String>, unit: impl Into<String>, values: Vec<f64>) -> Self {
+        let mut sorted = values.clone();
+        sorted.sort_by(f64::total_cmp);
+        let spread = (sorted.first().copied().unwrap_or(f64::NAN), sorted.last().copied().unwrap_or(f64::NAN));
+        Self { name: name.into(), unit: unit.into(), values, median: quantile(&sorted, 0.5), spread }
+    }
+
+    /// Things per second.
+    pub fn rates(name: impl Into<String>, values: Vec<f64>) -> Self {
+        Self::of(name, "/s", values)
+    }
+}
+
+impl Finding {
+    /// The median of ours over the median of theirs.
+    pub fn ratio(id: &str, what: impl Into<String>, ours: Series, against: Series) -> Self {
+        let figure = ours.median / against.median;
+        Self { id: id.into(), what: what.into(), ours, against: Some(against), figure, bar: None, held: None, note: None }
+    }
+
+    /// A figure that stands for itself.
+    pub fn figure(id: &str, what: impl Into<String>, ours: Series) -> Self {
+        let figure = ours.median;
+        Self { id: id.into(), what: what.into(), ours, against: None, figure, bar: None, held: None, note: None }
+    }
+
+    /// A bar that could not be judged, having nothing to be compared with, and why.
+    pub fn unjudged(id: &str, what: impl Into<String>, ours: Series, bar: Bar, why: impl std::fmt::Display) -> Self {
+        let nothing = Series::of("nothing", ours.unit.clone(), vec![]);
+        Self { bar: Some(bar), ..Self::ratio(id, what, ours, nothing) }.noting(format!("not measured: {why}"))
+    }
+
+    /// Holds it to a bar.
+    pub fn must(mut self, bar: Bar) -> Self {
+        self.bar = Some(bar);
+        self.held = Some(bar.holds(self.figure));
+        self
+    }
+
+    /// Says what a reader should know.
+    pub fn noting(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+}
+
+impl Bar {
+    /// Whether the figure is what it must be. What could not be measured is not.
+    pub fn holds(self, figure: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => figure >= least,
+            Self::AtMost(most) => figure <= most,
+        }
+    }
+}
+
+/// Things per second.
+pub fn rate(count: u64, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
+
+/// The value below which that share of a sorted list lies; between two of them, in proportion.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    if sorted.is_empty() {
+        return f64::NAN;
+    }
+    let place = share * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    low + (high - low) * place.fract()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(values: &[f64]) -> Series {
+        Series::rates("x", values.to_vec())
+    }
+
+    #[test]
+    fn the_middle_is_the_median_and_the_spread_its_ends() {
+        let odd = rates(&[3.0, 1.0, 2.0]);
+        assert_eq!((odd.median, odd.spread, odd.values), (2.0, (1.0, 3.0), vec![3.0, 1.0, 2.0]));
+        assert_eq!(rates(&[1.0, 2.0]).median, 1.5);
+        assert!(rates(&[]).median.is_nan());
+        let hundred: Vec<f64> = (0..=100).map(f64::from).collect();
+        assert_eq!(quantile(&hundred, 0.99), 99.0);
+    }
+
+    #[test]
+    fn a_bar_is_held_or_missed_by_the_ratio_of_the_medians() {
+        let found = |ours: &[f64], bar| Finding::ratio("P0", "x", rates(ours), rates(&[10.0, 10.0, 50.0])).must(bar).held;
+        assert_eq!(found(&[6.0, 1.0, 9.0], Bar::AtLeast(0.6)), Some(true));
+        assert_eq!(found(&[5.9], Bar::AtLeast(0.6)), Some(false));
+        assert_eq!(found(&[12.0], Bar::AtMost(1.2)), Some(true));
+        assert_eq!(found(&[12.1], Bar::AtMost(1.2)), Some(false));
+        assert_eq!(found(&[], Bar::AtMost(1.2)), Some(false), "what was not measured is not held");
+        assert_eq!(Finding::figure("P0", "x", rates(&[3.0])).held, None);
+    }
+}

@@ -1,0 +1,16 @@
+//! Everything of Postcommit that never sees a database.
+//!
+//! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
+//! - [`driver`]: the drivers, which turn a message into an outcome;
+//! - [`egress`]: makes every outgoing connection;
+//! - [`secret`]: secrets, encrypted at rest, and tokens;
+//! - [`clock`]: the one clock.
+
+#[cfg(feature = "bench-points")]
+#[doc(hidden)]
+pub mod bench_points;
+pub mod clock;
+pub mod driver;
+pub mod egress;
+pub mod model;
+pub mod secret;

@@ -1,0 +1,5 @@
+//! The integration tests of the channel crate, one binary.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod egress;
+mod instructions;

@@ -1,0 +1,354 @@
+//! What an operator does with deliveries, one or many. Each is one transaction; what it met in another state is left as it is, and said.
+
+use postcommit::Timestamp;
+use postcommit_channel::model::DeliveryKey;
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::store::audit::ASKED_FROM;
+use crate::store::{AuditEntry, Store};
+use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
+
+/// Deliveries that are acted upon at once, at most.
+pub const AT_ONCE: usize = 1000;
+
+/// What can be done to many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Act {
+    /// Sets what is parked back to pending, with its counters reset; what was scheduled for later still is. What was sent is never sent again by this.
+    Retry,
+    /// Ends what is parked for good; the row stays.
+    Discard,
+    /// Takes back what is not under way.
+    Cancel,
+}
+
+/// What became of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "result")]
+pub enum Acted {
+    /// It is done.
+    Done,
+    /// It is in a state in which this cannot be done; it stays so.
+    Refused {
+        /// That state.
+        state: String,
+        /// Why it is parked, if it is.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// There is no such delivery.
+    NotFound,
+}
+
+impl Act {
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Discard => "discard",
+            Self::Cancel => "cancel",
+        }
+    }
+
+    /// Its name in the audit log.
+    pub(in crate::store) fn action(self) -> &'static str {
+        match self {
+            Self::Retry => "delivery.retry",
+            Self::Discard => "delivery.discard",
+            Self::Cancel => "delivery.cancel",
+        }
+    }
+
+    /// The states it takes.
+    pub(in crate::store) fn states(self) -> Vec<String> {
+        let states: &[&str] = if self == Self::Cancel { &["pending", "retrying"] } else { &["parked"] };
+        states.iter().map(|&state| state.to_owned()).collect()
+    }
+
+    fn postgres(self) -> &'static str {
+        match self {
+            Self::Retry => RETRY_POSTGRES,
+            Self::Discard => DISCARD_POSTGRES,
+            Self::Cancel => CANCEL_POSTGRES,
+        }
+    }
+
+    fn sqlite(self) -> &'static [&'static str] {
+        match self {
+            Self::Retry => &RETRY_SQLITE,
+            Self::Discard => &DISCARD_SQLITE,
+            Self::Cancel => &CANCEL_SQLITE,
+        }
+    }
+}
+
+impl Store {
+    /// Sets a parked delivery back to pending with its counters reset. False when it was not parked.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
+        Ok(!self.act(Act::Retry, &[key]).await?.is_empty())
+    }
+
+    /// Ends a parked delivery for good; the row stays. False when it was not parked.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
+        Ok(!self.act(Act::Discard, &[key]).await?.is_empty())
+    }
+
+    /// Takes back a delivery that is not under way. False when it is, or is over.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
+        Ok(!self.act(Act::Cancel, &[key]).await?.is_empty())
+    }
+
+    /// Acts on up to [`AT_ONCE`] in one transaction. Answers for each, in the order given; one that is named twice is done once.
+    ///
+    /// # Errors
+    /// As the database says; nothing was done then.
+    pub async fn act_on_many(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<Acted>, DbError> {
+        if keys.len() > AT_ONCE {
+            return Err(DbError::Refused {
+                code: "ids".into(),
+                message: format!("{} ids were given; at most {AT_ONCE} are allowed", keys.len()),
+            });
+        }
+        let done = self.act(act, keys).await?;
+        let mut all = Vec::with_capacity(keys.len());
+        for key in keys {
+            all.push(if done.contains(key) { Acted::Done } else { self.refused(*key).await? });
+        }
+        Ok(all)
+    }
+
+    /// An operator says that it did arrive: what was sent, or parked because nobody knew. Everything else is refused.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn mark_delivered(&self, key: DeliveryKey) -> Result<Acted, DbError> {
+        let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}), finished_at = {now}
+            WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND (state = 'sent' OR (state = 'parked' AND reason = 'outcome_unknown'))";
+        let entry = AuditEntry::new(key.tenant, "delivery.mark_delivered", key.id().to_string());
+        if self.change(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()], entry).await? {
+            return Ok(Acted::Done);
+        }
+        self.refused(key).await
+    }
+
+    /// Takes back what is not yet sent of a notification: how many deliveries, and how many were under way, for which it is too late; what remains of
+    /// those is not tried again. None when there is no such notification of that tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
+        let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
+        if self.notification_as_shown(Some(owner), id).await?.is_none() {
+            return Ok(None);
+        }
+        let entry = AuditEntry::new(owner, "notification.cancel", id.to_string());
+        self.cancel_live(owner, |at| format!("q.notification_id = ${at}"), vec![id.into()], entry).await.map(Some)
+    }
+
+    /// The same for everything about an entity, or for one event type of it.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
+        let about = |at: usize| {
+            format!(
+                "EXISTS (SELECT 1 FROM postcommit.notification note WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = ${at}
+                 AND note.event_type = coalesce(${}, note.event_type))",
+                at + 1
+            )
+        };
+        let mut entry = AuditEntry::new(tenant, "entity.cancel", entity);
+        if let Some(event_type) = event_type {
+            entry = entry.details(json!({"event_type": event_type}));
+        }
+        self.cancel_live(tenant, about, vec![entity.into(), event_type.into()], entry).await
+    }
+
+    /// `which` says what is meant, its parameters beginning at that place.
+    async fn cancel_live(
+        &self,
+        tenant: i32,
+        which: impl Fn(usize) -> String,
+        parameters: Vec<Value>,
+        entry: AuditEntry,
+    ) -> Result<(i64, i64), DbError> {
+        let live = |at: usize| format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {}", which(at));
+        // Of all that are live, those under way among them, which get no entry of their own.
+        let entry = entry.counted(format!("SELECT count(*) FROM {}", live(ASKED_FROM)), parameters.clone());
+        let parameters: Vec<Value> = [Value::from(tenant)].into_iter().chain(parameters).collect();
+        let live = live(2);
+        // Word is left first: what is leased at this moment is not tried again, even if it is given back before we look.
+        let word = format!(
+            "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at) SELECT q.tenant, q.notification_id, q.n, {{now}} FROM {live} ON CONFLICT DO NOTHING"
+        );
+        self.change(&word, parameters.clone(), entry).await?;
+        let rows = self.db.query(&format!("SELECT q.notification_id, q.n FROM {live}"), parameters).await?;
+        let key = |row: &Row| Ok(DeliveryKey { tenant, notification: row.get(0)?, n: row.get(1)? });
+        let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;
+        let mut taken = 0;
+        for some in keys.chunks(AT_ONCE) {
+            taken += self.act(Act::Cancel, some).await?.len();
+        }
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        Ok((count(taken), count(keys.len() - taken)))
+    }
+
+    /// Why nothing was done.
+    async fn refused(&self, key: DeliveryKey) -> Result<Acted, DbError> {
+        let state = self.state_of(key).await?;
+        Ok(state.map_or(Acted::NotFound, |(state, reason)| Acted::Refused { state, reason }))
+    }
+
+    /// The state of one, and why it is parked.
+    pub(in crate::store) async fn state_of(&self, key: DeliveryKey) -> Result<Option<(String, Option<String>)>, DbError> {
+        let sql = "SELECT state, reason FROM postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
+        let rows = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await?;
+        rows.first().map(|row| Ok((row.get(0)?, row.get(1)?))).transpose()
+    }
+
+    /// Which of them it was done to.
+    async fn act(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<DeliveryKey>, DbError> {
+        match &self.db {
+            Db::Postgres(db) => {
+                let mut client = db.client().await?;
+                let transaction = db.begin(&mut client).await?;
+                let done = act_postgres(&transaction, act, keys, None).await?;
+                postgres::run(&transaction, &self.audit_each(act.action(), &done)).await?;
+                transaction.commit().await.map_err(postgres::refused)?;
+                Ok(done)
+            }
+            Db::Sqlite(db) => {
+                let (this, keys) = (self.clone(), keys.to_vec());
+                db.write(move |connection| {
+                    let done = act_sqlite(connection, act, &keys, None)?;
+                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                    Ok(done)
+                })
+                .await
+            }
+        }
+    }
+}
+
+/// Acts on those that are still in a state to be acted upon, and, of what is parked, were so before `bound`. Returns which.
+pub(in crate::store) async fn act_postgres(
+    transaction: &Transaction<'_>,
+    act: Act,
+    keys: &[DeliveryKey],
+    bound: Option<Timestamp>,
+) -> Result<Vec<DeliveryKey>, DbError> {
+    // Row by row along the primary key, whatever statistics say of a table that has just been emptied.
+    transaction.batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off").await.map_err(postgres::refused)?;
+    let statement = transaction.prepare_cached(act.postgres()).await.map_err(postgres::refused)?;
+    // In one order for everybody: two that share rows must not deadlock.
+    let mut sorted = keys.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let (first, last) = (sorted.iter().map(|key| key.notification).min(), sorted.iter().map(|key| key.notification).max());
+    let keys = Value::Json(
+        json!(sorted.iter().map(|key| json!({"tenant": key.tenant, "id": key.notification, "n": key.n})).collect::<Vec<_>>()).to_string(),
+    );
+    let parameters = [keys, first.into(), last.into(), bound.into()];
+    let parameters: Vec<_> = parameters.iter().take(if act == Act::Cancel { 3 } else { 4 }).map(|p| p as _).collect();
+    let rows = transaction.query(&statement, &parameters).await.map_err(postgres::refused)?;
+    Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+}
+
+/// The same. SQLite's transaction lets nobody in between, so it is done one by one.
+pub(in crate::store) fn act_sqlite(
+    connection: &Connection,
+    act: Act,
+    keys: &[DeliveryKey],
+    bound: Option<Timestamp>,
+) -> Result<Vec<DeliveryKey>, DbError> {
+    let mut done = Vec::new();
+    let statements: Vec<String> = act.sqlite().iter().map(|sql| sqlite::dialect(sql)).collect();
+    for key in keys {
+        let parameters = [Value::from(key.tenant), key.notification.into(), key.n.into(), bound.into()];
+        for (place, sql) in statements.iter().enumerate() {
+            let parameters = &parameters[..if sql.contains("?4") { 4 } else { 3 }];
+            match (place, sqlite::run(connection, sql, parameters)?) {
+                (0, 0) => break,
+                (0, _) => done.push(*key),
+                _ => {}
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// The rows that are meant, each with its key told in a form that only the primary key serves.
+macro_rules! given {
+    ($rest:literal) => {
+        concat!(
+            "WITH given AS MATERIALIZED (SELECT * FROM jsonb_to_recordset($1::jsonb) AS k (tenant int, id uuid, n int)), gone AS (",
+            $rest
+        )
+    };
+}
+
+/// What leaves one table enters the other in the same statement: two statements would see two states of a row that others move as well, and lose it.
+const RETRY_POSTGRES: &str = given!(
+    "
+      DELETE FROM postcommit.delivery_ledger l USING given g WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
+        AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked' AND ($4::timestamptz IS NULL OR l.finished_at < $4) RETURNING l.*
+    ), heard AS (
+      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
+    )
+    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
+    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
+    FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id AND note.id BETWEEN $2 AND $3
+    LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
+    RETURNING tenant, notification_id, n"
+);
+/// Every statement takes the same parameters. The first says whether there is anything to do.
+const RETRY_SQLITE: [&str; 3] = [
+    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
+     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN -l.tenant ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
+     FROM postcommit_delivery_ledger l JOIN postcommit_notification note ON note.tenant = l.tenant AND note.id = l.notification_id
+     LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
+     WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked' AND (?4 IS NULL OR l.finished_at < ?4)",
+    "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
+    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
+     AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
+];
+const DISCARD_POSTGRES: &str = given!(
+    "
+      UPDATE postcommit.delivery_ledger l SET state = 'discarded', finished_at = clock_timestamp() FROM given g
+      WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
+        AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked' AND ($4::timestamptz IS NULL OR l.finished_at < $4) RETURNING l.tenant, l.notification_id, l.n
+    ) SELECT tenant, notification_id, n FROM gone"
+);
+const DISCARD_SQLITE: [&str; 1] = ["UPDATE postcommit_delivery_ledger SET state = 'discarded', finished_at = {now}
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked' AND (?4 IS NULL OR finished_at < ?4)"];
+const CANCEL_POSTGRES: &str = given!(
+    "
+      DELETE FROM postcommit.delivery_queue q USING given g
+      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.id AND q.n = g.n AND q.notification_id BETWEEN $2 AND $3 AND q.lease_token IS NULL RETURNING q.*
+    )
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+    SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, clock_timestamp() FROM gone
+    RETURNING tenant, notification_id, n"
+);
+const CANCEL_SQLITE: [&str; 2] = [
+    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
+     SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, {now}
+     FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
+    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
+];

@@ -1,0 +1,475 @@
+//! Jobs: what an operator does to many deliveries by filter, in the background.
+//!
+//! A job is done in slices. A slice is one transaction that moves its rows and the job's place together, fenced by the job's lease: whoever dies between or in slices, each row is
+//! moved once. What a job may touch is fixed when it is asked for: of what is parked, what was so before; of what waits, what was enqueued before.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{Actor, DeliveryKey};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::store::lists::deliveries::DeliveryWalk;
+use crate::store::intake::enqueue::new_id;
+use crate::store::unreadable::{Reader, legible};
+use crate::store::acts::deliveries::{act_postgres, act_sqlite};
+use crate::store::lists::keyset::{Page, Parameters, Position};
+use crate::store::{Act, AuditEntry, DeliveryFilter, Store, masked};
+use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
+
+/// Rows of one slice at most: a transaction that long holds nobody up.
+pub const SLICE: i64 = 500;
+/// Deliveries a second that a job moves when nothing else was asked for.
+pub const PACE: i32 = 500;
+/// And at most.
+pub const PACE_MOST: i32 = 10_000;
+/// How long a process may take for a slice before another tries.
+const LEASE: Duration = Duration::from_secs(60);
+/// Counting is given up after so many.
+const COUNTED: i64 = 100_000;
+/// Slices that may fail in a row, and how long after each.
+const FAILURES: i32 = 10;
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// The coarser of the two databases' clocks.
+const TICK: Duration = Duration::from_millis(2);
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct JobDraft {
+    /// What to do.
+    pub act: Act,
+    /// To which. States, place and page of it do not count: what is parked is retried and discarded, what waits is cancelled.
+    pub filter: DeliveryFilter,
+    /// Deliveries a second: 1 to [`PACE_MOST`]; none is [`PACE`].
+    pub pace_per_s: Option<i32>,
+}
+
+/// A job, as people see it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Job {
+    /// Whose deliveries; none is every tenant's.
+    #[serde(skip)]
+    pub tenant: Option<i32>,
+    /// Whose, by name; none is every tenant's.
+    #[serde(rename = "tenant")]
+    pub tenant_name: Option<String>,
+    /// UUIDv7.
+    pub id: Uuid,
+    /// What it does.
+    pub kind: Act,
+    /// To which; an address is masked.
+    pub filter: DeliveryFilter,
+    /// Who asked.
+    pub asked_by: String,
+    /// When; what came later is left alone.
+    pub asked_at: Timestamp,
+    /// How many there were then.
+    pub total: i64,
+    /// False: there were at least so many.
+    pub is_exact: bool,
+    /// How many it was done to.
+    pub done: i64,
+    /// How many somebody else had moved meanwhile. Of a job that is done, this and what it did are all there were.
+    pub skipped: i64,
+    /// Deliveries a second.
+    pub pace_per_s: i32,
+    /// `queued`, `running`, `done`, `cancelled` or `failed`.
+    pub state: String,
+    /// What the last slice that failed said.
+    pub last_error: Option<String>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// What one call of [`Store::run_job_slice`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sliced {
+    /// There is nothing to do, or not yet.
+    Nothing,
+    /// A slice of so many rows was done.
+    Moved {
+        /// Which job's.
+        job: Uuid,
+        /// How many rows were acted upon.
+        rows: usize,
+        /// There is no more of it.
+        is_last: bool,
+    },
+    /// Somebody else took the job over, or it was cancelled: nothing was done.
+    Lost,
+}
+
+/// A job at hand.
+struct Taken {
+    job: Job,
+    filter: DeliveryFilter,
+    place: Option<Position>,
+    token: Uuid,
+}
+
+/// Due jobs that are looked at to find one that can be read.
+const LOOKED_AT: i64 = 20;
+const COLUMNS: &str =
+    "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position,
+    (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
+
+impl Store {
+    /// Asks for a job. What it may touch is fixed now.
+    ///
+    /// # Errors
+    /// When the pace is beyond its limits, or as the database says.
+    pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
+        let pace = draft.pace_per_s.unwrap_or(PACE);
+        if !(1..=PACE_MOST).contains(&pace) {
+            return Err(DbError::Refused {
+                code: "pace_per_s".into(),
+                message: format!("pace_per_s: is {pace}; 1 to {PACE_MOST} are allowed"),
+            });
+        }
+        // What happened in this tick, before, must be within the bound; what happens from the next one on must not.
+        tokio::time::sleep(TICK).await;
+        let asked_at = self.now().await?;
+        // What it does says in which states.
+        let filter = DeliveryFilter { tenant, states: vec![], ..draft.filter.clone() };
+        let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
+        let id = new_id(asked_at);
+        let as_json = |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
+        let asked = as_json(&filter)?;
+        let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace, next_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
+        let parameters = vec![
+            owner(tenant),
+            id.into(),
+            draft.act.name().into(),
+            asked.into(),
+            self.actor.name.as_str().into(),
+            asked_at.into(),
+            total.into(),
+            is_exact.into(),
+            pace.into(),
+        ];
+        // What concerns everybody stands in the log of the first tenant.
+        let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
+        let told = as_json(&without_address(filter))?;
+        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told}))).await?;
+        self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
+    }
+
+    /// How many deliveries such a job would be about if it were asked for now; false: there are at least so many.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<(i64, bool), DbError> {
+        let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
+        self.count_for(draft.act, &filter, self.now().await?).await
+    }
+
+    /// One job: this tenant's, or anybody's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn job(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Job>, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
+        let rows = self.db.query(&format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which}"), parameters.0).await?;
+        rows.first().map(shown).transpose()
+    }
+
+    /// Jobs, newest first: this tenant's, or everybody's. `before` is the id that the page before ended with.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
+        let limit = parameters.add(limit);
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which} ORDER BY id DESC LIMIT {limit}");
+        Ok(legible("jobs", self.db.query(&sql, parameters.0).await?.iter().map(shown)))
+    }
+
+    /// Ends a job between two slices; what is done stays done. False when it had ended, or is not this tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn cancel_job(&self, tenant: Option<i32>, id: Uuid) -> Result<bool, DbError> {
+        let mut parameters = Parameters::default();
+        let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
+        let sql = format!(
+            "UPDATE postcommit.job SET state = 'cancelled', finished_at = {{now}}, lease_token = NULL, lease_until = NULL WHERE {which} AND state IN ('queued', 'running')"
+        );
+        let Some(job) = self.job(tenant, id).await? else { return Ok(false) };
+        self.change(&sql, parameters.0, AuditEntry::new(job.tenant.unwrap_or(1), "job.cancel", id.to_string())).await
+    }
+
+    /// Takes one job that is due a slice further.
+    ///
+    /// # Errors
+    /// As the database says. What the job itself is at fault for is noted with it, and it is tried again a few times.
+    pub async fn run_job_slice(&self) -> Result<Sliced, DbError> {
+        let Some(taken) = self.take_job().await? else { return Ok(Sliced::Nothing) };
+        match self.slice(&taken).await {
+            Err(problem @ (DbError::Refused { .. } | DbError::Unreadable(_))) => {
+                self.note_failure(&taken, &problem).await?;
+                Err(problem)
+            }
+            // The database went away: the lease runs out, whoever comes next goes on.
+            sliced => sliced,
+        }
+    }
+
+    /// When the next slice of any job is due; none when there is no job.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn next_slice_in(&self) -> Result<Option<Duration>, DbError> {
+        // An open job that somebody holds is not due before the lease runs out.
+        let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END) FROM postcommit.job WHERE state IN ('queued', 'running')";
+        let rows = self.db.query(sql, vec![]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let (now, next): (Timestamp, Option<Timestamp>) = (row.get(0)?, row.get(1).unwrap_or_default());
+        Ok(next.map(|next| next.since(now)))
+    }
+
+    async fn take_job(&self) -> Result<Option<Taken>, DbError> {
+        // Looking first: nearly always there is none, and then nothing is written.
+        let due = "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
+        let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
+        let rows = self.db.query(&sql, vec![]).await?;
+        // One whose key cannot be read holds no other up.
+        let key = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<Uuid>(1).ok()?));
+        let Some((tenant, id)) = rows.iter().find_map(key) else { return Ok(None) };
+        let token = Uuid::new_v4();
+        let until = self.later(LEASE).await?;
+        let sql = format!(
+            "UPDATE postcommit.job SET state = 'running', lease_token = $3, lease_until = $4 WHERE tenant = $1 AND id = $2 AND {due}"
+        );
+        if self.db.execute_one(&sql, vec![tenant.into(), id.into(), token.into(), until.into()]).await? == 0 {
+            return Ok(None);
+        }
+        // Read again under the lease: somebody may have done a slice between the two.
+        let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3");
+        let rows = self.db.query(&sql, vec![tenant.into(), id.into(), token.into()]).await?;
+        let read = rows.first().map(|row| taken(row, token)).transpose();
+        if let Err(problem @ DbError::Unreadable(_)) = &read {
+            // No other try would read it better.
+            let sql =
+                "UPDATE postcommit.job SET state = 'failed', last_error = $4, finished_at = {now}, lease_token = NULL, lease_until = NULL
+                WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+            self.db.execute_one(sql, vec![tenant.into(), id.into(), token.into(), problem.to_string().into()]).await?;
+        }
+        read
+    }
+
+    async fn later(&self, by: Duration) -> Result<Timestamp, DbError> {
+        Ok(self.now().await?.plus(by))
+    }
+
+    async fn slice(&self, taken: &Taken) -> Result<Sliced, DbError> {
+        let page = self.slice_of(taken).await?;
+        let now = self.now().await?;
+        // The pace is kept by what was looked at; a slice is never more than a second's worth.
+        let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace_per_s));
+        let next_at = now.plus(if page.more.is_some() { pause } else { Duration::ZERO });
+        let moved = match &self.db {
+            Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
+            Db::Sqlite(db) => {
+                let (act, bound, keys, fence) = (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
+                let this = self.for_job(taken);
+                db.write(move |connection| {
+                    if fence.hold_sqlite(connection)? == 0 {
+                        return Ok(None);
+                    }
+                    let done = act_sqlite(connection, act, &keys, Some(bound))?;
+                    let (sql, parameters) = this.audit_each(act.action(), &done);
+                    sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                    let done = done.len();
+                    sqlite::run(connection, &sqlite::dialect(STEP), &fence.step(keys.len(), done))?;
+                    Ok(Some(done))
+                })
+                .await?
+            }
+        };
+        Ok(moved.map_or(Sliced::Lost, |rows| Sliced::Moved { job: taken.job.id, rows, is_last: page.more.is_none() }))
+    }
+
+    async fn slice_postgres(&self, taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Result<Option<usize>, DbError> {
+        let Db::Postgres(db) = &self.db else { return Ok(None) };
+        let fence = Fence::of(taken, page, next_at);
+        let mut client = db.client().await?;
+        let transaction = client.transaction().await.map_err(postgres::refused)?;
+        // The job's row is locked first: a cancel waits for this slice, or this slice finds it cancelled.
+        let hold = transaction.prepare_cached(&format!("{HOLD} FOR UPDATE")).await.map_err(postgres::refused)?;
+        if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
+            return Ok(None);
+        }
+        let done = act_postgres(&transaction, taken.job.kind, &page.rows, Some(taken.job.asked_at)).await?;
+        postgres::run(&transaction, &self.for_job(taken).audit_each(taken.job.kind.action(), &done)).await?;
+        let done = done.len();
+        let step = transaction.prepare_cached(STEP).await.map_err(postgres::refused)?;
+        transaction.execute(&step, &borrow(&fence.step(page.rows.len(), done))).await.map_err(postgres::refused)?;
+        transaction.commit().await.map_err(postgres::refused)?;
+        Ok(Some(done))
+    }
+
+    /// In the name of whoever asked for it.
+    fn for_job(&self, taken: &Taken) -> Self {
+        self.by(Actor::new(&taken.job.asked_by).by_request(format!("job:{}", taken.job.id)))
+    }
+
+    /// The rows of the next slice, and where the one after it begins.
+    async fn slice_of(&self, taken: &Taken) -> Result<Page<DeliveryKey>, DbError> {
+        let filter = bounded(taken.job.kind, &taken.filter, taken.job.asked_at);
+        let walk = walk_of(taken.job.kind, &filter, taken.job.asked_at);
+        let from = taken.place.map_or(walk.start(), |place| place.further(walk.start()));
+        self.walk(&walk, from, SLICE.min(i64::from(taken.job.pace_per_s))).await
+    }
+
+    async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
+        let filter = bounded(act, filter, bound);
+        let walk = walk_of(act, &filter, bound);
+        self.count(&walk, walk.start(), COUNTED).await
+    }
+
+    async fn note_failure(&self, taken: &Taken, problem: &DbError) -> Result<(), DbError> {
+        let next_at = self.later(AFTER_FAILURE).await?;
+        let sql =
+            "UPDATE postcommit.job SET last_error = $4, failures = failures + 1, lease_token = NULL, lease_until = NULL, next_at = $5,
+            state = CASE WHEN failures + 1 >= $6 THEN 'failed' ELSE state END, finished_at = CASE WHEN failures + 1 >= $6 THEN {now} END
+            WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+        let mut parameters = Fence::key(taken);
+        parameters.extend([problem.to_string().into(), next_at.into(), FAILURES.into()]);
+        self.db.execute_one(sql, parameters).await.map(drop)
+    }
+}
+
+/// Only while the lease stands and nobody cancelled.
+const HOLD: &str = "SELECT 1 FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+const STEP: &str =
+    "UPDATE postcommit.job SET position = $4, done = done + $5, skipped = skipped + $6, total = $10, next_at = $7, state = $8, finished_at = $9,
+    failures = 0, lease_token = NULL, lease_until = NULL WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+
+/// What the end of a slice writes, if the job is still ours.
+struct Fence {
+    key: Vec<Value>,
+    place: Option<Position>,
+    next_at: Timestamp,
+    /// As they were when it was taken.
+    total: i64,
+    accounted: i64,
+}
+
+impl Fence {
+    fn of(taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Self {
+        let accounted = taken.job.done + taken.job.skipped;
+        Self { key: Self::key(taken), place: page.more, next_at, total: taken.job.total, accounted }
+    }
+
+    fn key(taken: &Taken) -> Vec<Value> {
+        vec![owner(taken.job.tenant), taken.job.id.into(), taken.token.into()]
+    }
+
+    fn own(&self) -> Vec<Value> {
+        self.key.clone()
+    }
+
+    fn hold_sqlite(&self, connection: &rusqlite::Connection) -> Result<usize, DbError> {
+        Ok(sqlite::query(connection, &sqlite::dialect(HOLD), &self.key)?.len())
+    }
+
+    fn step(&self, looked_at: usize, done: usize) -> Vec<Value> {
+        let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
+        let ended = self.place.is_none();
+        let (looked_at, done) = (count(looked_at), count(done));
+        // What was counted and is nowhere to be found at the end was moved by somebody else before its slice came.
+        let gone = if ended { (self.total - self.accounted - looked_at).max(0) } else { 0 };
+        let skipped = looked_at - done + gone;
+        let mut values = self.key.clone();
+        values.extend([
+            self.place.map(|place| place.to_string()).into(),
+            done.into(),
+            skipped.into(),
+            self.next_at.into(),
+            if ended { "done" } else { "running" }.into(),
+            ended.then_some(self.next_at).into(),
+            // Counting may have been given up, or missed what was being parked in that moment.
+            self.total.max(self.accounted + done + skipped).into(),
+        ]);
+        values
+    }
+}
+
+/// The filter of an act: the states it takes, and of what waits only what was enqueued before.
+fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
+    let states = act.states();
+    // In whole milliseconds, as the ids are.
+    let to = if act == Act::Cancel { filter.to.map_or(Some(bound), |to| Some(to.min(bound))) } else { filter.to };
+    let to = to.map(|to| if act == Act::Cancel { Timestamp::from_micros(to.as_micros() / 1000 * 1000) } else { to });
+    DeliveryFilter { states, to, before: None, stuck: None, ..filter.clone() }
+}
+
+fn walk_of(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryWalk<'_> {
+    let mut walk = DeliveryWalk::new(filter, None);
+    walk.ended_before = (act != Act::Cancel).then_some(bound);
+    walk
+}
+
+/// How the owner is stored.
+fn owner(tenant: Option<i32>) -> Value {
+    tenant.unwrap_or(0).into()
+}
+
+fn of_tenant(tenant: Option<i32>, parameters: &mut Parameters) -> String {
+    tenant.map(|tenant| format!(" AND tenant = {}", parameters.add(tenant))).unwrap_or_default()
+}
+
+fn borrow(values: &[Value]) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
+    values.iter().map(|value| value as _).collect()
+}
+
+fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> {
+    let filter = serde_json::from_value(row.get(3)?).map_err(|e| DbError::Unreadable(format!("the filter of a job: {e}")))?;
+    Ok(DeliveryFilter { tenant, ..filter })
+}
+
+/// An address is recognisable in what is shown and logged, not usable.
+fn without_address(filter: DeliveryFilter) -> DeliveryFilter {
+    DeliveryFilter { target: filter.target.map(|target| masked(&target)), ..filter }
+}
+
+/// For people. What a worker does is read by [`taken`], and refused when it cannot be.
+fn shown(row: &Row) -> Result<Job, DbError> {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
+    let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
+    let filter = filter_of(row, tenant);
+    let kind = row.get::<String>(2)?;
+    let mut job = Job {
+        tenant,
+        tenant_name: row.get(15)?,
+        id: row.get(1)?,
+        kind: serde_json::from_value(kind.into()).map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
+        filter: without_address(filter.as_ref().cloned().unwrap_or_default()),
+        asked_by: row.get(4)?,
+        asked_at: read.or(5, "asked_at", never),
+        total: read.or(6, "total", 0),
+        is_exact: read.or(7, "is_exact", false),
+        done: read.or(8, "done", 0),
+        skipped: read.or(9, "skipped", 0),
+        pace_per_s: read.or(10, "pace", 1),
+        state: row.get(11)?,
+        last_error: row.get(12)?,
+        finished_at: read.or(13, "finished_at", None),
+    };
+    job.last_error = filter.err().map(|problem| problem.to_string()).or_else(|| read.problem()).or(job.last_error);
+    Ok(job)
+}
+
+fn taken(row: &Row, token: Uuid) -> Result<Taken, DbError> {
+    let job = shown(row)?;
+    let filter = filter_of(row, job.tenant)?;
+    // Each of them bounds what is touched.
+    let (_, _): (Timestamp, i32) = (row.get(5)?, row.get(10)?);
+    let place: Option<String> = row.get(14)?;
+    let place = place.map(|place| place.parse()).transpose().map_err(DbError::Unreadable)?;
+    Ok(Taken { filter, place, token, job })
+}

@@ -1,0 +1,156 @@
+//! Everything about one notification, and about one entity.
+
+use postcommit::Timestamp;
+use postcommit_channel::model::StoredNotification;
+use serde::Serialize;
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use crate::store::lists::keyset::{Page, Position};
+use crate::store::{AttemptRow, AuditRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
+use crate::db::DbError;
+
+/// The full story of one notification. Addresses are masked.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Story {
+    /// As it was enqueued.
+    #[serde(flatten)]
+    pub notification: StoredNotification,
+    /// The least finished of its deliveries speaks for it.
+    pub status: String,
+    /// One for each target.
+    pub deliveries: Vec<DeliveryRow>,
+    /// Of all deliveries, in the order in which they began.
+    pub attempts: Vec<AttemptRow>,
+    /// Enqueues that were refused because this one holds the key.
+    pub conflicts: Vec<Conflict>,
+    /// Who did what to it, in order.
+    pub acts: Vec<AuditRow>,
+}
+
+/// How a notification stands, in few words.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Status {
+    /// UUIDv7.
+    pub id: Uuid,
+    /// The least finished of its deliveries speaks for it.
+    pub state: String,
+    /// Attempts after the first, of the delivery that needed most.
+    pub retries: i64,
+    /// The latest error.
+    pub last_error: Option<String>,
+    /// When it was enqueued: at the site, if it came from one.
+    pub enqueued_at: Timestamp,
+    /// When all that could be sent had been taken by its provider, or arrived.
+    pub delivered_at: Option<Timestamp>,
+    /// When it is tried next.
+    pub next_attempt_at: Option<Timestamp>,
+    /// Where it came from.
+    pub source: Provenance,
+}
+
+/// Where a notification came from, and when it was here. All times are UTC.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Provenance {
+    /// The remote place.
+    pub site: Option<String>,
+    /// The process or machine there.
+    pub instance: Option<String>,
+    /// The script that made it.
+    pub script: Option<String>,
+    /// The rule that made it.
+    pub rule: Option<String>,
+    /// When the site enqueued it.
+    pub enqueued_at: Option<Timestamp>,
+    /// When it was received here.
+    pub received_at: Option<Timestamp>,
+}
+
+impl Provenance {
+    fn of(note: &StoredNotification) -> Self {
+        let source = note.source.as_ref();
+        let text = |name: &str| source.and_then(|source| source.get(name)).and_then(Json::as_str);
+        let owned = |name: &str| text(name).map(str::to_owned);
+        Self {
+            site: owned("site"),
+            instance: owned("instance"),
+            script: owned("script"),
+            rule: owned("rule"),
+            // An application may have written anything by plain SQL: what is no time is none.
+            enqueued_at: text("enqueued_at").and_then(|at| at.parse().ok()),
+            received_at: Some(note.created_at),
+        }
+    }
+}
+
+impl Store {
+    /// Everything that happened to a notification, whoever owns it, or only this tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn story(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Story>, DbError> {
+        let Some(mut notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
+        let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
+        mask(&mut notification.recipients);
+        let of_it = DeliveryFilter { tenant: Some(notification.tenant), ..DeliveryFilter::of_notification(id) };
+        let mut attempts = self.attempts(notification.tenant, id).await?;
+        attempts.sort_by_key(|attempt| attempt.at);
+        let deliveries = self.delivery_rows(&of_it).await?.rows;
+        let subjects = deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
+        Ok(Some(Story {
+            status: row.status,
+            deliveries,
+            acts: self.audit_of(notification.tenant, subjects).await?,
+            attempts,
+            conflicts: self.conflicts(notification.tenant, id).await?,
+            notification,
+        }))
+    }
+
+    /// How a notification stands, whoever owns it, or only this tenant's.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
+        let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
+        let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
+        let sql = "SELECT max(seq) FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2";
+        let tried = self.db.query(sql, vec![notification.tenant.into(), id.into()]).await?;
+        let tried = tried.first().map_or(Ok(None), |row| row.get::<Option<i64>>(0))?.unwrap_or(0);
+        let source = Provenance::of(&notification);
+        let is_through = ["sent", "delivered"].contains(&row.status.as_str());
+        Ok(Some(Status {
+            id,
+            state: row.status,
+            retries: (tried - 1).max(0),
+            last_error: row.last_error,
+            enqueued_at: source.enqueued_at.unwrap_or(notification.created_at),
+            delivered_at: row.sent_at.filter(|_| is_through),
+            next_attempt_at: row.next_attempt_at,
+            source,
+        }))
+    }
+
+    /// Everything for one entity, newest first, with what is scheduled for it.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn entity_rows(&self, tenant: i32, entity: &str, before: Option<Position>, limit: i64) -> Result<Page<DeliveryRow>, DbError> {
+        let filter = DeliveryFilter { tenant: Some(tenant), entity: Some(entity.to_owned()), before, limit, ..DeliveryFilter::default() };
+        self.delivery_rows(&filter).await
+    }
+}
+
+/// Addresses are recognisable in what is shown, not usable.
+fn mask(recipients: &mut Json) {
+    for entry in recipients.as_array_mut().into_iter().flatten() {
+        for (kind, value) in entry.as_object_mut().into_iter().flatten() {
+            if let (false, Some(address)) = (["user", "list", "provider"].contains(&kind.as_str()), value.as_str()) {
+                *value = masked(address).into();
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the PostgreSQL server around us says and does: whether commits are durable, and who holds back its cleaning. For `doctor`.
+
+use std::time::Duration;
+
+use crate::store::Store;
+use crate::db::{Db, DbError, Row, Value};
+
+/// Where somebody chose commits that do not wait for the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeakCommit {
+    /// `database app`, `role app`, `role app in database app`, `every role`, or `server`.
+    pub place: String,
+    /// `off`; or `local` or `remote_write` where the server waits for standbys.
+    pub value: String,
+}
+
+/// What a crash of the server may cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Durability {
+    /// Off: a crash of the machine may destroy the whole cluster.
+    pub fsync: bool,
+    /// Off: so may one in the middle of writing a page.
+    pub full_page_writes: bool,
+    /// Who commits without waiting. Our own connections do not.
+    pub weak: Vec<WeakCommit>,
+}
+
+/// What keeps rows that nobody needs any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// A transaction of a session.
+    Session,
+    /// A standby that reports what its queries still read.
+    Standby,
+    /// A transaction that was prepared and neither committed nor rolled back.
+    Prepared,
+    /// A replication slot.
+    Slot,
+}
+
+/// A snapshot that somebody holds: rows that died after it cannot be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldSnapshot {
+    /// What holds it.
+    pub holder: Holder,
+    /// Its process, if it has one.
+    pub pid: Option<i32>,
+    /// The session's application, the transaction's or the slot's name.
+    pub name: String,
+    /// Whose it is.
+    pub user: Option<String>,
+    /// What the session does, e.g. `idle in transaction`; none for a login without `pg_read_all_stats`.
+    pub state: Option<String>,
+    /// For how long; none for slots, and for a login without `pg_read_all_stats`.
+    pub age: Option<Duration>,
+    /// How many transactions have begun since.
+    pub transactions: i64,
+}
+
+/// A transaction that has neither written nor keeps a snapshot holds nothing back, nor does vacuum itself. Beside this database's there are standbys.
+const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transactions FROM (
+      SELECT CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder, pid, application_name::text AS name, usename::text AS owner, state::text,
+        extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds, greatest(age(backend_xmin), age(backend_xid))::bigint AS transactions
+      FROM pg_stat_activity WHERE (datname = current_database() OR backend_type = 'walsender') AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+        AND pid <> pg_backend_pid() AND backend_type IS DISTINCT FROM 'autovacuum worker'
+      UNION ALL SELECT 'prepared', NULL, gid, owner::text, NULL, extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)::bigint
+      FROM pg_prepared_xacts WHERE database = current_database()
+      UNION ALL SELECT 'slot', active_pid, slot_name::text, NULL, CASE WHEN active THEN 'active' ELSE 'not in use' END, NULL, age(xmin)::bigint
+      FROM pg_replication_slots WHERE xmin IS NOT NULL
+    ) held WHERE seconds >= $1 OR (seconds IS NULL AND transactions >= $2) ORDER BY seconds DESC NULLS LAST, transactions DESC LIMIT 5";
+
+/// What is kept for sessions to come, in this database or in all: of roles that can use our schema, what is said of a role in this database rather than in all.
+/// The last column: whether it is what this very login begins with, and not what the server says.
+const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0 OR r.rolname = session_user
+    FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS c (setting)
+    LEFT JOIN pg_database d ON d.oid = s.setdatabase LEFT JOIN pg_roles r ON r.oid = s.setrole
+    WHERE c.setting LIKE 'synchronous\\_commit=%' AND (s.setdatabase = 0 OR d.datname = current_database())
+      AND (s.setrole = 0 OR has_schema_privilege(s.setrole, 'postcommit', 'USAGE'))
+      AND NOT (s.setdatabase = 0 AND s.setrole <> 0 AND EXISTS (SELECT FROM pg_db_role_setting o JOIN pg_database here ON here.oid = o.setdatabase
+        WHERE o.setrole = s.setrole AND here.datname = current_database() AND EXISTS (SELECT FROM unnest(o.setconfig) AS n (setting) WHERE n.setting LIKE 'synchronous\\_commit=%')))
+    ORDER BY 1, 2";
+
+/// `reset_val` is what a session begins with, before ours raise it.
+const SAID: &str = "SELECT current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+    (SELECT s.reset_val FROM pg_settings s WHERE s.name = 'synchronous_commit'), current_setting('synchronous_standby_names') <> ''";
+
+impl Store {
+    /// What a crash of the server may cost. None on SQLite, whose commits always wait.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(None) };
+        let rows = self.db.query(SAID, vec![]).await?;
+        let said = rows.first().ok_or_else(|| DbError::Unreadable("no settings".into()))?;
+        let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
+        let (mut weak, mut ours) = (vec![], false);
+        for row in self.db.query(KEPT, vec![]).await? {
+            weak.push(WeakCommit { place: place(&row)?, value: plain(row.get(2)?) });
+            ours |= row.get::<bool>(3)?;
+        }
+        // What neither a database nor a role says to this login comes from the server.
+        if !ours {
+            weak.push(WeakCommit { place: "server".into(), value: begins_with });
+        }
+        weak.retain(|one| one.value == "off" || (has_standbys && ["local", "remote_write"].contains(&one.value.as_str())));
+        Ok(Some(Durability { fsync: said.get(0)?, full_page_writes: said.get(1)?, weak }))
+    }
+
+    /// Who has held a snapshot for so long, or, where nobody can tell how long that is, for so many transactions: the oldest five. None on SQLite, where
+    /// readers only keep the WAL from being reset.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn held_snapshots(&self, longer_than: Duration, transactions: i64) -> Result<Vec<HeldSnapshot>, DbError> {
+        let Db::Postgres(_) = self.db else { return Ok(vec![]) };
+        let rows = self.db.query(HELD, vec![Value::Real(longer_than.as_secs_f64()), transactions.into()]).await?;
+        rows.iter().map(held).collect()
+    }
+}
+
+fn place(row: &Row) -> Result<String, DbError> {
+    let (database, role): (Option<String>, Option<String>) = (row.get(0)?, row.get(1)?);
+    Ok(match (database, role) {
+        (Some(database), None) => format!("database {database}"),
+        (None, Some(role)) => format!("role {role}"),
+        (Some(database), Some(role)) => format!("role {role} in database {database}"),
+        (None, None) => "every role".into(),
+    })
+}
+
+/// As it was typed; PostgreSQL knows more words for off.
+fn plain(value: String) -> String {
+    if ["false", "no", "0"].contains(&value.as_str()) { "off".into() } else { value }
+}
+
+fn held(row: &Row) -> Result<HeldSnapshot, DbError> {
+    let holder = match row.get::<String>(0)?.as_str() {
+        "standby" => Holder::Standby,
+        "prepared" => Holder::Prepared,
+        "slot" => Holder::Slot,
+        _ => Holder::Session,
+    };
+    let seconds: Option<f64> = row.get(5)?;
+    Ok(HeldSnapshot {
+        holder,
+        pid: row.get(1)?,
+        name: row.get::<Option<String>>(2)?.unwrap_or_default(),
+        user: row.get(3)?,
+        state: row.get(4)?,
+        age: seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0))),
+        transactions: row.get(6)?,
+    })
+}

@@ -1,0 +1,7 @@
+//! Intake: a notification on its way into the store.
+
+pub(in crate::store) mod accept;
+pub(in crate::store) mod enqueue;
+pub mod group_commit;
+mod known;
+pub(in crate::store) mod request;

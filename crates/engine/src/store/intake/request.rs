@@ -1,0 +1,412 @@
+//! A notification as it comes in over the network: checked, and with its JSON kept digit for digit.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use postcommit::{Notification, TraceParent, limits};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::db::DbError;
+
+/// Why a notification was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is at fault.
+    #[error("{}{problem}", .field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
+    Invalid {
+        /// The field's name in the outward contract, e.g. `recipients[3].phone`; none when it is no readable JSON at all.
+        field: Option<String>,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// Its key is in use by a transaction that is still open: whether it will be a duplicate is not known yet.
+    #[error("idempotency_key: is in use by a transaction that is still open; repeat it when that has ended")]
+    Held,
+    /// The database cannot take it now. It may have been written: repeated under the same key it is enqueued once.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl Refusal {
+    pub(in crate::store) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: Some(field.into()), problem: problem.into() }
+    }
+
+    /// Ours are written `field: problem`, and the parser adds where.
+    fn of_parser(error: &serde_json::Error) -> Self {
+        let text = error.to_string();
+        let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(said, _)| said);
+        match text.split_once(": ") {
+            Some((field, problem)) if is_path(field) => Self::invalid(field, problem),
+            _ => Self::Invalid { field: None, problem: text.to_owned() },
+        }
+    }
+
+    /// A value of another type, or a field that is none, is refused by the parser, which does not say where: a second reading does.
+    fn located_in(self, json: &str) -> Self {
+        let Self::Invalid { field: None, problem } = self else { return self };
+        if let Some((unknown, _)) = problem.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+            return Self::invalid(unknown, problem.clone());
+        }
+        let again: Result<Notification, _> = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
+        let field = again.err().map(|error| error.path().to_string()).filter(|path| is_path(path));
+        Self::Invalid { field, problem }
+    }
+}
+
+/// Whether it leads to a field of ours, such as `recipients[3].phone`.
+fn is_path(path: &str) -> bool {
+    path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
+}
+
+/// A limit is a constraint whose name says field and limit.
+impl From<DbError> for Refusal {
+    fn from(error: DbError) -> Self {
+        let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
+        let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let mut limits = words.filter_map(|word| {
+            let field = FIELDS
+                .iter()
+                .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
+                .max_by_key(|field| field.len())?;
+            // Other fields begin with the name of this one.
+            (!FIELDS.contains(&word)).then(|| Self::invalid(*field, word[field.len()..].replace('_', " ").trim()))
+        });
+        if let Some(limit) = limits.next_back() {
+            return limit;
+        }
+        let said = message.strip_prefix("postcommit: ").unwrap_or(&message);
+        match said.split_once(' ') {
+            Some((field, problem)) if FIELDS.contains(&field) => Self::invalid(field, problem),
+            _ => Self::Invalid { field: None, problem: said.to_owned() },
+        }
+    }
+}
+
+/// The fields of a notification.
+const FIELDS: [&str; 19] = [
+    "event_type",
+    "payload",
+    "idempotency_key",
+    "tenant",
+    "entity",
+    "recipients",
+    "channels",
+    "title",
+    "body",
+    "action_url",
+    "data",
+    "priority",
+    "due_at",
+    "expires_at",
+    "source",
+    "correlation_id",
+    "topic",
+    "schema_version",
+    "strict",
+];
+
+/// What a `traceparent` takes in a source, with room for how PostgreSQL writes it.
+const TRACE_ROOM: usize = 128;
+
+/// The most decimals that a `numeric` of PostgreSQL keeps; its JSON is made of those. The same holds on SQLite: what one takes, the other takes.
+const DECIMALS: i64 = 16_383;
+
+/// A notification that will be accepted, as far as can be told without the database.
+#[derive(Debug, Clone)]
+pub struct Incoming {
+    note: Notification,
+    payload: Box<RawValue>,
+    data: Option<Box<RawValue>>,
+    has_key: bool,
+}
+
+/// What is read beside the checked notification.
+#[derive(Deserialize)]
+struct Raw<'a> {
+    #[serde(borrow, default)]
+    payload: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    idempotency_key: Option<String>,
+}
+
+impl Incoming {
+    /// Reads one from JSON. It belongs to `tenant`, whoever is named in it: another one is refused. A key that comes twice in an object is refused, whatever the
+    /// object: what the second one means depends on who reads it.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] names the field and the limit.
+    pub fn read(json: &str, tenant: &str) -> Result<Self, Refusal> {
+        // An array would be read as the fields in their order.
+        if !json.trim_start().starts_with('{') && !json.trim().is_empty() {
+            return Err(Refusal::Invalid { field: None, problem: "must be a JSON object".into() });
+        }
+        let mut parser = serde_json::Deserializer::from_str(json);
+        Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| Refusal::of_parser(&e))?;
+        let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e).located_in(json))?;
+        let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
+        if let Some(named) = raw.tenant.filter(|named| named != tenant) {
+            return Err(Refusal::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));
+        }
+        tenant.clone_into(&mut note.tenant);
+        // What was checked is kept once, as it was written.
+        note.payload = serde_json::Value::Null;
+        note.data = None;
+        let payload = compact("payload", raw.payload.map_or("{}", RawValue::get))?;
+        let data = raw.data.map(|data| compact("data", data.get())).transpose()?;
+        Ok(Self { note, payload, data, has_key: raw.idempotency_key.is_some() })
+    }
+
+    /// The key that came beside it, as a header. One inside that differs is refused.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`].
+    pub fn with_key(mut self, key: &str) -> Result<Self, Refusal> {
+        if self.has_key && self.note.idempotency_key != key {
+            return Err(Refusal::invalid("idempotency_key", "differs from the header Idempotency-Key; send one of them, or both alike"));
+        }
+        let count = key.chars().count();
+        if !(1..=255).contains(&count) || key.contains(['\r', '\n', '\0']) {
+            return Err(Refusal::invalid(
+                "idempotency_key",
+                format!("has {count} characters; 1 to 255 are allowed, without line breaks and NUL"),
+            ));
+        }
+        key.clone_into(&mut self.note.idempotency_key);
+        Ok(self)
+    }
+
+    /// The same as part of that trace, unless it names one itself or its source has no room left for it.
+    #[must_use]
+    pub fn traced(mut self, parent: TraceParent) -> Self {
+        let source = &self.note.source;
+        let has_room = || serde_json::to_string(source).is_ok_and(|text| text.len() + TRACE_ROOM <= limits::SOURCE_BYTES);
+        if source.traceparent.is_none() && has_room() {
+            self.note.source = std::mem::take(&mut self.note.source).traced_by(parent);
+        }
+        self
+    }
+
+    /// Everything but payload and data.
+    #[must_use]
+    pub fn note(&self) -> &Notification {
+        &self.note
+    }
+
+    /// For what the door knows and the sender does not, such as the trace.
+    pub fn note_mut(&mut self) -> &mut Notification {
+        &mut self.note
+    }
+
+    /// The event's data as it was written, without the spaces.
+    #[must_use]
+    pub fn payload(&self) -> &RawValue {
+        &self.payload
+    }
+
+    /// What one channel alone needs, as it was written.
+    #[must_use]
+    pub fn data(&self) -> Option<&RawValue> {
+        self.data.as_deref()
+    }
+
+    /// About as many bytes as it takes.
+    pub(crate) fn size(&self) -> usize {
+        let texts = [&self.note.body, &self.note.title, &self.note.action_url];
+        let of_texts: usize = texts.iter().map(|text| text.as_ref().map_or(0, String::len)).sum();
+        512 + of_texts + self.payload.get().len() + self.data.as_ref().map_or(0, |data| data.get().len()) + self.note.recipients.len() * 64
+    }
+}
+
+/// JSON without the spaces between its parts; what is in texts stays. A number that PostgreSQL would refuse without saying where is refused here.
+fn compact(field: &str, json: &str) -> Result<Box<RawValue>, Refusal> {
+    let most = numbers_in(json).map(decimals).max().unwrap_or(0);
+    if most > DECIMALS {
+        return Err(Refusal::invalid(field, format!("holds a number with {most} decimals; at most {DECIMALS} are allowed")));
+    }
+    let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
+    for c in json.chars() {
+        if !is_text && c.is_ascii_whitespace() {
+            continue;
+        }
+        is_text ^= c == '"' && !is_escaped;
+        is_escaped = is_text && c == '\\' && !is_escaped;
+        text.push(c);
+    }
+    RawValue::from_string(text).map_err(|e| Refusal::of_parser(&e))
+}
+
+/// The numbers in JSON, as they are written.
+fn numbers_in(json: &str) -> impl Iterator<Item = &str> {
+    let (mut is_text, mut is_escaped) = (false, false);
+    json.split(move |c: char| {
+        is_text ^= c == '"' && !is_escaped;
+        is_escaped = is_text && c == '\\' && !is_escaped;
+        is_text || !(c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E'))
+    })
+    .filter(|part| part.contains(|c: char| c.is_ascii_digit()))
+}
+
+/// Digits after the point, once a number is written without an exponent.
+fn decimals(number: &str) -> i64 {
+    let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let written = digits.split_once('.').map_or(0, |(_, after)| i64::try_from(after.len()).unwrap_or(i64::MAX));
+    // One that does not fit moves the point further than anybody can write.
+    let moved = exponent.parse().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
+    written.saturating_sub(moved).max(0)
+}
+
+/// Reads any JSON and refuses an object that has a key twice.
+struct Once<'a> {
+    /// The field of the notification that it is in.
+    of: Option<&'a str>,
+}
+
+impl<'de> DeserializeSeed<'de> for Once<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Once<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<(), M::Error> {
+        let mut seen = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            map.next_value_seed(Once { of: Some(self.of.unwrap_or(&key)) })?;
+            if let Some(twice) = seen.replace(key) {
+                let field = self.of.unwrap_or(&twice);
+                return Err(M::Error::custom(format!("{field}: has the key {twice:?} twice in one object; once is allowed")));
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<(), S::Error> {
+        while list.next_element_seed(Once { of: self.of })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> (Option<String>, String) {
+        match Incoming::read(json, "default") {
+            Err(Refusal::Invalid { field, problem }) => (field, problem),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn json_is_kept_digit_for_digit() {
+        let json = r#"{"event_type": "a", "payload": {"big": 12345678901234567890123, "price": 0.10, "text": "a \" b \\", "list": [1, 2]}, "data": {"sms": {"x": 1.50}}}"#;
+        let incoming = Incoming::read(json, "t").unwrap();
+        assert_eq!(incoming.payload().get(), r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#);
+        assert_eq!(incoming.data().unwrap().get(), r#"{"sms":{"x":1.50}}"#);
+        assert_eq!(incoming.note().tenant, "t");
+        assert_eq!(Incoming::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(), "{}");
+    }
+
+    #[test]
+    fn what_is_refused_names_the_field() {
+        for (json, field, problem) in [
+            (r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#, Some("payload"), "has the key \"k\" twice"),
+            (r#"{"event_type": "a", "event_type": "b"}"#, Some("event_type"), "twice"),
+            (r#"{"event_type": "a", "titel": "b"}"#, Some("titel"), "unknown field `titel`"),
+            (r#"{"event_type": ""}"#, Some("event_type"), "1 to 255 are allowed"),
+            (r#"{"event_type": "a", "recipients": [{"phone": "1"}]}"#, Some("recipients[0].phone"), "E.164"),
+            (r#"{"event_type": "a", "tenant": "another"}"#, Some("tenant"), "belongs to \"default\""),
+            (r#"{"event_type": "a", "payload": "\ud800"}"#, None, "hex escape"),
+            (r#"{"event_type": "a", "payload": "\u0000"}"#, Some("payload"), "NUL"),
+            (r#"{"event_type": "a"} x"#, None, "trailing"),
+            (r#"["a"]"#, None, "must be a JSON object"),
+            ("", None, "EOF"),
+        ] {
+            let (named, said) = refused(json);
+            assert_eq!(named.as_deref(), field, "{json}: {said}");
+            assert!(said.contains(problem), "{json}: {said}");
+        }
+        let deep = format!(r#"{{"event_type": "a", "payload": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+        assert!(refused(&deep).1.contains("recursion"));
+        let deep = format!(r#"{{"event_type": "a", "payload": {}{}}}"#, "[".repeat(33), "]".repeat(33));
+        assert_eq!(refused(&deep).0.as_deref(), Some("payload"));
+    }
+
+    #[test]
+    fn decimals_are_counted_in_numbers_alone() {
+        for (json, most) in [
+            (r#"{"a": 1, "b": [-0.25, 1e3], "c": "1e-99999 \\"}"#, 2),
+            (r#"{"1.23456": "\\\"0.123", "x": 1.5E-3}"#, 4),
+            ("[1.2345e2, 1.5e+1]", 2),
+            ("[1.2345e9, true, null]", 0),
+            ("1e-99999999999999999999", i64::MAX),
+            ("0e99999999999999999999", 0),
+        ] {
+            assert_eq!(numbers_in(json).map(decimals).max(), Some(most), "{json}");
+        }
+    }
+
+    #[test]
+    fn a_key_beside_it_must_be_the_same() {
+        let read = |json: &str| Incoming::read(json, "t").unwrap();
+        assert_eq!(read(r#"{"event_type": "a"}"#).with_key("k").unwrap().note().idempotency_key, "k");
+        assert!(read(r#"{"event_type": "a", "idempotency_key": "k"}"#).with_key("k").is_ok());
+        for (json, key) in
+            [(r#"{"event_type": "a", "idempotency_key": "x"}"#, "k"), (r#"{"event_type": "a"}"#, ""), (r#"{"event_type": "a"}"#, "a\nb")]
+        {
+            assert!(read(json).with_key(key).unwrap_err().to_string().starts_with("idempotency_key: "));
+        }
+    }
+
+    #[test]
+    fn a_limit_is_read_from_its_name() {
+        let of = |message: &str| Refusal::from(DbError::Refused { code: String::new(), message: message.into() }).to_string();
+        let postgres =
+            r#"new row for relation "notification" violates check constraint "title_at_most_998_bytes" (title_at_most_998_bytes)"#;
+        assert_eq!(of(postgres), "title: at most 998 bytes");
+        assert_eq!(of("CHECK constraint failed: action_url_is_http_https_mailto_or_tel"), "action_url: is http https mailto or tel");
+        assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), "expires_at: after due at");
+        assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
+        assert_eq!(of("something else"), "something else");
+        assert!(matches!(Refusal::from(DbError::Unreachable("x".into())), Refusal::Unavailable(_)));
+    }
+}

@@ -1,0 +1,286 @@
+//! Keys of the API: `pc_<id>_<secret>`. The secret is shown once; only its hash is kept.
+
+use postcommit::Timestamp;
+use postcommit_channel::clock;
+use postcommit_channel::model::{Scope, Scopes};
+use postcommit_channel::secret::{Hash, Secret, Token, random};
+use serde::Serialize;
+
+use crate::store::Store;
+use crate::store::unreadable::{Reader, legible};
+use crate::db::{DbError, Row, Value};
+use crate::store::AuditEntry;
+
+/// Characters of a key's name; at least one.
+pub const KEY_NAME_CHARS: usize = 255;
+
+/// Why a key is not made, or not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// It is described in a way that is not allowed.
+    #[error("{0}")]
+    Refused(String),
+    /// No such key, or not this secret: who guesses learns no more.
+    #[error("the key is not known")]
+    Unknown,
+    /// It was valid until then.
+    #[error("the key expired at {0}")]
+    Expired(Timestamp),
+    /// Somebody took it back.
+    #[error("the key was revoked at {0}")]
+    Revoked(Timestamp),
+    /// The database could not be asked.
+    #[error(transparent)]
+    Database(#[from] DbError),
+}
+
+/// A key as somebody describes it.
+#[derive(Debug, Clone)]
+pub struct KeyDraft {
+    /// What it is for: 1 to 255 characters, without line breaks.
+    pub name: String,
+    /// What it may do; at least one.
+    pub scopes: Scopes,
+    /// Until when; none is for ever.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl KeyDraft {
+    /// Holds it to the limits.
+    ///
+    /// # Errors
+    /// Naming the field and what is allowed.
+    pub fn check(&self, now: Timestamp) -> Result<(), String> {
+        let chars = self.name.chars().count();
+        if !(1..=KEY_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
+            return Err(format!("name: has {chars} characters; 1 to {KEY_NAME_CHARS} are allowed, and no line breaks"));
+        }
+        if self.scopes == Scopes::default() {
+            return Err(format!("scopes: at least one is needed; allowed are {}", Scope::ALL.map(Scope::name).join(", ")));
+        }
+        match self.expires_at {
+            Some(at) if at <= now => Err(format!("expires_at: is {at}; it must be later than now")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A key that was just made.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    /// Its public part.
+    pub id: String,
+    /// All of it, this once.
+    pub token: Secret,
+}
+
+/// A key, without its secret.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Key {
+    /// Its public part.
+    pub id: String,
+    /// Its owner's number.
+    #[serde(skip)]
+    pub tenant: i32,
+    /// Its owner.
+    #[serde(rename = "tenant")]
+    pub tenant_name: String,
+    /// Whether its owner is suspended.
+    #[serde(skip)]
+    pub suspended: bool,
+    /// What it is for.
+    pub name: String,
+    /// What it may do.
+    #[serde(serialize_with = "names")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub scopes: Scopes,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// By whom.
+    pub created_by: String,
+    /// Until when it is valid; none is for ever.
+    pub expires_at: Option<Timestamp>,
+    /// When it was last used, to the minute.
+    pub last_used_at: Option<Timestamp>,
+    /// When it was taken back.
+    pub revoked_at: Option<Timestamp>,
+}
+
+fn names<S: serde::Serializer>(scopes: &Scopes, serializer: S) -> Result<S::Ok, S::Error> {
+    scopes.names().serialize(serializer)
+}
+
+/// Which keys to list, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct KeyFilter {
+    /// Only this tenant's; none is everybody's.
+    pub tenant: Option<i32>,
+    /// Only those older than the key of this time and id: the page after the one that ended there.
+    pub before: Option<(Timestamp, String)>,
+    /// At most so many.
+    pub limit: i64,
+}
+
+const COLUMNS: &str = "k.id, k.tenant, t.name, t.suspended_at IS NOT NULL, k.name, k.scopes, k.created_at, k.created_by, k.expires_at, k.last_used_at, k.revoked_at";
+const TABLES: &str = "postcommit.api_key k JOIN postcommit.tenant t ON t.id = k.tenant";
+
+impl Store {
+    /// Makes a key. Its token is known to the caller alone, now and never again.
+    ///
+    /// # Errors
+    /// [`KeyError::Refused`], or as the database says.
+    pub async fn create_key(&self, tenant: i32, draft: &KeyDraft) -> Result<NewKey, KeyError> {
+        draft.check(clock::now()).map_err(KeyError::Refused)?;
+        let (id, secret) = (new_id(), Token::new());
+        let insert = "INSERT INTO postcommit.api_key (tenant, id, name, scopes, secret_hash, created_at, created_by, expires_at)
+            VALUES ($1, $2, $3, $4, $5, {now}, $6, $7)";
+        let parameters = vec![
+            tenant.into(),
+            id.as_str().into(),
+            draft.name.as_str().into(),
+            Value::Texts(draft.scopes.names()),
+            secret.hash().into(),
+            self.actor.name.as_str().into(),
+            draft.expires_at.into(),
+        ];
+        let details = serde_json::json!({"name": draft.name, "scopes": draft.scopes.names(), "expires_at": draft.expires_at});
+        self.change(insert, parameters, AuditEntry::new(tenant, "key.create", id.as_str()).details(details)).await?;
+        // Revealed to become part of the whole, which is hidden again.
+        let token = Secret::new(format!("pc_{id}_{}", secret.text().reveal()));
+        Ok(NewKey { id, token })
+    }
+
+    /// The key behind a token, whoever owns it. Whether its owner is suspended is for the caller to judge.
+    ///
+    /// # Errors
+    /// Why it is not accepted. That it expired or was revoked is told only to who holds the secret.
+    pub async fn find_key(&self, token: &str) -> Result<Key, KeyError> {
+        let mut parts = token.splitn(3, '_');
+        let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else { return Err(KeyError::Unknown) };
+        let given = Token::parse(secret).ok_or(KeyError::Unknown)?;
+        let sql = format!("SELECT {COLUMNS}, k.secret_hash, {{now}} FROM {TABLES} WHERE k.id = $1");
+        let rows = self.db.query(&sql, vec![id.into()]).await?;
+        let row = rows.first().ok_or(KeyError::Unknown)?;
+        if !row.get::<Hash>(11)?.is_of(&given) {
+            return Err(KeyError::Unknown);
+        }
+        let (key, now) = (listed(row)?, row.get::<Timestamp>(12)?);
+        match (key.revoked_at, key.expires_at) {
+            (Some(at), _) => Err(KeyError::Revoked(at)),
+            (None, Some(at)) if at <= now => Err(KeyError::Expired(at)),
+            _ => Ok(key),
+        }
+    }
+
+    /// A page of keys, newest first, revoked and expired ones among them.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn key_rows(&self, filter: &KeyFilter) -> Result<Vec<Key>, DbError> {
+        let mut parameters: Vec<Value> = vec![filter.limit.into()];
+        let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE 1 = 1");
+        if let Some(tenant) = filter.tenant {
+            parameters.push(tenant.into());
+            sql.push_str(&format!(" AND k.tenant = ${}", parameters.len()));
+        }
+        if let Some((at, id)) = &filter.before {
+            parameters.extend([Value::from(*at), id.as_str().into()]);
+            sql.push_str(&format!(" AND (k.created_at, k.id) < (${}, ${})", parameters.len() - 1, parameters.len()));
+        }
+        sql.push_str(" ORDER BY k.created_at DESC, k.id DESC LIMIT $1");
+        Ok(legible("keys", self.db.query(&sql, parameters).await?.iter().map(shown)))
+    }
+
+    /// One key of a tenant, or of anybody.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn key_row(&self, tenant: Option<i32>, id: &str) -> Result<Option<Key>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE k.id = $1 AND k.tenant = coalesce($2, k.tenant)");
+        self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(shown).transpose()
+    }
+
+    /// Takes a key back, and with it the sessions and links that stand on it. False when there is none, or it was revoked before.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn revoke_key(&self, tenant: i32, id: &str) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
+        self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
+    }
+
+    /// Notes that these keys were used, each at most once a minute: gather them, and write seldom.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn note_keys_used(&self, ids: &[String]) -> Result<(), DbError> {
+        let sql = match self.db.kind() {
+            "postgres" => {
+                "UPDATE postcommit.api_key SET last_used_at = {now}
+                 WHERE id = ANY ($1) AND (last_used_at IS NULL OR last_used_at < {now} - interval '1 minute')"
+            }
+            _ => {
+                "UPDATE postcommit.api_key SET last_used_at = {now}
+                 WHERE id IN (SELECT value FROM json_each($1)) AND (last_used_at IS NULL OR last_used_at < {now} - 60000000)"
+            }
+        };
+        self.db.execute_one(sql, vec![Value::Texts(ids.to_vec())]).await.map(drop)
+    }
+
+    /// Whether there is any key that is accepted: without one nobody can come in.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn any_key(&self) -> Result<bool, DbError> {
+        let sql =
+            "SELECT EXISTS (SELECT 1 FROM postcommit.api_key WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now}))";
+        self.db.query(sql, vec![]).await?.first().map_or(Ok(false), |row| row.get(0))
+    }
+}
+
+/// 16 letters and digits: random, so that nobody can count the keys of others.
+fn new_id() -> String {
+    random::<8>().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// For people. What lets somebody in is read by [`listed`], and refused when it cannot be.
+fn shown(row: &Row) -> Result<Key, DbError> {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
+    let mut key = Key {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        tenant_name: row.get(2)?,
+        suspended: row.get(3)?,
+        name: row.get(4)?,
+        scopes: known(&row.get::<Vec<String>>(5)?),
+        created_at: read.or(6, "created_at", never),
+        created_by: row.get(7)?,
+        expires_at: read.or(8, "expires_at", Some(never)),
+        last_used_at: read.or(9, "last_used_at", None),
+        revoked_at: read.or(10, "revoked_at", Some(never)),
+    };
+    key.name = read.problem().map_or(key.name.clone(), |problem| format!("{} ({problem})", key.name));
+    Ok(key)
+}
+
+fn listed(row: &Row) -> Result<Key, DbError> {
+    Ok(Key {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        tenant_name: row.get(2)?,
+        suspended: row.get(3)?,
+        name: row.get(4)?,
+        scopes: known(&row.get::<Vec<String>>(5)?),
+        created_at: row.get(6)?,
+        created_by: row.get(7)?,
+        expires_at: row.get(8)?,
+        last_used_at: row.get(9)?,
+        revoked_at: row.get(10)?,
+    })
+}
+
+/// Stored scopes. One that this program does not know allows nothing.
+pub(in crate::store) fn known(names: &[String]) -> Scopes {
+    names.iter().filter_map(|name| Scope::from_name(name).ok()).collect()
+}

@@ -1,0 +1,224 @@
+//! People who signed in: links that sign in once, and the sessions that they begin. Tokens are shown once; only their hashes are kept.
+
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{Actor, Scopes};
+use postcommit_channel::secret::{Hash, Secret, Token};
+
+use crate::store::Store;
+use crate::store::people::keys::known;
+use crate::db::{DbError, Row, Statement, Value};
+use crate::store::AuditEntry;
+
+/// The longest a session is renewed after its beginning.
+pub const SESSION_DAYS: u64 = 30;
+
+/// Who signs in, and as what.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Login {
+    /// In which tenant.
+    pub tenant: i32,
+    /// On which key it stands, if on one: when that is revoked or expires, it is over.
+    pub key_id: Option<String>,
+    /// What the audit log calls them.
+    pub actor: String,
+    /// What they may do.
+    pub scopes: Scopes,
+}
+
+/// A session that was just begun.
+#[derive(Debug, Clone)]
+pub struct NewSession {
+    /// For the cookie, this once.
+    pub token: Secret,
+    /// For forms; [`csrf_token`] finds it again.
+    pub csrf: Secret,
+}
+
+/// A session that is not over.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Who signed in.
+    pub login: Login,
+    /// The tenant's name.
+    pub tenant_name: String,
+    /// Whether it is suspended.
+    pub suspended: bool,
+    /// When it began.
+    pub created_at: Timestamp,
+    /// When it was last renewed.
+    pub last_seen_at: Timestamp,
+    /// When it ends, unless it is renewed.
+    pub expires_at: Timestamp,
+    csrf: Hash,
+}
+
+impl Session {
+    /// Whether a form that sends this along came from a page of ours.
+    #[must_use]
+    pub fn accepts_csrf(&self, given: &str) -> bool {
+        Token::parse(given).is_some_and(|token| self.csrf.is_of(&token))
+    }
+}
+
+/// What the forms of a session send along, from what its cookie holds. None when that is no token.
+#[must_use]
+pub fn csrf_token(session: &str) -> Option<Secret> {
+    Token::parse(session).map(|token| token.derive("csrf").text())
+}
+
+/// The key behind a row is still accepted, or there is none.
+const KEY_STANDS: &str =
+    "({row}.key_id IS NULL OR EXISTS (SELECT 1 FROM postcommit.api_key k WHERE k.tenant = {row}.tenant AND k.id = {row}.key_id
+    AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > {now})))";
+
+fn key_stands(row: &str) -> String {
+    KEY_STANDS.replace("{row}", row)
+}
+
+impl Store {
+    /// Makes a link's token, which signs in once, within that time.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn create_login_link(&self, login: &Login, lasts: Duration) -> Result<Secret, DbError> {
+        let token = Token::new();
+        let insert = format!(
+            "INSERT INTO postcommit.login_link (tenant, hash, key_id, actor, scopes, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, {{now}}, {})",
+            self.db.seconds_from_now(6)
+        );
+        let mut parameters = columns(login, &token);
+        parameters.push(Value::Real(lasts.as_secs_f64()));
+        let entry = AuditEntry::new(login.tenant, "login_link.create", login.actor.as_str());
+        self.change(&insert, parameters, entry.details(serde_json::json!({"scopes": login.scopes.names()}))).await?;
+        Ok(token.text())
+    }
+
+    /// Uses a link up and begins a session, in one transaction: of many who try at once, one comes in. None when the link is used, too old or not known,
+    /// or its key is no longer accepted.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn redeem_login_link(&self, link: &str, lasts: Duration) -> Result<Option<NewSession>, DbError> {
+        let Some(link) = Token::parse(link) else { return Ok(None) };
+        let sql = "SELECT tenant, key_id, actor, scopes FROM postcommit.login_link WHERE hash = $1";
+        let rows = self.db.query(sql, vec![link.hash().into()]).await?;
+        let Some(login) = rows.first().map(login).transpose()? else { return Ok(None) };
+        let uses = format!(
+            "UPDATE postcommit.login_link AS l SET used_at = {{now}} WHERE tenant = $1 AND hash = $2 AND used_at IS NULL AND expires_at > {{now}} AND {}",
+            key_stands("l")
+        );
+        let used = (uses, vec![login.tenant.into(), link.hash().into()]);
+        self.begin_session(Some(used), &login, lasts).await
+    }
+
+    /// Begins a session for somebody who has shown otherwise who they are.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
+        let begun = self.begin_session(None, login, lasts).await?;
+        begun.ok_or_else(|| DbError::Unreadable("a session was not written".into()))
+    }
+
+    /// Begins it if `only_if` touches a row.
+    async fn begin_session(&self, only_if: Option<Statement>, login: &Login, lasts: Duration) -> Result<Option<NewSession>, DbError> {
+        let token = Token::new();
+        let csrf = token.derive("csrf");
+        let insert = format!(
+            "INSERT INTO postcommit.session (tenant, hash, key_id, actor, scopes, csrf_hash, created_at, last_seen_at, expires_at)
+             VALUES ($1, $2, $3, $4, $5, $6, {{now}}, {{now}}, {})",
+            self.db.seconds_from_now(7)
+        );
+        let mut parameters = columns(login, &token);
+        parameters.extend([csrf.hash().into(), Value::Real(lasts.as_secs_f64())]);
+        let mut statements = Vec::from_iter(only_if);
+        statements.push((insert, parameters));
+        // Nobody was signed in before: they are their own actor.
+        let signing_in = self.by(Actor { name: login.actor.clone(), request_id: self.actor.request_id.clone() });
+        let entry = AuditEntry::new(login.tenant, "session.begin", login.actor.as_str());
+        let begun = signing_in.change_all(statements, 0, entry).await?;
+        Ok(begun.then(|| NewSession { token: token.text(), csrf: csrf.text() }))
+    }
+
+    /// The session behind a cookie, unless it is over.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn find_session(&self, token: &str) -> Result<Option<Session>, DbError> {
+        let Some(token) = Token::parse(token) else { return Ok(None) };
+        let sql = format!(
+            "SELECT s.tenant, s.key_id, s.actor, s.scopes, t.name, t.suspended_at IS NOT NULL, s.created_at, s.last_seen_at, s.expires_at, s.csrf_hash
+             FROM postcommit.session s JOIN postcommit.tenant t ON t.id = s.tenant WHERE s.hash = $1 AND s.expires_at > {{now}} AND {}",
+            key_stands("s")
+        );
+        self.db.query(&sql, vec![token.hash().into()]).await?.first().map(session).transpose()
+    }
+
+    /// Lets a session last so long from now, though no longer than 30 days in all. At most once a minute, so that it may be called for every request.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn renew_session(&self, token: &str, lasts: Duration) -> Result<(), DbError> {
+        let Some(token) = Token::parse(token) else { return Ok(()) };
+        let until = self.db.seconds_from_now(2);
+        let (until, a_minute_ago) = match self.db.kind() {
+            "postgres" => (format!("least({until}, created_at + interval '{SESSION_DAYS} days')"), "{now} - interval '1 minute'"),
+            _ => (format!("min({until}, created_at + {})", SESSION_DAYS * 86_400_000_000), "{now} - 60000000"),
+        };
+        let sql = format!(
+            "UPDATE postcommit.session SET last_seen_at = {{now}}, expires_at = {until} WHERE hash = $1 AND expires_at > {{now}} AND last_seen_at < {a_minute_ago}"
+        );
+        self.db.execute_one(&sql, vec![token.hash().into(), Value::Real(lasts.as_secs_f64())]).await.map(drop)
+    }
+
+    /// Ends a session. False when there is none.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn end_session(&self, token: &str) -> Result<bool, DbError> {
+        let Some(session) = self.find_session(token).await? else { return Ok(false) };
+        let Some(token) = Token::parse(token) else { return Ok(false) };
+        let entry = AuditEntry::new(session.login.tenant, "session.end", session.login.actor);
+        let sql = "DELETE FROM postcommit.session WHERE tenant = $1 AND hash = $2";
+        self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
+    }
+
+    /// Forgets sessions and links that are over. Returns how many.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
+        let purges =
+            ["DELETE FROM postcommit.session WHERE expires_at <= {now}", "DELETE FROM postcommit.login_link WHERE expires_at <= {now}"];
+        let purged = self.db.execute(purges.map(|sql| (sql.to_owned(), vec![])).into()).await?;
+        Ok(purged.iter().sum())
+    }
+}
+
+fn columns(login: &Login, token: &Token) -> Vec<Value> {
+    vec![
+        login.tenant.into(),
+        token.hash().into(),
+        login.key_id.as_deref().into(),
+        login.actor.as_str().into(),
+        Value::Texts(login.scopes.names()),
+    ]
+}
+
+fn login(row: &Row) -> Result<Login, DbError> {
+    Ok(Login { tenant: row.get(0)?, key_id: row.get(1)?, actor: row.get(2)?, scopes: known(&row.get::<Vec<String>>(3)?) })
+}
+
+fn session(row: &Row) -> Result<Session, DbError> {
+    Ok(Session {
+        login: login(row)?,
+        tenant_name: row.get(4)?,
+        suspended: row.get(5)?,
+        created_at: row.get(6)?,
+        last_seen_at: row.get(7)?,
+        expires_at: row.get(8)?,
+        csrf: row.get(9)?,
+    })
+}

@@ -1,0 +1,274 @@
+//! Claiming from lanes whose rate is limited. The permits are taken by the claim itself, in its statement or transaction and by the database's clock: as many
+//! as rows were claimed, and no row without one. So the limit holds over all processes together, and nothing is ever reserved that might not be used.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{Bucket, Rate};
+use rusqlite::{Connection, params};
+use uuid::Uuid;
+
+use crate::store::queue::claim::{
+    AS_CLAIMED_SQLITE, IS_DUE, LEASE, Leased, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, leased, open_lanes,
+};
+use crate::store::{Claim, Store, Want};
+use crate::crash_point;
+use crate::db::sqlite::{Id, Prepared};
+use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
+
+/// What a claim met on a limited lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metered {
+    /// The lane.
+    pub lane: i32,
+    /// How many it might claim: free slots, or permits if there were fewer.
+    pub quota: i32,
+    /// When the permits were taken, by the database's clock.
+    pub taken_at: Timestamp,
+    /// How long to wait until asking is worth it again; zero when there are permits left.
+    pub wait: Duration,
+}
+
+/// What a claim found on limited lanes.
+#[derive(Debug, Clone, Default)]
+pub struct LimitedClaim {
+    /// As of any other lane.
+    pub claim: Claim,
+    /// The lanes on which something was due. One that another process is just claiming from is left out.
+    pub lanes: Vec<Metered>,
+}
+
+impl LimitedClaim {
+    /// A lane without a permit was not looked at: that says nothing about where its due rows begin.
+    fn looked_at(&self, wants: &[Want]) -> Vec<Want> {
+        let quota_of =
+            |want: &Want| self.lanes.iter().find(|metered| metered.lane == want.lane).map_or(want.quota, |metered| metered.quota);
+        wants.iter().map(|want| Want { quota: quota_of(want), ..*want }).filter(|want| want.quota > 0).collect()
+    }
+}
+
+/// The buckets of the lanes on which something is due, locked; and how many permits each has. The sum is that of [`Rate::refill`] and [`Rate::permits`].
+/// Never waits for another who claims from the same lane: other lanes would wait along.
+const METER: &str = "locked AS MATERIALIZED (
+      SELECT want.lane, want.quota, want.place, of_lane.rate_per_s AS per_s, of_lane.burst,
+        greatest(r.used - of_lane.rate_per_s * greatest(extract(epoch FROM now() - r.as_of)::float8, 0), 0) AS used,
+        CASE WHEN r.as_of > now() + interval '1 second' THEN now() ELSE greatest(r.as_of, now()) END AS as_of
+      FROM {wanted} JOIN postcommit.provider of_lane ON of_lane.id = want.lane JOIN postcommit.lane_rate r ON r.lane = want.lane
+      WHERE of_lane.rate_per_s IS NOT NULL AND of_lane.paused IS NULL AND coalesce(of_lane.not_before <= now(), true)
+        AND of_lane.tenant <> ALL (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)) AND EXISTS ({due})
+      FOR UPDATE OF r SKIP LOCKED
+    ), want AS MATERIALIZED (
+      SELECT lane, place, per_s, burst, used, as_of, greatest(least(quota, floor(coalesce(burst, greatest(floor(per_s), 1)) - used)), 0)::int AS quota FROM locked
+    )";
+/// Takes the permits of what is picked, leases it, and tells of every lane that was looked at.
+const SPEND_AND_LEASE: &str = "spent AS (
+      UPDATE postcommit.lane_rate r SET used = want.used + (SELECT count(*) FROM picked WHERE picked.lane = want.lane), as_of = want.as_of FROM want WHERE r.lane = want.lane
+    ), claimed AS ({lease})
+    SELECT claimed.*, want.lane, want.quota, want.per_s, want.burst, want.used, want.as_of, now() FROM want LEFT JOIN claimed ON claimed.lane = want.lane";
+
+pub(in crate::store) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let wanted = "unnest($1::int[], $2::int[]) WITH ORDINALITY AS want (lane, quota, place)";
+    let due = format!(
+        "SELECT FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (SELECT 1 FROM postcommit.delivery_queue q WHERE {IS_DUE} LIMIT 1) due"
+    );
+    format!("WITH {}, picked AS MATERIALIZED ({}), {}", meter(wanted, &due), PICK.replace("{is_due}", IS_DUE), spend_and_lease())
+});
+/// Those of one notification, by its key.
+pub(in crate::store) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let wanted = "unnest($6::int[], $7::int[]) WITH ORDINALITY AS want (lane, quota, place)";
+    let picked = "picked AS MATERIALIZED (
+      SELECT nth.ctid, nth.lane FROM (SELECT due.ctid, due.lane, row_number() OVER (PARTITION BY due.lane) AS nth FROM due) nth JOIN want ON want.lane = nth.lane AND nth.nth <= want.quota
+    )";
+    format!("{OF_IT}, {}, {picked}, {}", meter(wanted, "SELECT FROM due WHERE due.lane = want.lane"), spend_and_lease())
+});
+
+fn meter(wanted: &str, due: &str) -> String {
+    METER.replace("{wanted}", wanted).replace("{due}", due)
+}
+
+fn spend_and_lease() -> String {
+    SPEND_AND_LEASE.replace("{lease}", LEASE)
+}
+
+const BUCKET_SQLITE: &str =
+    "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
+/// They differ in the names of functions and in how they count time.
+const GIVE_BACK_POSTGRES: &str = "UPDATE postcommit.lane_rate r
+    SET used = greatest(r.used - greatest($2::float8 - p.rate_per_s * greatest(extract(epoch FROM r.as_of - $3::timestamptz)::float8, 0), 0), 0)
+    FROM postcommit.provider p WHERE r.lane = $1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
+const GIVE_BACK_SQLITE: &str = "UPDATE postcommit_lane_rate AS r
+    SET used = max(r.used - max(?2 - p.rate_per_s * max((r.as_of - ?3) / 1000000.0, 0), 0), 0)
+    FROM postcommit_provider p WHERE r.lane = ?1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
+const SPEND_SQLITE: &str = "UPDATE postcommit_lane_rate SET used = ?2, as_of = ?3 WHERE lane = ?1";
+static DUE_OF_IT_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let due = "tenant = ?2 AND notification_id = ?3 AND lane = ?4 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?1)";
+    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE {due} ORDER BY n LIMIT ?6")
+});
+static LEASE_ONE_SQLITE: LazyLock<String> =
+    LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE tenant = ?4 AND notification_id = ?5 AND n = ?6"));
+
+impl Store {
+    /// Claims what is due on these lanes, at most each one's quota, and no more than its rate permits now. Lanes that are not limited are left alone.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn claim_limited(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<LimitedClaim, DbError> {
+        crash_point!("claim.before");
+        let token = Uuid::new_v4();
+        let claimed = match &self.db {
+            Db::Postgres(db) => {
+                let client = db.hot().await?;
+                let statement = client.prepare_cached(&CLAIM_LIMITED_POSTGRES).await.map_err(postgres::refused)?;
+                let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
+                let look = self.marks().look(&lanes);
+                let from: Vec<postgres::Time> = look.from.iter().copied().map(postgres::Time).collect();
+                let rows = client
+                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before), &from])
+                    .await
+                    .map_err(postgres::refused)?;
+                let claimed = metered(rows, token)?;
+                self.marks().note(&look, &claimed.looked_at(wants), &claimed.claim.deliveries, false);
+                claimed
+            }
+            Db::Sqlite(db) => {
+                let (wants, wanted) = (wants.to_vec(), wants.to_vec());
+                if !db.read(move |connection| is_due(connection, &wanted, due_before, true)).await? {
+                    return Ok(LimitedClaim::default());
+                }
+                let written = db.write(move |connection| {
+                    let now = sqlite::now(connection)?;
+                    let latest = due_before.map_or(now, |before| before.min(now));
+                    let term = Term { token, now, until: now.plus(lease), latest };
+                    let claimed = claim_sqlite(connection, &wants, &term, |want| claim_lane_sqlite(connection, want, &term))?;
+                    crash_point!("claim.in_tx");
+                    Ok(claimed)
+                });
+                written.await?
+            }
+        };
+        crash_point!("claim.after_commit");
+        Ok(claimed)
+    }
+
+    /// The same for one notification: for a pass by hand.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn claim_limited_notification(
+        &self,
+        (tenant, id): (i32, Uuid),
+        wants: &[Want],
+        lease: Duration,
+        due_before: Timestamp,
+    ) -> Result<LimitedClaim, DbError> {
+        let token = Uuid::new_v4();
+        match &self.db {
+            Db::Postgres(db) => {
+                let client = db.hot().await?;
+                let statement = client.prepare_cached(&CLAIM_LIMITED_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
+                let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
+                let rows = client
+                    .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before)), &lanes, &quotas])
+                    .await
+                    .map_err(postgres::refused)?;
+                metered(rows, token)
+            }
+            Db::Sqlite(db) => {
+                let wants = wants.to_vec();
+                db.write(move |connection| {
+                    let now = sqlite::now(connection)?;
+                    let term = Term { token, now, until: now.plus(lease), latest: due_before };
+                    claim_sqlite(connection, &wants, &term, |want| claim_of_it_sqlite(connection, (tenant, id), want, &term))
+                })
+                .await
+            }
+        }
+    }
+
+    /// Gives permits back that were taken then and not used. What time has brought since is lost: it might have come into a full bucket, and no more than a
+    /// burst may ever be sent at once.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
+        let sql = match &self.db {
+            Db::Postgres(_) => GIVE_BACK_POSTGRES,
+            Db::Sqlite(_) => GIVE_BACK_SQLITE,
+        };
+        self.db.execute_one(sql, vec![lane.into(), Value::Real(permits as f64), taken_at.into()]).await.map(drop)
+    }
+}
+
+/// Reads what [`SPEND_AND_LEASE`] answers: at least a row for each lane.
+fn metered(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<LimitedClaim, DbError> {
+    const BEHIND: usize = 17;
+    let (mut lanes, mut deliveries): (BTreeMap<i32, (i32, Meter)>, Vec<Leased>) = (BTreeMap::new(), vec![]);
+    for mut row in rows {
+        let lane: i32 = row.take(BEHIND)?;
+        let rate = Rate::new(row.take(BEHIND + 2)?, row.take(BEHIND + 3)?);
+        let bucket = Bucket { used: row.take(BEHIND + 4)?, as_of: row.take(BEHIND + 5)? };
+        let now = row.take(BEHIND + 6)?;
+        let quota = row.take(BEHIND + 1)?;
+        let meter = &mut lanes.entry(lane).or_insert((quota, Meter { rate, bucket, now })).1;
+        if row.take::<Option<i32>>(0)?.is_some() {
+            meter.bucket.used += 1.0;
+            deliveries.push(leased(&mut row, token));
+        }
+    }
+    let lanes = lanes.into_iter().map(|(lane, (quota, meter))| meter.told(lane, quota)).collect();
+    Ok(LimitedClaim { claim: found(deliveries), lanes })
+}
+
+/// A lane's limit, and what is used of it now.
+struct Meter {
+    rate: Rate,
+    bucket: Bucket,
+    now: Timestamp,
+}
+
+impl Meter {
+    fn told(&self, lane: i32, quota: i32) -> Metered {
+        Metered { lane, quota, taken_at: self.bucket.as_of, wait: self.rate.wait(self.bucket, self.now) }
+    }
+}
+
+/// The write transaction is the lock.
+fn claim_sqlite(
+    connection: &Connection,
+    wants: &[Want],
+    term: &Term,
+    claim: impl Fn(Want) -> Result<Vec<Leased>, DbError>,
+) -> Result<LimitedClaim, DbError> {
+    let (mut lanes, mut rows) = (vec![], vec![]);
+    for want in open_lanes(connection, wants, term.now, true)? {
+        let Some(mut meter) = meter_sqlite(connection, want.lane, term.now)? else { continue };
+        let quota = meter.rate.permits(meter.bucket, want.quota);
+        let more = claim(Want { quota, ..want })?;
+        meter.bucket.used += more.len() as f64;
+        Prepared::on(connection, SPEND_SQLITE)?.run(params![want.lane, meter.bucket.used, meter.bucket.as_of.as_micros()])?;
+        lanes.push(meter.told(want.lane, quota));
+        rows.extend(more);
+    }
+    Ok(LimitedClaim { claim: found(rows), lanes })
+}
+
+fn meter_sqlite(connection: &Connection, lane: i32, now: Timestamp) -> Result<Option<Meter>, DbError> {
+    let read = Prepared::on(connection, BUCKET_SQLITE)?.first((lane,), |row| {
+        let rate = Rate::new(row.take(0)?, row.take(1)?);
+        Ok((rate, Bucket { used: row.take(2)?, as_of: row.take(3)? }))
+    })?;
+    Ok(read.map(|(rate, bucket)| Meter { rate, bucket: rate.refill(bucket, now), now }))
+}
+
+fn claim_of_it_sqlite(connection: &Connection, (tenant, id): (i32, Uuid), want: Want, term: &Term) -> Result<Vec<Leased>, DbError> {
+    let (now, id, by) = (term.now.as_micros(), Id::from(id), Id::from(term.token));
+    let parameters = params![now, tenant, id, want.lane, term.latest.as_micros(), want.quota];
+    let rows = Prepared::on(connection, &DUE_OF_IT_SQLITE)?.rows(parameters, |row| leased(row, term.token))?;
+    let mut hold = Prepared::on(connection, &LEASE_ONE_SQLITE)?;
+    for (delivery, _) in rows.iter().flatten() {
+        hold.run(params![now, term.until.as_micros(), by, tenant, id, delivery.row])?;
+    }
+    Ok(rows)
+}

@@ -1,0 +1,196 @@
+//! A batch on SQLite: row by row, in one piece of work for the writer.
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{DeliveryKey, FinishedState};
+use rusqlite::{Connection, params};
+
+use super::{Settlement, due_of, state_of};
+use crate::db::sqlite::{self, Id, Prepared};
+use crate::db::{Cells, DbError};
+use crate::store::inbox;
+
+/// Microseconds.
+const MINUTE: i64 = 60_000_000;
+
+const LOOK_SQLITE: &str = "SELECT lane, channel, target, attempts, seq, unclear FROM postcommit_delivery_queue
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
+const ENTER_SQLITE: &str = "INSERT INTO postcommit_delivery_ledger
+    (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
+const COUNT_SQLITE: &str =
+    "INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const LOG_SQLITE: &str = "INSERT INTO postcommit_attempt
+    (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
+           lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END, attempts = attempts + ?6,
+           first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
+           n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
+
+/// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted is no slower than RETURNING, for
+/// which SQLite makes a table each time.
+pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
+    let mut pen = Pen::on(connection)?;
+    let mut applied = Vec::with_capacity(batch.len());
+    for settlement in batch {
+        let seq = match state_of(settlement.finish) {
+            Some(state) => pen.end(settlement, state)?,
+            None => pen.again(settlement)?,
+        };
+        if let Some(seq) = seq {
+            pen.log(settlement, seq)?;
+            if let Some(received) = settlement.received() {
+                inbox::receive_sqlite(connection, &received, pen.now)?;
+            }
+            applied.push(settlement.lease.key);
+        }
+    }
+    pen.count(connection)?;
+    Ok(applied)
+}
+
+/// What a batch is written with.
+struct Pen<'c> {
+    look: Prepared<'c>,
+    leave: Prepared<'c>,
+    enter: Prepared<'c>,
+    again: Prepared<'c>,
+    log: Prepared<'c>,
+    now: i64,
+    /// What ended, by tenant, site, channel and state: few, so they are looked through one by one.
+    counts: Vec<(i32, String, String, &'static str, i64)>,
+}
+
+/// What the queue says of a delivery that ends.
+struct Left {
+    lane: i32,
+    channel: Option<String>,
+    target: Option<String>,
+    attempts: i64,
+    seq: i64,
+    unclear: bool,
+}
+
+impl<'c> Pen<'c> {
+    fn on(connection: &'c Connection) -> Result<Self, DbError> {
+        Ok(Self {
+            look: Prepared::on(connection, LOOK_SQLITE)?,
+            leave: Prepared::on(connection, LEAVE_SQLITE)?,
+            enter: Prepared::on(connection, ENTER_SQLITE)?,
+            again: Prepared::on(connection, AGAIN_SQLITE)?,
+            log: Prepared::on(connection, LOG_SQLITE)?,
+            now: sqlite::now(connection)?.as_micros(),
+            counts: vec![],
+        })
+    }
+
+    /// From the queue into the ledger. Returns the attempt's number; none when the lease was gone.
+    fn end(&mut self, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
+        let (key, id) = (s.lease.key, Id::from(s.lease.key.notification));
+        let Some(left) = self.look.first(params![key.tenant, id, key.n, Id::from(s.lease.token)], |row| left(row))? else {
+            return Ok(None);
+        };
+        self.leave.run(params![key.tenant, id, key.n])?;
+        let place = s.place.as_ref();
+        let began = i64::from(s.attempt.is_some());
+        let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
+        let channel = place.map_or(left.channel.as_deref(), |p| Some(&p.channel));
+        self.enter.run(params![
+            key.tenant,
+            id,
+            place.map_or(key.n, |p| p.n),
+            place.map_or(left.lane, |p| p.lane),
+            channel,
+            place.map_or(left.target.as_deref(), |p| Some(&p.target)),
+            state.name(),
+            state.reason(),
+            s.code,
+            s.detail,
+            left.attempts + began,
+            left.seq + began,
+            left.unclear || s.unclear,
+            s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.as_deref()),
+            sent_at,
+            self.now,
+            s.site,
+        ])?;
+        // With a site the ledger's trigger leaves it to us.
+        if let Some(site) = &s.site {
+            add(&mut self.counts, key.tenant, site, channel.unwrap_or_default(), state.name());
+        }
+        Ok(Some(left.seq + began))
+    }
+
+    fn count(self, connection: &Connection) -> Result<(), DbError> {
+        if self.counts.is_empty() {
+            return Ok(());
+        }
+        let mut count = Prepared::on(connection, COUNT_SQLITE)?;
+        for (tenant, site, channel, state, many) in self.counts {
+            count.run(params![tenant, self.now - self.now % MINUTE, site, channel, state, many])?;
+        }
+        Ok(())
+    }
+
+    fn again(&mut self, s: &Settlement) -> Result<Option<i64>, DbError> {
+        let (key, (due, counted), place) = (s.lease.key, due_of(s.finish), s.place.as_ref());
+        let parameters = params![
+            key.tenant,
+            Id::from(key.notification),
+            key.n,
+            Id::from(s.lease.token),
+            due.map(Timestamp::as_micros),
+            counted,
+            s.attempt.is_some(),
+            s.unclear,
+            s.code,
+            s.detail,
+            place.map(|p| p.n),
+            place.map(|p| p.lane),
+            place.map(|p| p.channel.as_str()),
+            place.map(|p| p.target.as_str()),
+        ];
+        self.again.rows(parameters, |row| row.take(0))?.pop().transpose()
+    }
+
+    fn log(&mut self, s: &Settlement, seq: i64) -> Result<(), DbError> {
+        let Some(attempt) = &s.attempt else { return Ok(()) };
+        let key = s.key();
+        let logged = self.log.run(params![
+            key.tenant,
+            Id::from(key.notification),
+            key.n,
+            seq,
+            attempt.at.as_micros(),
+            &*attempt.provider,
+            attempt.outcome,
+            s.code,
+            s.detail,
+            attempt.latency_ms,
+            attempt.evidence.provider_ref,
+            attempt.evidence.excerpt,
+            Id::from(s.lease.token),
+        ]);
+        logged.map(drop)
+    }
+}
+
+fn add(counts: &mut Vec<(i32, String, String, &'static str, i64)>, tenant: i32, site: &str, channel: &str, state: &'static str) {
+    let known = counts.iter_mut().find(|(t, s, c, what, _)| *t == tenant && *what == state && c == channel && s == site);
+    match known {
+        Some((.., many)) => *many += 1,
+        None => counts.push((tenant, site.to_owned(), channel.to_owned(), state, 1)),
+    }
+}
+
+fn left(row: &mut impl Cells) -> Result<Left, DbError> {
+    Ok(Left {
+        lane: row.take(0)?,
+        channel: row.take(1)?,
+        target: row.take(2)?,
+        attempts: row.take(3)?,
+        seq: row.take(4)?,
+        unclear: row.take(5)?,
+    })
+}

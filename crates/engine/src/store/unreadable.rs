@@ -1,0 +1,138 @@
+//! Rows that cannot be read: made by hand, by an older version, or by an application whose driver bound bytes. One of them never keeps the others from being
+//! shown or sent: it is shown as far as it can be read, or left out and logged. `doctor` names the columns.
+
+use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
+
+use crate::store::Store;
+
+/// Rows of a table that `doctor` looks at: the newest. Of most tables that is all.
+const LOOKED_AT: i64 = 100_000;
+
+/// Columns that hold JSON, as text.
+const JSON: [(&str, &str); 9] = [
+    ("postcommit_notification", "payload"),
+    ("postcommit_notification", "recipients"),
+    ("postcommit_notification", "channels"),
+    ("postcommit_notification", "data"),
+    ("postcommit_provider", "settings"),
+    ("postcommit_provider", "policy"),
+    ("postcommit_api_key", "scopes"),
+    ("postcommit_audit", "details"),
+    ("postcommit_job", "filter"),
+];
+
+/// A column in which a SQLite file holds something else than it should.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// As it is called in the file.
+    pub table: String,
+    /// Its name.
+    pub column: String,
+    /// How many rows, of the newest 100,000.
+    pub rows: i64,
+    /// The statement that finds them.
+    pub sql: String,
+}
+
+/// Leaves out the rows that cannot be read, and logs each with the list it is missing from.
+pub(in crate::store) fn legible<T>(list: &'static str, rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
+    let tell =
+        |problem: &DbError| tracing::error!(list, %problem, "a row cannot be read and is left out; `postcommit doctor` names its column");
+    rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
+}
+
+/// Reads a row as far as it can be read.
+pub(in crate::store) struct Reader<'a> {
+    row: &'a Row,
+    problem: Option<String>,
+}
+
+impl<'a> Reader<'a> {
+    pub(in crate::store) fn of(row: &'a Row) -> Self {
+        Self { row, problem: None }
+    }
+
+    /// The value at that place, or the one given when it cannot be read.
+    pub(in crate::store) fn or<T: FromValue>(&mut self, place: usize, column: &str, otherwise: T) -> T {
+        self.row.get(place).unwrap_or_else(|_| {
+            self.problem.get_or_insert_with(|| format!("unreadable: {column} is of another type than it should be"));
+            otherwise
+        })
+    }
+
+    /// What could not be read first, if anything.
+    pub(in crate::store) fn problem(self) -> Option<String> {
+        self.problem
+    }
+}
+
+/// A row of which people are shown what can be read of it. Never for what is sent: see [`Row::get`].
+pub(in crate::store) struct AsShown(pub(in crate::store) Row);
+
+impl Cells for AsShown {
+    /// A number or a time that is none is shown as 0.
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        self.0.get(place).or_else(|problem| T::from_value(Value::Int(0)).ok_or(problem))
+    }
+}
+
+impl Store {
+    /// The columns that hold something else than they should. None on PostgreSQL, which keeps to its types.
+    ///
+    /// # Errors
+    /// As the database says.
+    pub async fn unreadable(&self) -> Result<Vec<Unreadable>, DbError> {
+        let Db::Sqlite(db) = &self.db else { return Ok(vec![]) };
+        db.read(|connection| {
+            let tables = sqlite::query(
+                connection,
+                "SELECT name FROM sqlite_schema WHERE type = 'table' AND name GLOB 'postcommit_*' ORDER BY name",
+                &[],
+            )?;
+            let mut found = Vec::new();
+            for table in tables {
+                found.extend(unreadable_in(connection, &table.get::<String>(0)?)?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+}
+
+/// One look at a table, whatever its columns.
+fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<Unreadable>, DbError> {
+    let columns = sqlite::query(connection, "SELECT name, type, pk FROM pragma_table_info(?1) ORDER BY cid", &[table.into()])?;
+    let columns: Vec<(String, String, i64)> =
+        columns.iter().map(|row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).collect::<Result<_, DbError>>()?;
+    let wrong = columns
+        .iter()
+        .map(|(name, kind, _)| format!("count(*) FILTER (WHERE {})", is_wrong(table, name, kind)))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let mut key: Vec<(i64, &str)> =
+        columns.iter().filter(|(.., place)| *place > 0).map(|(name, _, place)| (*place, name.as_str())).collect();
+    key.sort_unstable();
+    let newest = key.iter().map(|(_, name)| format!("{name} DESC")).collect::<Vec<_>>().join(", ");
+    let newest = if newest.is_empty() { newest } else { format!(" ORDER BY {newest}") };
+    let rows = sqlite::query(connection, &format!("SELECT {wrong} FROM (SELECT * FROM {table}{newest} LIMIT {LOOKED_AT})"), &[])?;
+    let counts = rows.first().map(|row| row.0.as_slice()).unwrap_or_default();
+    let unreadable = columns.into_iter().zip(counts).filter_map(|((column, kind, _), count)| match count {
+        Value::Int(rows) if *rows > 0 => {
+            let sql = format!("SELECT {column}, typeof({column}), * FROM {table} WHERE {}", is_wrong(table, &column, &kind));
+            Some(Unreadable { table: table.to_owned(), column, rows: *rows, sql })
+        }
+        _ => None,
+    });
+    Ok(unreadable.collect())
+}
+
+fn is_wrong(table: &str, column: &str, kind: &str) -> String {
+    let allowed = match kind {
+        "TEXT" => "'text', 'null'",
+        "INTEGER" => "'integer', 'null'",
+        "REAL" => "'real', 'integer', 'null'",
+        _ => "'blob', 'null'",
+    };
+    let no_json = if JSON.contains(&(table, column)) { format!(" OR NOT json_valid({column})") } else { String::new() };
+    format!("typeof({column}) NOT IN ({allowed}){no_json}")
+}

@@ -1,0 +1,3 @@
+//! What browsers are given.
+
+pub mod chart;

@@ -1,0 +1,132 @@
+//! Charts as SVG, for the pages of the user interface and the report of the benchmark. Across, everything is in percent and the text is in pixels, so that a drawing fills a phone or a
+//! desk without its letters shrinking. The room left of the zero, for labels, is the padding of `.plot`.
+
+mod number;
+mod scale;
+
+pub use number::{duration, exact, plain, ratio, spread, told_apart, value, with_unit};
+pub use scale::Scale;
+
+/// Pixels of a chart from top to bottom.
+const CHART: f64 = 200.0;
+
+/// Lines with at most this many points show each of them.
+const POINTS: usize = 40;
+
+/// Tells lines apart without colour; the fifth begins again.
+const MARKERS: [&str; 4] = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M0,-5L5,0L0,5L-5,0z", "M-4,-4H4V4H-4z", "M0,-5L5,4H-5z"];
+
+/// A named line and its points.
+pub type Line = (String, Vec<(f64, f64)>);
+
+/// Lines with points over common axes.
+pub fn lines(all: &[Line], label: &str) -> String {
+    let points = || all.iter().flat_map(|(_, points)| points.iter());
+    let (x, y) = (Scale::over(points().map(|p| p.0)), Scale::from_zero(points().map(|p| p.1)));
+    let up = |v: f64| y.at(v).map(|p| CHART * (1.0 - p / 100.0));
+    let grid: String = y.ticks().iter().filter_map(|(v, label)| Some(rule(up(*v)?, label))).collect();
+    let curves = all.iter().enumerate().map(|(i, (_, points))| {
+        let places: Vec<_> = points.iter().map(|p| Some((x.at(p.0)?, up(p.1)?))).collect();
+        curve(i, &places)
+    });
+    drawing(CHART + 20.0, label, &format!("{grid}{}{}", ticks_across(&x, CHART), curves.collect::<String>()))
+}
+
+/// What is not a number is a gap in the line. A point between two gaps is marked however many there are.
+fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
+    let pairs = places.iter().zip(places.iter().skip(1));
+    let line: String = pairs.filter_map(|(a, b)| Some(segment((*a)?, (*b)?))).collect();
+    let near = |n: usize| places.get(n).is_some_and(Option::is_some);
+    let lonely = |n: usize| !near(n + 1) && (n == 0 || !near(n - 1));
+    let shown = places.iter().enumerate().filter(|(n, _)| places.len() <= POINTS || lonely(*n) || n % places.len().div_ceil(POINTS) == 0);
+    let marks: String = shown.filter_map(|(_, place)| place.map(|(p, y)| mark(i, p, y))).collect();
+    format!(r#"<g class="line{}">{line}{marks}</g>"#, i % MARKERS.len())
+}
+
+/// A line's mark by itself, for legends.
+pub fn key(i: usize) -> String {
+    format!(r#"<svg class="key line{}" width="12" height="12" aria-hidden="true">{}</svg>"#, i % MARKERS.len(), mark(i, 50.0, 6.0))
+}
+
+pub fn drawing(height: f64, label: &str, inside: &str) -> String {
+    format!(r#"<div class="plot"><svg width="100%" height="{height}" role="img" aria-label="{}">{inside}</svg></div>"#, escape(label))
+}
+
+/// A path cannot stand at a percentage; an `svg` of its own can.
+pub fn mark(i: usize, p: f64, y: f64) -> String {
+    format!(r#"<svg x="{p:.2}%" y="{y:.1}" overflow="visible"><path d="{}"/></svg>"#, MARKERS[i % MARKERS.len()])
+}
+
+pub fn segment(a: (f64, f64), b: (f64, f64)) -> String {
+    format!(r#"<line x1="{:.2}%" y1="{:.1}" x2="{:.2}%" y2="{:.1}"/>"#, a.0, a.1, b.0, b.1)
+}
+
+fn rule(y: f64, label: &str) -> String {
+    format!(r#"<line class="axis" x1="0" x2="100%" y1="{y:.1}" y2="{y:.1}"/>{}"#, side(y + 4.0, label))
+}
+
+pub fn ticks_across(scale: &Scale, bottom: f64) -> String {
+    let tick = |p: f64, label: &str| {
+        let line = format!(r#"<line class="axis" x1="{p:.2}%" x2="{p:.2}%" y1="{bottom}" y2="{}"/>"#, bottom + 4.0);
+        format!("{line}{}", text(p, bottom + 16.0, label))
+    };
+    scale.ticks().iter().filter_map(|(v, label)| Some(tick(scale.at(*v)?, label))).collect()
+}
+
+/// Below a place; the padding has room for half a tick's label, and what is longer stays within the ends.
+pub fn text(p: f64, y: f64, text: &str) -> String {
+    let anchor = match p {
+        _ if text.chars().count() < 8 => "middle",
+        p if p < 10.0 => "start",
+        p if p > 90.0 => "end",
+        _ => "middle",
+    };
+    format!(r#"<text x="{p:.2}%" y="{y}" text-anchor="{anchor}">{}</text>"#, escape(text))
+}
+
+/// To the left of the drawing.
+pub fn side(y: f64, text: &str) -> String {
+    format!(r#"<text x="-8" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text))
+}
+
+/// Safe as text and within quotes; control characters, which HTML forbids, are replaced.
+pub fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound(svg: &str) {
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn a_gap_breaks_the_line() {
+        let drawn = |points: &[(f64, f64)]| {
+            let svg = lines(&[("a".into(), points.to_vec()), ("b".into(), vec![])], "label");
+            sound(&svg);
+            (svg.matches("<line x1").count(), svg.matches("<path").count())
+        };
+        assert_eq!(drawn(&[(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]), (2, 3));
+        assert_eq!(drawn(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0), (3.0, 4.0)]), (1, 3));
+        assert_eq!(drawn(&[(0.0, f64::INFINITY)]), (0, 0));
+        assert_eq!(drawn(&[(5.0, 5.0)]), (0, 1));
+        assert_eq!(drawn(&[]), (0, 0));
+        let many: Vec<_> = (0..100).map(|i| (f64::from(i), 1.0)).collect();
+        assert_eq!(drawn(&many), (99, 34));
+    }
+}
