@@ -346,10 +346,14 @@ pub(super) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-pub(super) const RENEW_POSTGRES: &str =
-    "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
-    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
-    WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+/// A row that another transaction has locked is left for the next renewal: waiting for it would let all other leases run out.
+pub(super) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
+      SELECT r.ctid FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
+      JOIN postcommit.delivery_queue r ON r.tenant = ANY (ARRAY[g.tenant]) AND r.notification_id = g.notification_id AND r.n = g.n AND r.lease_token = g.token
+      FOR UPDATE OF r SKIP LOCKED
+    )
+    UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
+    WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM kept))
     RETURNING q.tenant, q.notification_id, q.n";
 const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 

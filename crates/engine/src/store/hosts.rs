@@ -7,6 +7,7 @@ use postcommit::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 
+use super::legible::legible;
 use super::providers::turn;
 use super::{AuditEntry, Store};
 use crate::db::{DbError, Row, Value};
@@ -152,7 +153,7 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
-        let _turn = turn().await?;
+        let turn = turn().await?;
         // A revision, so that the answer to what is under way shuts nothing again; and the provider's row before the counter of changes, as everybody does.
         let decide = format!(
             "UPDATE postcommit.provider SET revision = revision + 1, updated_at = {{now}} WHERE id = $1
@@ -163,9 +164,9 @@ impl Store {
         let entry = AuditEntry::of_lane(lane, "provider.resume").details(json!({"host": host}));
         let statements = vec![(self.own_name(&decide), parameters()), (open.to_owned(), parameters())];
         let opened = self.change_all(statements, 0, entry).await?;
-        if opened {
-            self.bring_hosts_forward(lane, Some(host)).await?;
-        }
+        drop(turn);
+        // Also where nothing was shut: the call before this one may have ended before it brought everything forward.
+        self.bring_hosts_forward(lane, Some(host)).await?;
         Ok(opened)
     }
 
@@ -179,9 +180,11 @@ impl Store {
     /// # Errors
     /// As the database says.
     pub async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
+        // An application that is about to cancel one of them must neither be waited for nor be deadlocked with.
+        let unlocked = if self.db.kind() == "postgres" { "FOR UPDATE SKIP LOCKED" } else { "" };
         let sql = format!(
             "UPDATE postcommit.delivery_queue SET due_at = {{now}} WHERE (tenant, notification_id, n) IN (SELECT q.tenant, q.notification_id, q.n FROM postcommit.delivery_queue q
-               WHERE q.lane = $1 AND q.lease_token IS NULL AND q.due_at > {{now}} AND q.code IN ('{HOST_HELD}', '{HOST_PAUSED}') AND q.detail = coalesce($2, q.detail) LIMIT {FORWARD})
+               WHERE q.lane = $1 AND q.lease_token IS NULL AND q.due_at > {{now}} AND q.code IN ('{HOST_HELD}', '{HOST_PAUSED}') AND q.detail = coalesce($2, q.detail) LIMIT {FORWARD} {unlocked})
              AND lease_token IS NULL"
         );
         for _ in 0..FORWARDS {
@@ -203,7 +206,7 @@ impl Store {
              WHERE h.tenant = coalesce($1, h.tenant) AND h.lane = coalesce($2, h.lane) AND {IS_SHUT} ORDER BY (h.paused IS NULL), h.lane, h.host LIMIT $3"
         );
         let rows = self.db.query(&sql, vec![tenant.into(), lane.into(), limit.into()]).await?;
-        rows.iter().map(shut_host).collect()
+        Ok(legible("hosts", rows.iter().map(shut_host)))
     }
 
     /// What was changed after that number; 0 reads every host that is shut.
@@ -215,7 +218,7 @@ impl Store {
         let sql = format!("SELECT h.lane, h.host, h.held_until, h.paused IS NOT NULL, h.changed FROM postcommit.lane_host h WHERE {which}");
         let parameters = if after == 0 { vec![] } else { vec![after.into()] };
         let rows = self.db.query(&sql, parameters).await?;
-        rows.iter().map(host_change).collect()
+        Ok(legible("hosts", rows.iter().map(host_change)))
     }
 
     /// How many lanes and hosts are shut. `None` is every tenant.

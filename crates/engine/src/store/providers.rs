@@ -86,7 +86,7 @@ impl Store {
         let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
             UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
         let (changed, others) = tokio::try_join!(self.db.query(&changed, vec![since.into()]), self.db.query(others, vec![since.into()]))?;
-        let mut providers = changed.iter().map(provider).collect::<Result<Vec<_>, _>>()?;
+        let mut providers = legible("providers", changed.iter().map(provider));
         let (gone, tenants): (Vec<_>, Vec<_>) = weighed(&others)?.into_iter().partition(|(_, weight)| *weight == 0);
         for (tenant, _) in &tenants {
             providers.extend(self.providers_of(*tenant).await?);
