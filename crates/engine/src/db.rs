@@ -150,9 +150,6 @@ impl Db {
     }
 
     /// Runs a statement written for both: `postcommit.` becomes `postcommit_` on SQLite, and `{now}` each one's clock.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn query(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         match self {
             Self::Postgres(db) => db.query(&postgres::dialect(sql), &parameters).await,
@@ -165,9 +162,6 @@ impl Db {
 
     /// As [`Db::query`], for a statement that is put together anew for every question: it is planned for what is asked, and not kept. There are more of them than a
     /// connection should remember.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn query_once(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         match self {
             Self::Postgres(db) => db.query_once(&postgres::dialect(sql), &parameters).await,
@@ -209,9 +203,6 @@ impl Db {
     }
 
     /// One statement that writes.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn execute_one(&self, sql: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
         Ok(self.execute(vec![(sql.to_owned(), parameters)]).await?.first().copied().unwrap_or(0))
     }

@@ -172,9 +172,6 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// Makes a dispatcher with its lanes loaded.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
@@ -243,17 +240,11 @@ impl Dispatcher {
     }
 
     /// One bounded pass: what is due now, or one notification whether due or not. Ends when nothing of it is under way.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         self.pass_until(only, None).await.map(drop)
     }
 
     /// A pass over what is due now that claims nothing more after so long. True when something may be left.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
         self.pass_until(None, Some(clock::monotonic() + bound)).await
     }

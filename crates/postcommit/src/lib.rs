@@ -25,6 +25,8 @@
 //! # Ok::<(), postcommit::Error>(())
 //! ```
 
+#![warn(missing_docs)]
+
 pub mod adapters;
 mod check;
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]

@@ -189,9 +189,6 @@ impl Db {
     }
 
     /// Makes partitions far ahead; nothing to do on SQLite. Returns how many were made.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn make_partitions(&self, months_ahead: i32) -> Result<i64, DbError> {
         let Self::Postgres(_) = self else { return Ok(0) };
         let rows = self.query("SELECT postcommit.make_partitions($1)", vec![Value::from(months_ahead)]).await?;

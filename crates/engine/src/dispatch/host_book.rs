@@ -55,6 +55,12 @@ impl HostBook {
         lanes.entry(lane).or_insert_with(make).clone()
     }
 
+    /// What was read so far may be that of another database, from before this one was restored: all is read again.
+    pub fn start_over(&self) {
+        self.reading().changed = 0;
+        self.anew.store(true, Ordering::Release);
+    }
+
     /// Whether all are to be read, although no change was heard of.
     pub fn is_due(&self) -> bool {
         let stale = self.reading().shut_as_of.is_some_and(|at| at.elapsed() > ANEW);

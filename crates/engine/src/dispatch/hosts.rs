@@ -134,7 +134,7 @@ impl Hosts {
         let mut hosts = self.lock();
         let began = clock::monotonic();
         match entry(&mut hosts, host, 0, Room::of(slots), now, began) {
-            Entry::Yes => Tried::Turn(self.begin(&mut hosts, host, began)),
+            Entry::Yes => Tried::Turn(self.begin(&mut hosts, host, began, now)),
             Entry::PutOff(put_off) => Tried::PutOff(put_off),
             Entry::Soon(longest) => Tried::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
         }
@@ -148,8 +148,8 @@ impl Hosts {
         }
     }
 
-    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant) -> Turn {
-        forget_the_idle(hosts, began);
+    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant, now: Timestamp) -> Turn {
+        forget_the_idle(hosts, began, now);
         let name: Arc<str> = hosts.get_key_value(host).map_or_else(|| host.into(), |(name, _)| name.clone());
         let known = hosts.entry(name.clone()).or_default();
         known.under_way.push_back(began);
@@ -298,20 +298,22 @@ impl Crowd {
 }
 
 /// Hosts that nothing was sent to for long, where there are many.
-fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant) {
+fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timestamp) {
     if hosts.len() < REMEMBERED {
         return;
     }
     let recent = |host: &Host, within: Duration| host.used_at.is_some_and(|used| at.duration_since(used) < within);
-    hosts.retain(|_, host| host.is_needed() || recent(host, MEMORY));
+    hosts.retain(|_, host| host.is_needed(now) || recent(host, MEMORY));
     if hosts.len() >= REMEMBERED {
-        hosts.retain(|_, host| host.is_needed());
+        hosts.retain(|_, host| host.is_needed(now));
     }
 }
 
 impl Host {
-    fn is_needed(&self) -> bool {
-        !self.under_way.is_empty() || self.paused || self.held_until.is_some() || self.unwritten.as_ref().is_some_and(|shut| shut.is_shut())
+    /// A hold that is over is no reason to remember a host.
+    fn is_needed(&self, now: Timestamp) -> bool {
+        let is_held = self.held_until.is_some_and(|until| until > now);
+        !self.under_way.is_empty() || self.paused || is_held || self.unwritten.as_ref().is_some_and(|shut| shut.is_shut())
     }
 
     fn shut_by(&mut self, held_until: Option<Timestamp>, paused: bool) {
@@ -490,6 +492,17 @@ mod tests {
         }
         assert_eq!(turns(&hosts, "a:1").len(), 12);
         drop(other);
+    }
+
+    #[test]
+    fn hosts_whose_brief_hold_is_over_are_forgotten() {
+        let hosts = Arc::new(Hosts::default());
+        for n in 0..2 * REMEMBERED {
+            hosts.demanded(&format!("h{n}:1"), &Demand::hold(Duration::from_secs(1)), NOW);
+        }
+        let later = NOW.plus(Duration::from_secs(2));
+        assert!(matches!(hosts.try_turn("next:1", SLOTS, later), Tried::Turn(_)));
+        assert!(hosts.lock().len() < REMEMBERED);
     }
 
     #[test]

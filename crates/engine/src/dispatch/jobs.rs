@@ -49,8 +49,8 @@ pub async fn run_due(store: &Store, end: Option<Instant>) {
     }
 }
 
-/// Until the next slice, but never so long that a new job would wait for it.
+/// Until the next slice, but never so long that a new job would wait for it. A job that is due and was not found cannot be read, or has just become due.
 async fn pause(store: &Store) -> Duration {
-    let next = store.next_slice_in().await.ok().flatten();
+    let next = store.next_slice_in().await.ok().flatten().filter(|next| !next.is_zero());
     next.unwrap_or(LOOK).clamp(Duration::from_millis(5), LOOK)
 }

@@ -247,6 +247,9 @@ impl Lanes {
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
         let changes = tools.store.provider_changes(self.version).await?;
         let version = changes.version;
+        if changes.is_all {
+            self.book.start_over();
+        }
         self.apply(tools, changes);
         // Before a claim may rely on them; a change of theirs counts as one of the providers, too.
         self.book.read(&tools.store).await?;

@@ -24,9 +24,6 @@ pub enum Passed {
 impl Dispatcher {
     /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time, so that one which was killed keeps nobody
     /// waiting for longer.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn pass_alone(&mut self, bound: Duration) -> Result<Passed, DbError> {
         let store = self.crew.tools.store.clone();
         if !store.begin_pass().await? {

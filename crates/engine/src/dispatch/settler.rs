@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::leases::Leases;
 use super::parked::{About, is_parked};
-use crate::db::DbError;
+use crate::db::{DbError, postgres};
 use crate::metrics::{Counts, Metrics};
 use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
 
@@ -281,8 +281,13 @@ impl Writer {
         loop {
             match self.settle(batch.settlements.clone()).await {
                 Ok(settled) => return self.done(&batch, &settled.stale),
-                Err(DbError::Unreachable(problem)) => {
-                    tracing::warn!(problem, results = batch.settlements.len(), "could not settle; trying again");
+                // Another transaction holds the lock of one row: it must hold up no other result.
+                Err(problem) if postgres::is_held(&problem) && batch.settlements.len() > 1 => {
+                    tracing::warn!(%problem, results = batch.settlements.len(), "another transaction holds a row; settling one by one");
+                    return self.write_each(batch).await;
+                }
+                Err(problem @ DbError::Unreachable(_)) if !postgres::is_held(&problem) => {
+                    tracing::warn!(%problem, results = batch.settlements.len(), "could not settle; trying again");
                 }
                 Err(problem) if batch.settlements.len() == 1 => return self.keep(batch, &problem),
                 Err(problem) => {
@@ -308,7 +313,8 @@ impl Writer {
     async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
         let settled = settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }));
-        self.arrears.is_away.store(matches!(settled, Err(DbError::Unreachable(_))), Ordering::Relaxed);
+        let is_away = settled.as_ref().is_err_and(|problem| matches!(problem, DbError::Unreachable(_)) && !postgres::is_held(problem));
+        self.arrears.is_away.store(is_away, Ordering::Relaxed);
         settled
     }
 

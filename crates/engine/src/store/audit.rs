@@ -5,9 +5,9 @@ use postcommit_channel::model::DeliveryKey;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use crate::db::{DbError, Row, Statement, Value};
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
-use crate::db::{DbError, Row, Statement, Value};
 
 /// What somebody does. Who it is, the store knows: [`Store::by`].
 #[derive(Debug, Clone, PartialEq)]
@@ -161,9 +161,6 @@ impl Store {
     }
 
     /// Enters what was done in other transactions, such as a change of many in steps.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn note(&self, entry: AuditEntry) -> Result<(), DbError> {
         self.db.execute(vec![self.audit(entry)]).await.map(drop)
     }
@@ -174,7 +171,12 @@ impl Store {
     }
 
     /// The same for several statements, one of which decides: [`crate::db::Db::execute_if`].
-    pub(in crate::store) async fn change_all(&self, mut statements: Vec<Statement>, deciding: usize, entry: AuditEntry) -> Result<bool, DbError> {
+    pub(in crate::store) async fn change_all(
+        &self,
+        mut statements: Vec<Statement>,
+        deciding: usize,
+        entry: AuditEntry,
+    ) -> Result<bool, DbError> {
         statements.push(self.audit(entry));
         self.db.execute_if(statements, deciding).await
     }
@@ -192,9 +194,6 @@ impl Store {
     }
 
     /// What was done to a notification and its deliveries, in order.
-    ///
-    /// # Errors
-    /// As the database says.
     pub(in crate::store) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
         let among = match self.db.kind() {
             "postgres" => "a.subject = ANY ($2)",
@@ -205,9 +204,6 @@ impl Store {
     }
 
     /// A page of the audit log, newest first.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn audit_rows(&self, filter: &AuditFilter) -> Result<Vec<AuditRow>, DbError> {
         let mut sql = format!("{SELECT} WHERE a.id < $1");
         let mut parameters: Vec<Value> = vec![filter.before.unwrap_or(i64::MAX).into()];

@@ -7,12 +7,12 @@ use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::db::{DbError, Row, Value};
 use crate::store::Store;
 use crate::store::lists::deliveries::DeliveryWalk;
-use crate::store::unreadable::{Reader, legible};
-use crate::store::lists::rows::Shown;
 use crate::store::lists::keyset::{Page, Position};
-use crate::db::{DbError, Row, Value};
+use crate::store::lists::rows::Shown;
+use crate::store::unreadable::{Reader, legible};
 
 /// One delivery, as people see it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -164,9 +164,6 @@ const SHOWN: Shown = Shown {
 
 impl Store {
     /// A page of deliveries, newest first.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
         let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
         let page = self.walk_rows(&walk, Some(SHOWN), walk.start(), filter.limit).await?;
@@ -181,18 +178,12 @@ impl Store {
     }
 
     /// One delivery, whoever owns it, or only this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn delivery_row(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
         self.db.query(&SHOWN.statement(), vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
     }
 
     /// The store's key of a delivery, live or finished, whoever owns it, or only this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn delivery_key(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
         let key = DeliveryKey { tenant, notification: id.notification, n: id.n };
@@ -200,9 +191,6 @@ impl Store {
     }
 
     /// The attempts of a notification's deliveries, in order.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn attempts(&self, tenant: i32, notification: Uuid) -> Result<Vec<AttemptRow>, DbError> {
         let sql =
             "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
@@ -211,9 +199,6 @@ impl Store {
     }
 
     /// The attempts that began after `since`, of notifications enqueued after `oldest`, in order: for following along.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
             WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2 ORDER BY at, notification_id, n, seq LIMIT $3";

@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use uuid::Uuid;
 
+use crate::db::DbError;
 use crate::store::lists::keyset::{Page, Position};
 use crate::store::{AttemptRow, AuditRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
-use crate::db::DbError;
 
 /// The full story of one notification. Addresses are masked.
 #[derive(Debug, Clone, Serialize)]
@@ -88,9 +88,6 @@ impl Provenance {
 
 impl Store {
     /// Everything that happened to a notification, whoever owns it, or only this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn story(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Story>, DbError> {
         let Some(mut notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
@@ -111,9 +108,6 @@ impl Store {
     }
 
     /// How a notification stands, whoever owns it, or only this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
         let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
@@ -135,9 +129,6 @@ impl Store {
     }
 
     /// Everything for one entity, newest first, with what is scheduled for it.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn entity_rows(&self, tenant: i32, entity: &str, before: Option<Position>, limit: i64) -> Result<Page<DeliveryRow>, DbError> {
         let filter = DeliveryFilter { tenant: Some(tenant), entity: Some(entity.to_owned()), before, limit, ..DeliveryFilter::default() };
         self.delivery_rows(&filter).await

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::db::{DbError, Value};
 use crate::store::Store;
 use crate::store::numbers::kpis::before;
-use crate::db::{DbError, Value};
 
 /// What the duty of a worker to be here is called, before its own name; and the doing of a pass.
 pub(in crate::store) const WORKER: &str = "worker:";
@@ -28,17 +28,11 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 
 impl Store {
     /// A worker says that it is here. To say so is a duty of each, under a name of its own.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn be_present(&self, worker: Uuid) -> Result<(), DbError> {
         self.note_duty(&format!("{WORKER}{worker}")).await
     }
 
     /// Forgets workers that ended without a word, long ago.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn forget_workers(&self) -> Result<(), DbError> {
         let long_gone = before(self.now().await?, REMEMBERED);
         let sql = format!("DELETE FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at < $1");
@@ -46,41 +40,26 @@ impl Store {
     }
 
     /// A worker says that it is here no longer.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn leave(&self, worker: Uuid) -> Result<(), DbError> {
         self.give_back_duty(&format!("{WORKER}{worker}")).await
     }
 
     /// Somebody does a pass: where cron delivers, there is no worker to be seen.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn note_pass(&self) -> Result<(), DbError> {
         self.note_duty(PASS).await
     }
 
     /// Begins a pass over everything, unless one is under way, in whatever process. One that was killed is no longer under way 30 seconds later.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn begin_pass(&self) -> Result<bool, DbError> {
         self.take_duty(PASSING, PASSING_FOR).await
     }
 
     /// The pass goes on.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn go_on_passing(&self) -> Result<(), DbError> {
         self.note_duty(PASSING).await
     }
 
     /// The pass is over.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn end_pass(&self) -> Result<(), DbError> {
         self.give_back_duty(PASSING).await
     }
@@ -91,9 +70,6 @@ impl Store {
     }
 
     /// Takes a duty, if nobody has within the interval. All duties are repeatable: a crash after this only delays one.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn take_duty(&self, name: &str, interval: Duration) -> Result<bool, DbError> {
         let stale = match self.db.kind() {
             "postgres" => "postcommit.duty.ran_at < clock_timestamp() - $2::float8 * interval '1 second'",
@@ -106,25 +82,16 @@ impl Store {
     }
 
     /// Gives a duty back that failed, so that the next look tries again.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn give_back_duty(&self, name: &str) -> Result<(), DbError> {
         self.db.execute_one("DELETE FROM postcommit.duty WHERE name = $1", vec![name.into()]).await.map(drop)
     }
 
     /// Makes partitions far ahead of need.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn make_partitions_once(&self) -> Result<i64, DbError> {
         self.db.make_partitions(PARTITION_MONTHS_AHEAD).await
     }
 
     /// Sends what waits on a lane that no longer exists back to be routed anew. Returns how many.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
         // A lease that ran out on a lane that is gone: what its attempt did, nobody can say.
         let sql = "UPDATE postcommit.delivery_queue SET lane = -tenant, unclear = (CASE WHEN lease_token IS NULL AND lost_since IS NULL THEN unclear ELSE 1 = 1 END), lease_token = NULL, lease_until = NULL
@@ -139,9 +106,6 @@ impl Store {
     }
 
     /// Settles that came too late, ever.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn stale_settles(&self) -> Result<i64, DbError> {
         let rows = self.db.query("SELECT count(*) FROM postcommit.stale_settle", vec![]).await?;
         rows.first().map_or(Ok(0), |row| row.get(0))

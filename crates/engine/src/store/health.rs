@@ -8,10 +8,10 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use uuid::Uuid;
 
+use crate::db::{Db, DbError};
 use crate::store::Store;
 use crate::store::duties::{PASS, PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
-use crate::db::{Db, DbError};
 
 /// Partitions, on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,9 +79,6 @@ const IS_DUE: &str = "due_at <= {now} AND lease_token IS NULL
 
 impl Store {
     /// Who is there to deliver, and what waits for them.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn attendance(&self) -> Result<Attendance, DbError> {
         let present = before(self.now().await?, PRESENT);
         let sql = format!(
@@ -103,9 +100,6 @@ impl Store {
     }
 
     /// What metrics tell beside the KPIs.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn standing(&self) -> Result<Standing, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
@@ -134,9 +128,6 @@ impl Store {
     }
 
     /// None on SQLite, which has no partitions.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn partition_health(&self) -> Result<Option<PartitionHealth>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let sql = "SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace AND relname ~ '^notification_[0-9]{4}_[0-9]{2}$'
@@ -147,9 +138,6 @@ impl Store {
     }
 
     /// Counts what waits, what is parked and what went wrong.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
@@ -163,9 +151,6 @@ impl Store {
     }
 
     /// Keys used again with other content within `window`; none when there were none.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn key_conflicts(&self, window: Duration) -> Result<Option<KeyConflicts>, DbError> {
         let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id, event_type FROM postcommit.key_conflict
             WHERE noted_at > $1 ORDER BY id DESC LIMIT 1";

@@ -7,9 +7,10 @@ use postcommit::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::store::providers::turn;
-use crate::store::{AuditEntry, Store};
 use crate::db::{DbError, Row, Value};
+use crate::store::providers::turn;
+use crate::store::unreadable::legible;
+use crate::store::{AuditEntry, Store};
 
 /// Hosts of one lane that are held or paused, at most. Beyond that a host's answer concerns its own delivery alone.
 pub const SHUT_HOSTS: i64 = 1000;
@@ -96,9 +97,6 @@ pub struct ShutCount {
 
 impl Store {
     /// Holds a host of a lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn hold_host(&self, lane: i32, host: &str, revision: Option<i32>, wait: Duration) -> Result<Shut, DbError> {
         let until = self.db.seconds_from_now(4);
         let sql = format!(
@@ -115,9 +113,6 @@ impl Store {
     }
 
     /// Pauses a host of a lane; one paused already keeps its reason. The revision as in [`Store::pause_lane`].
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn pause_host(&self, lane: i32, host: &str, revision: Option<i32>, why: &str) -> Result<Shut, DbError> {
         let sql = format!(
             "INSERT INTO postcommit.lane_host AS h (tenant, lane, host, paused, updated_at) SELECT p.tenant, p.id, $2, $4, {{now}} {}
@@ -148,11 +143,8 @@ impl Store {
     }
 
     /// Opens a host of a lane again, whatever shut it, and brings forward what waits for it. False when nothing did: then nothing is changed.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
-        let _turn = turn().await?;
+        let turn = turn().await?;
         // A revision, so that the answer to what is under way shuts nothing again; and the provider's row before the counter of changes, as everybody does.
         let decide = format!(
             "UPDATE postcommit.provider SET revision = revision + 1, updated_at = {{now}} WHERE id = $1
@@ -163,9 +155,9 @@ impl Store {
         let entry = AuditEntry::of_lane(lane, "provider.resume").details(json!({"host": host}));
         let statements = vec![(self.own_name(&decide), parameters()), (open.to_owned(), parameters())];
         let opened = self.change_all(statements, 0, entry).await?;
-        if opened {
-            self.bring_hosts_forward(lane, Some(host)).await?;
-        }
+        drop(turn);
+        // Also where nothing was shut: the call before this one may have ended before it brought everything forward.
+        self.bring_hosts_forward(lane, Some(host)).await?;
         Ok(opened)
     }
 
@@ -175,13 +167,12 @@ impl Store {
     }
 
     /// Makes what waits for a host of this lane due now; without a host, for any. What is still to wait waits again, without a trace.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
+        // An application that is about to cancel one of them must neither be waited for nor be deadlocked with.
+        let unlocked = if self.db.kind() == "postgres" { "FOR UPDATE SKIP LOCKED" } else { "" };
         let sql = format!(
             "UPDATE postcommit.delivery_queue SET due_at = {{now}} WHERE (tenant, notification_id, n) IN (SELECT q.tenant, q.notification_id, q.n FROM postcommit.delivery_queue q
-               WHERE q.lane = $1 AND q.lease_token IS NULL AND q.due_at > {{now}} AND q.code IN ('{HOST_HELD}', '{HOST_PAUSED}') AND q.detail = coalesce($2, q.detail) LIMIT {FORWARD})
+               WHERE q.lane = $1 AND q.lease_token IS NULL AND q.due_at > {{now}} AND q.code IN ('{HOST_HELD}', '{HOST_PAUSED}') AND q.detail = coalesce($2, q.detail) LIMIT {FORWARD} {unlocked})
              AND lease_token IS NULL"
         );
         for _ in 0..FORWARDS {
@@ -194,34 +185,25 @@ impl Store {
     }
 
     /// Hosts that are held or paused: of one tenant or of all, of one lane or of all; those that wait for a person first. At most `limit`.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn shut_hosts(&self, tenant: Option<i32>, lane: Option<i32>, limit: i64) -> Result<Vec<ShutHost>, DbError> {
         let sql = format!(
             "SELECT h.lane, h.host, CASE WHEN h.held_until > {{now}} THEN h.held_until END, h.paused, h.updated_at FROM postcommit.lane_host h
              WHERE h.tenant = coalesce($1, h.tenant) AND h.lane = coalesce($2, h.lane) AND {IS_SHUT} ORDER BY (h.paused IS NULL), h.lane, h.host LIMIT $3"
         );
         let rows = self.db.query(&sql, vec![tenant.into(), lane.into(), limit.into()]).await?;
-        rows.iter().map(shut_host).collect()
+        Ok(legible("hosts", rows.iter().map(shut_host)))
     }
 
     /// What was changed after that number; 0 reads every host that is shut.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn host_changes(&self, after: i64) -> Result<Vec<HostChange>, DbError> {
         let which = if after == 0 { IS_SHUT } else { "h.changed > $1" };
         let sql = format!("SELECT h.lane, h.host, h.held_until, h.paused IS NOT NULL, h.changed FROM postcommit.lane_host h WHERE {which}");
         let parameters = if after == 0 { vec![] } else { vec![after.into()] };
         let rows = self.db.query(&sql, parameters).await?;
-        rows.iter().map(host_change).collect()
+        Ok(legible("hosts", rows.iter().map(host_change)))
     }
 
     /// How many lanes and hosts are shut. `None` is every tenant.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn count_shut(&self, tenant: Option<i32>) -> Result<ShutCount, DbError> {
         let sql = "SELECT (SELECT count(*) FROM postcommit.provider p WHERE p.tenant = coalesce($1, p.tenant) AND p.paused IS NOT NULL),
               (SELECT count(*) FROM postcommit.provider p WHERE p.tenant = coalesce($1, p.tenant) AND p.not_before > {now}),
@@ -233,9 +215,6 @@ impl Store {
     }
 
     /// Forgets hosts that have been open for a while. Returns how many.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn forget_open_hosts_once(&self) -> Result<u64, DbError> {
         let sql =
             "DELETE FROM postcommit.lane_host WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";

@@ -15,10 +15,10 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::store::unreadable::legible;
-use crate::store::{AuditEntry, Store};
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
+use crate::store::unreadable::legible;
+use crate::store::{AuditEntry, Store};
 
 /// Changes told one by one; after more than that, reading the list again is cheaper.
 pub const MAX_CHANGES: usize = 200;
@@ -168,9 +168,6 @@ fn beside(rows: &str) -> String {
 
 impl Store {
     /// A page of a user's inbox, newest first, from before that position; what has expired is left out.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox(&self, tenant: i32, user: &str, folder: Folder, before: Option<i64>, limit: i64) -> Result<InboxPage, DbError> {
         let rows = format!(
             "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.position < $3 AND {} AND m.expires_at > (SELECT {{now}})
@@ -185,18 +182,12 @@ impl Store {
     }
 
     /// How many messages are unread, neither archived nor expired.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_unread(&self, tenant: i32, user: &str) -> Result<i64, DbError> {
         let rows = self.db.query(&format!("SELECT {UNREAD}"), vec![tenant.into(), user.into()]).await?;
         rows.first().map_or(Ok(0), |row| row.get(0))
     }
 
     /// What has happened after a position.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_changes(&self, tenant: i32, user: &str, after: i64) -> Result<InboxChanges, DbError> {
         let rows = "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.changed > $3 AND m.expires_at > (SELECT {now})
             ORDER BY m.changed, m.position LIMIT $4";
@@ -210,9 +201,6 @@ impl Store {
     }
 
     /// The positions of some inboxes, in the order asked; 0 for those to which nothing ever came.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_positions(&self, users: &[(i32, String)]) -> Result<Vec<i64>, DbError> {
         let given = match self.db {
             Db::Postgres(_) => "jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (value, place)",
@@ -231,9 +219,6 @@ impl Store {
     }
 
     /// Marks a message; once more changes nothing. False when the user has none of that id.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn mark_message(&self, tenant: i32, user: &str, id: DeliveryId, mark: Mark) -> Result<bool, DbError> {
         const OF_USER: &str = "tenant = $1 AND user_id = $2 AND notification_id = $3 AND n = $4";
         let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
@@ -248,9 +233,6 @@ impl Store {
 
     /// Marks as read what came up to a position: the one of the list that somebody saw, so that what came meanwhile is not swept along. Returns how
     /// many that were.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
         let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
         // What was changed just now, and nothing else, has the inbox's new position.
@@ -281,9 +263,6 @@ impl Store {
     }
 
     /// Says that `watcher` has open pages for so long. On SQLite there is nothing to say: the file's version is watched.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn watch_inboxes(&self, watcher: Uuid, for_s: f64) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "INSERT INTO postcommit.inbox_watch (watcher, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
@@ -292,9 +271,6 @@ impl Store {
     }
 
     /// Says that `watcher` has none any more.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn unwatch_inboxes(&self, watcher: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "DELETE FROM postcommit.inbox_watch WHERE watcher = $1 OR until < clock_timestamp() - interval '1 hour'";
@@ -302,27 +278,18 @@ impl Store {
     }
 
     /// What the bell's words are hashed with: the key of tenant 0, which is nobody's, made if there is none. SQLite rings no bell.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_bell_key(&self) -> Result<Option<Vec<u8>>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         Ok(Some(self.inbox_token_key_or(0, random()).await?.key))
     }
 
     /// What signs the tokens of a tenant's users, if any was ever made.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<TokenKey>, DbError> {
         let rows = self.db.query("SELECT key, {now} FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()]).await?;
         rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
     }
 
     /// The same, made with the bytes given if there was none.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn inbox_token_key_or(&self, tenant: i32, new: [u8; 32]) -> Result<TokenKey, DbError> {
         if let Some(key) = self.inbox_token_key(tenant).await? {
             return Ok(key);

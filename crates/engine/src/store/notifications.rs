@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::unreadable::{AsShown, Reader, legible};
-use crate::store::lists::notifications::NotificationWalk;
-use crate::store::lists::rows::Shown;
-use crate::store::lists::keyset::{Page, Position};
 use crate::crash::held_to;
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
+use crate::store::Store;
+use crate::store::lists::keyset::{Page, Position};
+use crate::store::lists::notifications::NotificationWalk;
+use crate::store::lists::rows::Shown;
+use crate::store::unreadable::{AsShown, Reader, legible};
 
 /// One notification in a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -132,9 +132,6 @@ const GATHERED_SQLITE: &str = "group_concat(c.n, ',')";
 
 impl Store {
     /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -164,9 +161,6 @@ impl Store {
     }
 
     /// One notification by its id, whoever owns it, or only this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
         let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
@@ -175,7 +169,11 @@ impl Store {
     }
 
     /// The same for people: what cannot be read of it is shown as such.
-    pub(in crate::store) async fn notification_as_shown(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
+    pub(in crate::store) async fn notification_as_shown(
+        &self,
+        tenant: Option<i32>,
+        id: Uuid,
+    ) -> Result<Option<StoredNotification>, DbError> {
         let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
         let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
         let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
@@ -183,9 +181,6 @@ impl Store {
     }
 
     /// A page of notifications with their status, newest first. What the title must say is looked for in a bounded part of the history at a time: see [`Page::more`].
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Page<NotificationRow>, DbError> {
         let walk = self.notification_walk(filter).await?;
         let page = self.walk(&walk, walk.start(), filter.limit).await?;
@@ -212,9 +207,6 @@ impl Store {
     }
 
     /// The status of one notification.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn notification_row(&self, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
         let Some(tenant) = self.tenant_of(id).await? else { return Ok(None) };
         self.notification_row_of(tenant, id).await
@@ -225,9 +217,6 @@ impl Store {
     }
 
     /// What was refused because this notification holds the key.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
         let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;

@@ -6,9 +6,9 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::db::{DbError, Row, Statement, Value};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
-use crate::db::{DbError, Row, Statement, Value};
 
 const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
     guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
@@ -60,18 +60,12 @@ fn insert() -> String {
 
 impl Store {
     /// All providers of all tenants.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn providers(&self) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider ORDER BY tenant, id");
         Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
     }
 
     /// What has changed of all providers since that version; all of them without one, or when it is too long ago.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
         // The version first: a change in between is then read twice, and never missed.
         let (version, rerouted_at) = self.providers_version().await?;
@@ -86,7 +80,7 @@ impl Store {
         let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
             UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
         let (changed, others) = tokio::try_join!(self.db.query(&changed, vec![since.into()]), self.db.query(others, vec![since.into()]))?;
-        let mut providers = changed.iter().map(provider).collect::<Result<Vec<_>, _>>()?;
+        let mut providers = legible("providers", changed.iter().map(provider));
         let (gone, tenants): (Vec<_>, Vec<_>) = weighed(&others)?.into_iter().partition(|(_, weight)| *weight == 0);
         for (tenant, _) in &tenants {
             providers.extend(self.providers_of(*tenant).await?);
@@ -96,9 +90,6 @@ impl Store {
     }
 
     /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no provider_version".into()))?;
@@ -111,35 +102,23 @@ impl Store {
     }
 
     /// A tenant's provider by name.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn provider(&self, tenant: i32, name: &str) -> Result<Option<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 AND name = $2");
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(provider).transpose()
     }
 
     /// A tenant's providers.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn providers_of(&self, tenant: i32) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 ORDER BY id");
         Ok(legible("providers", self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider)))
     }
 
     /// Stores a new provider. A default takes the place of the one before. False when the name is taken, or the tenant has [`PROVIDERS`] already.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, true).await
     }
 
     /// The same for a default that nobody asked for: false also when its channel has one meanwhile.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, false).await
     }
@@ -155,9 +134,6 @@ impl Store {
     }
 
     /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name or its place.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn make_in_app(&self, tenant: i32) -> Result<(), DbError> {
         let draft = ProviderDraft::in_app();
         let mut statements = self.alone(tenant, &draft);
@@ -167,9 +143,6 @@ impl Store {
     }
 
     /// Changes a provider, if it is still as it was read. False when it is not, or is gone.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn update_provider(&self, change: &ProviderChange) -> Result<bool, DbError> {
         // Who is the default of this channel already stays so throughout: nothing is sent another way meanwhile.
         let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
@@ -210,9 +183,6 @@ impl Store {
     }
 
     /// Deletes a provider nothing waits for. `Ok(None)` when there is none, `Ok(Some(n))` when n deliveries still wait.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn delete_provider(&self, tenant: i32, name: &str) -> Result<Option<i64>, DbError> {
         let Some(found) = self.provider(tenant, name).await? else { return Ok(None) };
         let rows = self.db.query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()]).await?;
@@ -229,9 +199,6 @@ impl Store {
 
     /// Pauses a lane; one paused already keeps its reason. With a revision, only if nobody has changed or resumed it since: an answer to old settings
     /// says nothing about the new ones. True when this call paused it.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
@@ -242,9 +209,6 @@ impl Store {
 
     /// Opens a lane and all its hosts again, whatever shut them, and brings forward what waits for a host. False when nothing was shut, or there is no such
     /// lane: then nothing is changed.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let decide = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
@@ -261,9 +225,6 @@ impl Store {
     }
 
     /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn hold_lane(&self, lane: i32, revision: Option<i32>, wait: Duration) -> Result<(), DbError> {
         let until = match self.db.kind() {
             "postgres" => "clock_timestamp() + $2::float8 * interval '1 second'",

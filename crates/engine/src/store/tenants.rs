@@ -7,10 +7,10 @@ use postcommit_channel::model::short_name;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::unreadable::{Reader, legible};
 use crate::db::{DbError, Row};
 use crate::store::AuditEntry;
+use crate::store::Store;
+use crate::store::unreadable::{Reader, legible};
 
 /// Characters of the reason for a suspension; at least one.
 pub const REASON_CHARS: usize = 255;
@@ -103,9 +103,6 @@ impl Store {
     }
 
     /// Lets a tenant go on. False when there is none, or it is not suspended.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn resume_tenant(&self, tenant: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.tenant SET suspended_at = NULL, suspended_reason = NULL WHERE id = $1 AND suspended_at IS NOT NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.resume");
@@ -126,9 +123,6 @@ impl Store {
     }
 
     /// A page of tenants by name, those after this one.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
         let (is_text, is_bytes) = self.kinds_of_name();
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
@@ -150,36 +144,24 @@ impl Store {
     }
 
     /// Those of whom nothing is sent, by name; 100 at most.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn suspended_tenants(&self) -> Result<Vec<TenantRow>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE suspended_at IS NOT NULL ORDER BY name LIMIT 100");
         Ok(legible("tenants", self.db.query(&sql, vec![]).await?.iter().map(listed)))
     }
 
     /// One tenant.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn tenant_row(&self, tenant: i32) -> Result<Option<TenantRow>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE id = $1");
         self.db.query(&sql, vec![tenant.into()]).await?.first().map(listed).transpose()
     }
 
     /// The names behind the tenants' numbers.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
         let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
         Ok(legible("tenants", rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?)))).into_iter().collect())
     }
 
     /// The number behind a tenant's name.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
         // PostgreSQL would refuse to look for it.
         if name.contains('\0') {

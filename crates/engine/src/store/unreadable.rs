@@ -78,9 +78,6 @@ impl Cells for AsShown {
 
 impl Store {
     /// The columns that hold something else than they should. None on PostgreSQL, which keeps to its types.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn unreadable(&self) -> Result<Vec<Unreadable>, DbError> {
         let Db::Sqlite(db) = &self.db else { return Ok(vec![]) };
         db.read(|connection| {

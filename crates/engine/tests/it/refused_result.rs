@@ -3,10 +3,13 @@
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
+use postcommit_engine::store::{Lease, Store};
 use postcommit_testkit::{HttpServer, Refusal, Reply};
 use serde_json::json;
+use tokio_postgres::NoTls;
 use uuid::Uuid;
 
+use crate::store::claim;
 use crate::world::World;
 
 const ENTER: Refusal = Refusal::of("INSERT", "delivery_ledger");
@@ -151,4 +154,54 @@ on_both! {
         assert_eq!((world.delivery(id).await.state.as_str(), server.requests().len()), ("sending", 1), "its lease runs out by itself");
         world.heal(ENTER).await;
     }
+}
+
+/// Somebody's transaction holds the row of one delivery, such as a cancel that is not committed: the others of its batch are settled, and are not sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_another_transaction_holds_holds_up_no_other_result() {
+    let world = World::postgres().await;
+    let impatient = Store::open(&format!("{}?options=-c%20lock_timeout%3D200ms", world.url)).await.unwrap();
+    // All of them at the same time, although they go to one host.
+    let draft = world.draft("hooks", "webhook", json!({"isolate": "lane"}));
+    world.provider(ProviderDraft { guarantee: Guarantee::AtLeastOnce, concurrency: 8, ..draft }).await;
+    let server = HttpServer::start(|request| if request.path == "/later" { Reply::ok() } else { Reply::ok().slow() });
+    let locked = to(&world, &server, "/locked").await;
+    for i in 0..5 {
+        to(&world, &server, &format!("/{i}")).await;
+    }
+    let running = world.run_on(impatient).await;
+    world.until("all are under way", async || server.requests().len() == 6).await;
+    let (stranger, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let hold = format!("BEGIN; SELECT FROM postcommit.delivery_queue WHERE notification_id = '{locked}' FOR UPDATE");
+    stranger.batch_execute(&hold).await.unwrap();
+    server.release();
+    world.until("all others are written", async || world.count("delivery_ledger").await == 5).await;
+    // And those of later batches.
+    to(&world, &server, "/later").await;
+    world.until("a later one is written", async || world.count("delivery_ledger").await == 6).await;
+    stranger.batch_execute("COMMIT").await.unwrap();
+    world.drained().await;
+    running.finish().await;
+    assert_eq!((world.delivery(locked).await.attempts, server.requests().len()), (1, 7));
+}
+
+/// A renewal does not wait for a row that another transaction holds: the other leases would run out meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_another_transaction_holds_keeps_no_other_lease_from_being_renewed() {
+    let world = World::postgres().await;
+    for _ in 0..3 {
+        world.enqueue("t", json!({"recipients": [{"email": "guest@example.com"}]})).await;
+    }
+    let leases: Vec<Lease> = claim(&world.store, -world.tenant, 3).await.iter().map(Lease::of).collect();
+    let (stranger, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let hold = format!("BEGIN; SELECT FROM postcommit.delivery_queue WHERE notification_id = '{}' FOR UPDATE", leases[1].key.notification);
+    stranger.batch_execute(&hold).await.unwrap();
+    let renew = async || world.store.renew(&leases, std::time::Duration::from_secs(60)).await.unwrap();
+    let kept = renew().await;
+    assert_eq!(kept.len(), 2);
+    assert!(!kept.contains(&leases[1].key));
+    stranger.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(renew().await.len(), 3);
 }

@@ -37,6 +37,10 @@ async fn filled() -> World {
             ..world.draft("other", "webhook", json!({"url": "https://h.example/"}))
         })
         .await;
+    // One that tells hosts apart, and a host that is held.
+    let draft = postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("hooks", "webhook", json!({})) };
+    let hooks = world.provider(draft).await;
+    world.store.hold_host(hooks, "slow.example:443", None, Duration::from_secs(3600)).await.unwrap();
     let first = world.enqueue("first", json!({"entity": "booking:1", "title": "one", "recipients": [{"email": "guest@example.com"}, {"user": "alice"}], "source": {"site": "s1"}, "data": {"in_app": {"x": 1}}})).await;
     world.pass().await;
     world

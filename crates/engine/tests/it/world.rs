@@ -208,6 +208,11 @@ impl World {
     /// A dispatcher that runs until the returned handle is dropped or told to stop.
     pub async fn run(&self) -> Running {
         let store = self.another_store().await;
+        self.run_on(store).await
+    }
+
+    /// The same on a store of the test's own.
+    pub async fn run_on(&self, store: Store) -> Running {
         let dispatcher = Dispatcher::new(self.tools(store)).await.unwrap();
         let (stop, told) = watch::channel(Stop::No);
         Running { task: tokio::spawn(dispatcher.run(told)), stop }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::store::audit::ASKED_FROM;
 use crate::store::{AuditEntry, Store};
-use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 
 /// Deliveries that are acted upon at once, at most.
 pub const AT_ONCE: usize = 1000;
@@ -90,25 +90,16 @@ impl Act {
 
 impl Store {
     /// Sets a parked delivery back to pending with its counters reset. False when it was not parked.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Retry, &[key]).await?.is_empty())
     }
 
     /// Ends a parked delivery for good; the row stays. False when it was not parked.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Discard, &[key]).await?.is_empty())
     }
 
     /// Takes back a delivery that is not under way. False when it is, or is over.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Cancel, &[key]).await?.is_empty())
     }
@@ -133,9 +124,6 @@ impl Store {
     }
 
     /// An operator says that it did arrive: what was sent, or parked because nobody knew. Everything else is refused.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn mark_delivered(&self, key: DeliveryKey) -> Result<Acted, DbError> {
         let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}), finished_at = {now}
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND (state = 'sent' OR (state = 'parked' AND reason = 'outcome_unknown'))";
@@ -148,9 +136,6 @@ impl Store {
 
     /// Takes back what is not yet sent of a notification: how many deliveries, and how many were under way, for which it is too late; what remains of
     /// those is not tried again. None when there is no such notification of that tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
         let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
         if self.notification_as_shown(Some(owner), id).await?.is_none() {
@@ -161,9 +146,6 @@ impl Store {
     }
 
     /// The same for everything about an entity, or for one event type of it.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
         let about = |at: usize| {
             format!(

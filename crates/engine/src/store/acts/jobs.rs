@@ -10,13 +10,13 @@ use postcommit_channel::model::{Actor, DeliveryKey};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::store::lists::deliveries::DeliveryWalk;
-use crate::store::intake::enqueue::new_id;
-use crate::store::unreadable::{Reader, legible};
-use crate::store::acts::deliveries::{act_postgres, act_sqlite};
-use crate::store::lists::keyset::{Page, Parameters, Position};
-use crate::store::{Act, AuditEntry, DeliveryFilter, Store, masked};
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
+use crate::store::acts::deliveries::{act_postgres, act_sqlite};
+use crate::store::intake::enqueue::new_id;
+use crate::store::lists::deliveries::DeliveryWalk;
+use crate::store::lists::keyset::{Page, Parameters, Position};
+use crate::store::unreadable::{Reader, legible};
+use crate::store::{Act, AuditEntry, DeliveryFilter, Store, masked};
 
 /// Rows of one slice at most: a transaction that long holds nobody up.
 pub const SLICE: i64 = 500;
@@ -157,18 +157,12 @@ impl Store {
     }
 
     /// How many deliveries such a job would be about if it were asked for now; false: there are at least so many.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<(i64, bool), DbError> {
         let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
         self.count_for(draft.act, &filter, self.now().await?).await
     }
 
     /// One job: this tenant's, or anybody's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn job(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Job>, DbError> {
         let mut parameters = Parameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
@@ -177,9 +171,6 @@ impl Store {
     }
 
     /// Jobs, newest first: this tenant's, or everybody's. `before` is the id that the page before ended with.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
         let mut parameters = Parameters::default();
         let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
@@ -189,9 +180,6 @@ impl Store {
     }
 
     /// Ends a job between two slices; what is done stays done. False when it had ended, or is not this tenant's.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn cancel_job(&self, tenant: Option<i32>, id: Uuid) -> Result<bool, DbError> {
         let mut parameters = Parameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
@@ -219,9 +207,6 @@ impl Store {
     }
 
     /// When the next slice of any job is due; none when there is no job.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn next_slice_in(&self) -> Result<Option<Duration>, DbError> {
         // An open job that somebody holds is not due before the lease runs out.
         let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END) FROM postcommit.job WHERE state IN ('queued', 'running')";

@@ -6,10 +6,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::store::intake::accept::{Accepted, Said, enter_one_postgres, enter_one_sqlite};
-use crate::store::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
 use crate::crash_point;
 use crate::db::{Db, DbError, postgres, sqlite};
+use crate::store::intake::accept::{Accepted, Said, enter_one_postgres, enter_one_sqlite};
+use crate::store::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
 
 /// What somebody wants to have sent once more.
 #[derive(Debug, Clone)]

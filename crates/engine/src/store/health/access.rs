@@ -1,7 +1,7 @@
 //! Who beside this installation's own roles could reach it, on PostgreSQL: for `doctor` and the start of a server.
 
-use crate::store::Store;
 use crate::db::{Db, DbError, Row};
+use crate::store::Store;
 
 /// How many logins or tables are named; the others are counted.
 const NAMED: usize = 5;
@@ -53,9 +53,6 @@ const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
 
 impl Store {
     /// Who else could reach this database. None on SQLite, where the file's mode decides.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn access(&self) -> Result<Option<Access>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let ask = async |sql: &str| self.db.query_once(&format!("WITH {OURS} {sql}"), vec![]).await;

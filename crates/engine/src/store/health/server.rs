@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::store::Store;
 use crate::db::{Db, DbError, Row, Value};
+use crate::store::Store;
 
 /// Where somebody chose commits that do not wait for the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +86,6 @@ const SAID: &str = "SELECT current_setting('fsync') = 'on', current_setting('ful
 
 impl Store {
     /// What a crash of the server may cost. None on SQLite, whose commits always wait.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let rows = self.db.query(SAID, vec![]).await?;
@@ -109,9 +106,6 @@ impl Store {
 
     /// Who has held a snapshot for so long, or, where nobody can tell how long that is, for so many transactions: the oldest five. None on SQLite, where
     /// readers only keep the WAL from being reset.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn held_snapshots(&self, longer_than: Duration, transactions: i64) -> Result<Vec<HeldSnapshot>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(vec![]) };
         let rows = self.db.query(HELD, vec![Value::Real(longer_than.as_secs_f64()), transactions.into()]).await?;

@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::intake::enqueue::New;
-use crate::store::intake::request::{Incoming, Refusal};
 use crate::crash_point;
 use crate::db::postgres::Postgres;
 use crate::db::sqlite::{Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, Transaction, Value, postgres};
+use crate::store::Store;
+use crate::store::intake::enqueue::New;
+use crate::store::intake::request::{Incoming, Refusal};
 
 /// Notifications of one commit at most.
 pub const BATCH: usize = postcommit::limits::BATCH;
@@ -206,7 +206,9 @@ async fn accept_sqlite(db: &Sqlite, batch: &[Incoming]) -> Vec<Answer> {
 }
 
 /// One, as part of a piece of work that does more.
-pub(in crate::store) fn enter_one_sqlite(one: &Incoming) -> Result<impl Fn(&Connection) -> Result<Accepted, DbError> + Send + 'static, DbError> {
+pub(in crate::store) fn enter_one_sqlite(
+    one: &Incoming,
+) -> Result<impl Fn(&Connection) -> Result<Accepted, DbError> + Send + 'static, DbError> {
     let row = Row::of(one)?;
     Ok(move |connection: &Connection| row.enter_new(connection))
 }

@@ -8,10 +8,10 @@ use postcommit_channel::secret::random;
 use rusqlite::{Connection, params};
 use uuid::{Builder, Uuid};
 
-use crate::store::Store;
 use crate::crash_point;
 use crate::db::sqlite::{Id, Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, sqlite};
+use crate::store::Store;
 
 /// How long a notification lives that names no expiry.
 const EXPIRY: Duration = Duration::from_secs(limits::EXPIRY_DAYS.unsigned_abs() * 86_400);

@@ -4,11 +4,11 @@
 use rusqlite::{Connection, params};
 use uuid::Uuid;
 
+use crate::db::sqlite::Prepared;
+use crate::db::{Cells, Db, DbError};
 use crate::store::Store;
 use crate::store::intake::accept::{Accepted, Row, said};
 use crate::store::intake::request::{Incoming, Refusal};
-use crate::db::sqlite::Prepared;
-use crate::db::{Cells, Db, DbError};
 
 /// Who holds the key of each, and whether it stands for the same content.
 const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id, k.content_hash = ANY (postcommit.fingerprints_of(r.event_type, coalesce(r.payload, '{}'), r.entity,

@@ -4,8 +4,8 @@ use postcommit::Timestamp;
 use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
-use crate::store::lists::notifications::LIVE_STATE;
 use crate::store::lists::keyset::{Dialect, Parameters, Position, Walk, Way, Window, first_id};
+use crate::store::lists::notifications::LIVE_STATE;
 
 const LIVE: [&str; 3] = ["pending", "sending", "retrying"];
 const ENDED: [&str; 7] = ["sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];

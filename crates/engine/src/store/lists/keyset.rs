@@ -12,10 +12,10 @@ use postcommit_channel::model::DeliveryKey;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::unreadable::legible;
-use crate::store::lists::rows::Shown;
 use crate::db::{Db, DbError, Row, Value};
+use crate::store::Store;
+use crate::store::lists::rows::Shown;
+use crate::store::unreadable::legible;
 
 /// Rows of its index that one page examines at most, in each tenant.
 pub const EXAMINED: i64 = 20_000;

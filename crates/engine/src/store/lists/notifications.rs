@@ -3,9 +3,9 @@
 use postcommit::Timestamp;
 use uuid::Uuid;
 
+use crate::db::Row;
 use crate::store::NotificationFilter;
 use crate::store::lists::keyset::{Dialect, Parameters, Position, Walk, Way, Window, first_id};
-use crate::db::Row;
 
 /// Words that are looked for at most.
 const WORDS: usize = 8;

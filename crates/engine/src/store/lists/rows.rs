@@ -3,8 +3,8 @@
 use postcommit_channel::model::DeliveryKey;
 use serde_json::json;
 
-use crate::store::Store;
 use crate::db::{Db, DbError, Row, Value, sqlite};
+use crate::store::Store;
 
 /// How one row of a list is read by its key: $1 is the tenant, $2 the notification, $3 the number of the target. `{provider}` among the columns is the
 /// provider's name.

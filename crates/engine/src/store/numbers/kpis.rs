@@ -7,9 +7,9 @@ use postcommit::Timestamp;
 use postcommit_channel::model::SITE_CHARS;
 use serde::{Deserialize, Serialize};
 
+use crate::db::{DbError, Value};
 use crate::store::numbers::rollups::{OTHER, of_tenant};
 use crate::store::{ShutCount, Store};
-use crate::db::{DbError, Value};
 
 /// Sites listed at most, those with the most to do first; the rest is added up as `other`.
 pub const SITES_LISTED: usize = 1000;
@@ -156,9 +156,6 @@ const IS_STUCK: &str = "q.lease_token IS NULL AND q.due_at < $2";
 
 impl Store {
     /// How it stands. `None` is every tenant. By site it takes a look at the notification of each live and parked row; without, none.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn kpis(&self, tenant: Option<i32>, by_site: bool, stuck_after: Duration, interval: Duration) -> Result<Kpis, DbError> {
         let now = self.now().await?;
         let (of, mut sites) = (Of { tenant, by_site }, Sites::new());

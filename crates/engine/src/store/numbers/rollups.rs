@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::db::{Db, DbError, Value};
 use crate::store::Store;
 use crate::store::numbers::kpis::KpiSettings;
-use crate::db::{Db, DbError, Value};
 
 /// Sites of a tenant that are kept apart, in the order in which they came. The rest is [`OTHER`].
 pub const SITES: i64 = 1000;
@@ -197,9 +197,6 @@ impl Store {
 
     /// How many deliveries entered which state, when. `None` is every tenant. By channel and site only what came through or was given up is drawn: a line that
     /// adds up everything that ever happened to a delivery says nothing.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn series(&self, tenant: Option<i32>, span: Span, by: By) -> Result<Series, DbError> {
         let Span { per, from, slots } = span;
         let postgres = self.db.kind() == "postgres";

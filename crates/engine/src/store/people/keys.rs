@@ -6,10 +6,10 @@ use postcommit_channel::model::{Scope, Scopes};
 use postcommit_channel::secret::{Hash, Secret, Token, random};
 use serde::Serialize;
 
-use crate::store::Store;
-use crate::store::unreadable::{Reader, legible};
 use crate::db::{DbError, Row, Value};
 use crate::store::AuditEntry;
+use crate::store::Store;
+use crate::store::unreadable::{Reader, legible};
 
 /// Characters of a key's name; at least one.
 pub const KEY_NAME_CHARS: usize = 255;
@@ -174,9 +174,6 @@ impl Store {
     }
 
     /// A page of keys, newest first, revoked and expired ones among them.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn key_rows(&self, filter: &KeyFilter) -> Result<Vec<Key>, DbError> {
         let mut parameters: Vec<Value> = vec![filter.limit.into()];
         let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE 1 = 1");
@@ -193,27 +190,18 @@ impl Store {
     }
 
     /// One key of a tenant, or of anybody.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn key_row(&self, tenant: Option<i32>, id: &str) -> Result<Option<Key>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE k.id = $1 AND k.tenant = coalesce($2, k.tenant)");
         self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(shown).transpose()
     }
 
     /// Takes a key back, and with it the sessions and links that stand on it. False when there is none, or it was revoked before.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn revoke_key(&self, tenant: i32, id: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
         self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
     }
 
     /// Notes that these keys were used, each at most once a minute: gather them, and write seldom.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn note_keys_used(&self, ids: &[String]) -> Result<(), DbError> {
         let sql = match self.db.kind() {
             "postgres" => {
@@ -229,9 +217,6 @@ impl Store {
     }
 
     /// Whether there is any key that is accepted: without one nobody can come in.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn any_key(&self) -> Result<bool, DbError> {
         let sql =
             "SELECT EXISTS (SELECT 1 FROM postcommit.api_key WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now}))";

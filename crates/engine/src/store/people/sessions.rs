@@ -6,10 +6,10 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{Actor, Scopes};
 use postcommit_channel::secret::{Hash, Secret, Token};
 
-use crate::store::Store;
-use crate::store::people::keys::known;
 use crate::db::{DbError, Row, Statement, Value};
 use crate::store::AuditEntry;
+use crate::store::Store;
+use crate::store::people::keys::known;
 
 /// The longest a session is renewed after its beginning.
 pub const SESSION_DAYS: u64 = 30;
@@ -79,9 +79,6 @@ fn key_stands(row: &str) -> String {
 
 impl Store {
     /// Makes a link's token, which signs in once, within that time.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn create_login_link(&self, login: &Login, lasts: Duration) -> Result<Secret, DbError> {
         let token = Token::new();
         let insert = format!(
@@ -97,9 +94,6 @@ impl Store {
 
     /// Uses a link up and begins a session, in one transaction: of many who try at once, one comes in. None when the link is used, too old or not known,
     /// or its key is no longer accepted.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn redeem_login_link(&self, link: &str, lasts: Duration) -> Result<Option<NewSession>, DbError> {
         let Some(link) = Token::parse(link) else { return Ok(None) };
         let sql = "SELECT tenant, key_id, actor, scopes FROM postcommit.login_link WHERE hash = $1";
@@ -114,9 +108,6 @@ impl Store {
     }
 
     /// Begins a session for somebody who has shown otherwise who they are.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
         let begun = self.begin_session(None, login, lasts).await?;
         begun.ok_or_else(|| DbError::Unreadable("a session was not written".into()))
@@ -143,9 +134,6 @@ impl Store {
     }
 
     /// The session behind a cookie, unless it is over.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn find_session(&self, token: &str) -> Result<Option<Session>, DbError> {
         let Some(token) = Token::parse(token) else { return Ok(None) };
         let sql = format!(
@@ -157,9 +145,6 @@ impl Store {
     }
 
     /// Lets a session last so long from now, though no longer than 30 days in all. At most once a minute, so that it may be called for every request.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn renew_session(&self, token: &str, lasts: Duration) -> Result<(), DbError> {
         let Some(token) = Token::parse(token) else { return Ok(()) };
         let until = self.db.seconds_from_now(2);
@@ -174,9 +159,6 @@ impl Store {
     }
 
     /// Ends a session. False when there is none.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn end_session(&self, token: &str) -> Result<bool, DbError> {
         let Some(session) = self.find_session(token).await? else { return Ok(false) };
         let Some(token) = Token::parse(token) else { return Ok(false) };
@@ -186,9 +168,6 @@ impl Store {
     }
 
     /// Forgets sessions and links that are over. Returns how many.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges =
             ["DELETE FROM postcommit.session WHERE expires_at <= {now}", "DELETE FROM postcommit.login_link WHERE expires_at <= {now}"];

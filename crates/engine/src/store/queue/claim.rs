@@ -10,13 +10,15 @@ use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::store::Store;
-use crate::store::notifications::{readable, stored};
-use crate::store::queue::due_lanes::{CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, LEASED, Search, Searched, claim_fresh_sqlite, search_sqlite, split};
 use crate::crash_point;
 use crate::db::postgres::Postgres;
 use crate::db::sqlite::{Id, Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
+use crate::store::Store;
+use crate::store::notifications::{readable, stored};
+use crate::store::queue::due_lanes::{
+    CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, LEASED, Search, Searched, claim_fresh_sqlite, search_sqlite, split,
+};
 
 /// How much a lane can start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +85,8 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
     )";
 /// A lane from which nothing is taken: paused, held, limited, or its tenant is suspended. Who is, is asked once for a claim.
 const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.rate_per_s IS NOT NULL OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
-pub(in crate::store) const SUSPENDED: &str = "p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL))";
+pub(in crate::store) const SUSPENDED: &str =
+    "p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL))";
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
 pub(in crate::store) const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
@@ -139,17 +142,11 @@ static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
     /// while it runs is left for the next.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Claim, DbError> {
         self.claim_and_search(wants, &Search::default(), lease, due_before).await
     }
 
     /// The same, and looks for other lanes that have something due. What is found that is not expanded yet is claimed at once.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn claim_and_search(
         &self,
         wants: &[Want],
@@ -239,18 +236,12 @@ impl Store {
     }
 
     /// Makes what waits of one notification due at once.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn bring_forward(&self, tenant: i32, id: Uuid) -> Result<(), DbError> {
         let sql = "UPDATE postcommit.delivery_queue SET due_at = {now} WHERE tenant = $1 AND notification_id = $2 AND lease_token IS NULL AND due_at > {now}";
         self.db.execute_one(sql, vec![tenant.into(), id.into()]).await.map(drop)
     }
 
     /// Claims what is due of one notification, unless its lane is paused or held: for a pass by hand.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn claim_notification(&self, tenant: i32, id: Uuid, lease: Duration, due_before: Timestamp) -> Result<Claim, DbError> {
         let token = Uuid::new_v4();
         match &self.db {
@@ -278,18 +269,12 @@ impl Store {
     }
 
     /// The database's clock, which alone decides what is due.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn now(&self) -> Result<Timestamp, DbError> {
         let rows = self.db.query("SELECT {now}", vec![]).await?;
         rows.first().map_or(Err(DbError::Unreadable("no time".into())), |row| row.get(0))
     }
 
     /// Announces at_most_once sends before their first byte. Returns those that may go ahead; the others lost their lease.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn announce(&self, leases: &[Lease]) -> Result<Vec<DeliveryKey>, DbError> {
         crash_point!("intent.before");
         let announced = match &self.db {
@@ -315,9 +300,6 @@ impl Store {
     }
 
     /// Prolongs leases that are still held. Returns those that are.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn renew(&self, leases: &[Lease], lease: Duration) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -346,15 +328,24 @@ pub(in crate::store) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_q
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-pub(in crate::store) const RENEW_POSTGRES: &str =
-    "UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
-    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
-    WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
+/// A row that another transaction has locked is left for the next renewal: waiting for it would let all other leases run out.
+pub(in crate::store) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
+      SELECT r.ctid FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
+      JOIN postcommit.delivery_queue r ON r.tenant = ANY (ARRAY[g.tenant]) AND r.notification_id = g.notification_id AND r.n = g.n AND r.lease_token = g.token
+      FOR UPDATE OF r SKIP LOCKED
+    )
+    UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
+    WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM kept))
     RETURNING q.tenant, q.notification_id, q.n";
 const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 
 /// Whether a claim would find anything.
-pub(in crate::store) fn is_due(connection: &Connection, wants: &[Want], due_before: Option<Timestamp>, limited: bool) -> Result<bool, DbError> {
+pub(in crate::store) fn is_due(
+    connection: &Connection,
+    wants: &[Want],
+    due_before: Option<Timestamp>,
+    limited: bool,
+) -> Result<bool, DbError> {
     let (now, latest) = times(connection, due_before)?;
     let latest = latest.as_micros();
     let mut look = Prepared::on(connection, IS_DUE_SQLITE)?;

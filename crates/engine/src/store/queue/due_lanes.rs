@@ -6,11 +6,11 @@ use std::sync::LazyLock;
 use postcommit::Timestamp;
 use rusqlite::Connection;
 
-use crate::store::Want;
-use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, LEASE, Leased, PICK, SUSPENDED, Term, claim_lane_sqlite, want};
-use crate::store::notifications::reading_postgres;
 use crate::db::sqlite::Prepared;
 use crate::db::{Cells, DbError};
+use crate::store::Want;
+use crate::store::notifications::reading_postgres;
+use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, LEASE, Leased, PICK, SUSPENDED, Term, claim_lane_sqlite, want};
 
 /// Where a claim looks for lanes with due work beside those it asks for.
 #[derive(Debug, Clone, Default)]
@@ -156,7 +156,12 @@ pub(in crate::store) fn search_sqlite(
 }
 
 /// Claims what is found of what is not expanded, as [`FRESH`] does.
-pub(in crate::store) fn claim_fresh_sqlite(connection: &Connection, fresh: &[i32], search: &Search, term: &Term) -> Result<Vec<Leased>, DbError> {
+pub(in crate::store) fn claim_fresh_sqlite(
+    connection: &Connection,
+    fresh: &[i32],
+    search: &Search,
+    term: &Term,
+) -> Result<Vec<Leased>, DbError> {
     let quota = search.quota;
     let each = (quota / i32::try_from(fresh.len().max(1)).unwrap_or(quota) + 1).min(search.each);
     let mut rows = Vec::new();

@@ -4,9 +4,9 @@ use postcommit_channel::model::{Fate, Target};
 use rusqlite::Connection;
 use uuid::Uuid;
 
-use crate::store::{Lease, Store};
 use crate::crash_point;
 use crate::db::{Db, DbError, Value, postgres, sqlite};
+use crate::store::{Lease, Store};
 
 /// A notification's targets.
 #[derive(Debug, Clone)]
@@ -78,9 +78,6 @@ impl Store {
     }
 
     /// Moves an unrouted delivery into its lane. False when its lease is gone.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";

@@ -10,13 +10,13 @@ use postcommit_channel::model::{Bucket, Rate};
 use rusqlite::{Connection, params};
 use uuid::Uuid;
 
+use crate::crash_point;
+use crate::db::sqlite::{Id, Prepared};
+use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
 use crate::store::queue::claim::{
     AS_CLAIMED_SQLITE, IS_DUE, LEASE, Leased, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, leased, open_lanes,
 };
 use crate::store::{Claim, Store, Want};
-use crate::crash_point;
-use crate::db::sqlite::{Id, Prepared};
-use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
 
 /// What a claim met on a limited lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,9 +111,6 @@ static LEASE_ONE_SQLITE: LazyLock<String> =
 
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, and no more than its rate permits now. Lanes that are not limited are left alone.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn claim_limited(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<LimitedClaim, DbError> {
         crash_point!("claim.before");
         let token = Uuid::new_v4();
@@ -153,9 +150,6 @@ impl Store {
     }
 
     /// The same for one notification: for a pass by hand.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn claim_limited_notification(
         &self,
         (tenant, id): (i32, Uuid),
@@ -189,9 +183,6 @@ impl Store {
 
     /// Gives permits back that were taken then and not used. What time has brought since is lost: it might have come into a full bucket, and no more than a
     /// burst may ever be sent at once.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
         let sql = match &self.db {
             Db::Postgres(_) => GIVE_BACK_POSTGRES,

@@ -10,10 +10,10 @@ use postcommit_channel::model::{DeliveryKey, Evidence, Finish, FinishedState, In
 
 pub(in crate::store) use postgres::{AGAIN_POSTGRES, END_POSTGRES};
 
-use crate::store::inbox::Received;
-use crate::store::{Lease, Store};
 use crate::crash_point;
 use crate::db::{Db, DbError};
+use crate::store::inbox::Received;
+use crate::store::{Lease, Store};
 
 /// What became of one claimed delivery.
 #[derive(Debug, Clone)]

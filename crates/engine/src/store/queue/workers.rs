@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::store::Store;
 use crate::db::{Db, DbError};
+use crate::store::Store;
 
 impl Store {
     /// Says that `worker` sleeps for so long. On SQLite there is nothing to say: the file's version is watched.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn fall_idle(&self, worker: Uuid, nap: Duration) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "INSERT INTO postcommit.idle (worker, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
@@ -20,9 +17,6 @@ impl Store {
     }
 
     /// Says that `worker` is awake.
-    ///
-    /// # Errors
-    /// As the database says.
     pub async fn wake_up(&self, worker: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         self.db
