@@ -1,7 +1,6 @@
 //! A database of its own on the given server; or, where the login may make none, two schemas of its own in the given one.
 
 use postcommit_channel::secret::random;
-use postcommit_engine::db::DbError;
 use postcommit_engine::db::postgres::Postgres;
 use postcommit_server::output::Exit;
 use tokio_postgres::error::SqlState;
