@@ -1,47 +1,42 @@
-//! The moving part. One notification's way: claim → expand → (claim again, on its lane) → check → permit → render → send → judge → settle.
+//! The dispatcher: claim → expand → (claim again, on its lane) → check → permit → render → send → judge → settle.
 //!
 //! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
-//! - `lanes`: one queue per provider, each with its own slots, so that a slow or paused one holds nobody up; `shards`: a table of them that is cheap to change;
-//! - `turns`: whose turn it is, and where to look for others who have something due;
-//! - `hosts`, `host_book`, `by_host`: receivers of one lane that are told apart, so that one that is held, paused or slow holds up no other;
-//! - `shut`: lanes and hosts whose pause or hold could not be written;
-//! - `setback`: how long what we could not write waits;
-//! - `pass`: bounded passes, one at a time, and how they end;
-//! - `permits`: what is known of the permits of lanes whose rate is limited;
-//! - `batch`: what was claimed for one lane, until each of it goes its own way;
-//! - `expander`: what a claimed notification becomes;
-//! - `attempt`: one delivery's pipeline;
-//! - `settler`: results of all lanes, written in batches; sends stop when too many wait to be written;
-//! - `parked`: what the log says of what is parked;
-//! - `leases`: what is under way, renewed while it is;
-//! - `bell`: wakes the loop; a poll is the floor;
-//! - `trial`, `pass`: one send past the queue, to try a provider out; how a bounded pass ends;
-//! - `duties`: what is done now and then;
-//! - `jobs`: what an operator does to many at once;
-//! - `presence`: that somebody is here to deliver.
+//! - `lanes`: one queue per provider, each with its own slots; `cow_map`: the map that holds them;
+//! - `turns`: which lanes the next claim asks for, and where it searches for others with due work;
+//! - `hosts`: receivers of one lane that are told apart, so that a held, paused or slow one delays no other;
+//! - `local_close`: lanes and hosts whose pause or hold could not be written;
+//! - `permits`: what this process knows of the permits of rate-limited lanes;
+//! - `batch`: a claimed batch of one lane, until each delivery goes its own way;
+//! - `expander`: turns a claimed notification into deliveries;
+//! - `attempt`: the pipeline of one delivery;
+//! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
+//! - `parked_log`: what the log says about a parked delivery;
+//! - `leases`: the leases of this process, renewed while they are in use;
+//! - `backoff`: how long the process waits after a failed read or write of its own;
+//! - `wake_up`: wakes the loop after a commit; a poll is the fallback;
+//! - `pass`: bounded passes, one at a time; `trial`: one test send past the queue;
+//! - `duties`: background duties; `jobs`: acts of operators on many deliveries; `heartbeat`: tells others that this worker runs.
 
 mod attempt;
+mod backoff;
 mod batch;
-mod bell;
-mod by_host;
+mod cow_map;
 mod duties;
 mod expander;
-mod host_book;
+mod heartbeat;
 mod hosts;
 mod jobs;
 mod lanes;
 mod leases;
-mod parked;
+mod local_close;
+mod parked_log;
 mod pass;
 mod permits;
-mod presence;
-mod setback;
 mod settings;
 mod settler;
-mod shards;
-mod shut;
 mod trial;
 mod turns;
+mod wake_up;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -59,7 +54,7 @@ use uuid::Uuid;
 
 pub use duties::run_once as run_duties_once;
 pub use jobs::run_once as run_job_once;
-pub use pass::Passed;
+pub use pass::PassOutcome;
 pub use settings::DispatchSettings;
 pub use settler::Tally;
 pub use trial::{Trial, try_provider};
@@ -68,14 +63,14 @@ use crate::db::DbError;
 use crate::metrics::Metrics;
 use crate::store::{Claim, KpiSettings, LimitedClaim, Search, Store, Want};
 use crate::trace::Tracer;
-use batch::{Reckoning, Way, begin};
-use bell::Bell;
-use lanes::{Lanes, Mood, Wants};
+use backoff::Backoff;
+use batch::{DatabaseTime, Route, begin};
+use lanes::{Lanes, LookMode, Wants};
 use leases::Leases;
 use permits::Permits;
-use setback::Setback;
 use settler::Settler;
 use turns::is_expansion;
+use wake_up::WakeUp;
 
 /// How long after the last work we look again and again before we fall asleep.
 const LINGER: Duration = Duration::from_millis(50);
@@ -146,9 +141,9 @@ struct Crew {
     settler: Settler,
     leases: Arc<Leases>,
     /// How long what could not be read waits.
-    reading: Setback,
+    reading: Backoff,
     /// How long what could not be expanded waits.
-    expanding: Setback,
+    expanding: Backoff,
     /// Rung when slots have come free or rows have moved between lanes.
     stir: Arc<Notify>,
 }
@@ -178,7 +173,7 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), tools.metrics.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        let crew = Arc::new(Crew { tools, settler, leases, reading: Setback::default(), expanding: Setback::default(), stir });
+        let crew = Arc::new(Crew { tools, settler, leases, reading: Backoff::default(), expanding: Backoff::default(), stir });
         Ok(Self {
             crew,
             worker: Uuid::new_v4(),
@@ -201,12 +196,12 @@ impl Dispatcher {
     /// Delivers until told to stop, then finishes what is under way, within the grace.
     pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
         self.stop = Some(stop.clone());
-        let bell = Bell::hang(&self.crew.tools.store);
+        let bell = WakeUp::watch(&self.crew.tools.store);
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
         tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
         tokio::spawn(jobs::run_forever(self.crew.tools.store.clone(), quiet.clone()));
-        let present = tokio::spawn(presence::stay(self.crew.tools.store.clone(), self.worker, stop.clone()));
+        let present = tokio::spawn(heartbeat::beat(self.crew.tools.store.clone(), self.worker, stop.clone()));
         self.crew.tools.metrics.dispatchers.add(1);
         while *stop.borrow() == Stop::No {
             self.refresh_when_due().await;
@@ -305,7 +300,7 @@ impl Dispatcher {
     }
 
     /// Until something may have changed, a permit is due that something waits for, or a search that was put off.
-    async fn rest(&self, bell: &Bell, stop: &mut watch::Receiver<Stop>) {
+    async fn rest(&self, bell: &WakeUp, stop: &mut watch::Receiver<Stop>) {
         let poll = clock::monotonic() + jittered(self.interval());
         let look_at = [self.lanes.next_permit_at(), self.lanes.next_search_at()].into_iter().flatten().fold(poll, Instant::min);
         tokio::select! {
@@ -325,7 +320,7 @@ impl Dispatcher {
         if !self.busy && !self.searching {
             self.lanes.look_anew();
         }
-        let mood = Mood { busy: self.busy, insists: due_before.is_some() };
+        let mood = LookMode { busy: self.busy, insists: due_before.is_some() };
         let Wants { by_lease, mut limited, search, full } = self.lanes.wants(self.crew.tools.settings.batch, mood);
         let (mut begun, mut beside) = (0, vec![]);
         for (lease, wants) in by_lease {
@@ -437,7 +432,7 @@ impl Dispatcher {
     ) -> Result<usize, DbError> {
         let Claim { deliveries, providers, notes, .. } = claim;
         let Some(first) = deliveries.first() else { return Ok(0) };
-        let clock = Reckoning { then: first.leased_at, since: clock::monotonic() };
+        let clock = DatabaseTime { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
         if self.stop.as_ref().is_some_and(|stop| *stop.borrow() != Stop::No) {
             // Told while the claim was under way: nothing more is begun.
@@ -457,8 +452,10 @@ impl Dispatcher {
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
             let way = match self.lanes.lane(id) {
-                _ if id == UNEXPANDED => Way::Expand(self.lanes.table(), lanes::take_up_to(&self.lanes.expansion(), batch.len())),
-                Some(lane) if lane.driver.is_ok() => Way::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id)),
+                _ if id == UNEXPANDED => Route::Expand(self.lanes.table(), lanes::take_up_to(&self.lanes.expansion(), batch.len())),
+                Some(lane) if lane.driver.is_ok() => {
+                    Route::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id))
+                }
                 _ => {
                     self.crew.settler.return_unbegun(batch);
                     continue;

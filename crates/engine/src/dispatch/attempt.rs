@@ -15,14 +15,14 @@ use postcommit_channel::model::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::by_host::{self, sift};
-use super::hosts::Turn;
+use super::hosts::HostSlot;
+use super::hosts::admission::{self, put_off_refused};
 use super::lanes::Lane;
-use super::parked::About;
+use super::local_close::CloseDemand;
+use super::parked_log::About;
 use super::permits::Permits;
 use super::settler::{Noted, place_of, unbegun};
-use super::shut::Demand;
-use super::{Claimed, Crew, Reckoning};
+use super::{Claimed, Crew, DatabaseTime};
 use crate::crash_point;
 use crate::metrics::Counts;
 use crate::store::{Attempted, Lease, Settlement};
@@ -89,12 +89,12 @@ pub async fn attempt_batch(
     crew: &Arc<Crew>,
     lane: &Arc<Lane>,
     batch: Vec<Claimed>,
-    clock: Reckoning,
+    clock: DatabaseTime,
     slots: Option<OwnedSemaphorePermit>,
     permits: Option<Permits>,
 ) {
     let now = clock.now();
-    let ready = announce(crew, lane, sift(crew, lane, check_all(crew, lane, batch, now), now), now).await;
+    let ready = announce(crew, lane, put_off_refused(crew, lane, check_all(crew, lane, batch, now), now), now).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -103,7 +103,7 @@ pub async fn attempt_batch(
 }
 
 /// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
-pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: Reckoning, slots: OwnedSemaphorePermit) {
+pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: DatabaseTime, slots: OwnedSemaphorePermit) {
     let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
     let ready = check_all(crew, lane, first, clock.now());
     let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
@@ -116,7 +116,7 @@ struct Group {
     crew: Arc<Crew>,
     lane: Arc<Lane>,
     waiting: Arc<Waiting>,
-    clock: Reckoning,
+    clock: DatabaseTime,
 }
 
 fn spawn_attempts(group: &Group, ready: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
@@ -154,7 +154,7 @@ impl Group {
             return self.crew.settler.settle(settlement, None, Some(noted));
         }
         // A host's slowness must not be what makes the time of this attempt old.
-        let Ok(turn) = by_host::turn(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
+        let Ok(turn) = admission::take_slot(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
         let now = if turn.is_some() { self.clock.now() } else { now };
         attempt(&self.crew, &self.lane, delivery, note, now, turn).await;
     }
@@ -249,14 +249,14 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp)
     let asked: Vec<Lease> = batch.iter().map(|(d, _)| Lease::of(d)).collect();
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
-            lane.setback.over();
+            lane.backoff.reset();
             let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&Lease::of(d).key));
             gone.iter().for_each(|(d, _)| crew.leases.release(&Lease::of(d)));
             go
         }
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
-            let wait = lane.setback.wait();
+            let wait = lane.backoff.wait();
             tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce; not sent, and tried again after a wait");
             crew.settler.put_off(batch.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             vec![]
@@ -265,13 +265,13 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp)
 }
 
 /// One attempt, from permit to settle.
-async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp, turn: Option<Turn>) {
-    if let Some(left) = lane.shut.time_left() {
+async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp, turn: Option<HostSlot>) {
+    if let Some(left) = lane.local_close.time_left() {
         // Claimed before the lane was shut, and not begun: it waits like those that are not claimed.
         let at = now.plus(left).min(note.expires_at.max(now));
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
-    if lane.shut.is_closed() {
+    if lane.local_close.is_closed() {
         // A claim leaves it alone until the lane is open again.
         let at = now.plus(CLOSED_WAIT).min(note.expires_at.max(now));
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
@@ -376,36 +376,36 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
 async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
     let Some(demand) = demand_of(report) else { return verdict };
     if let Some(host) = lane.host_of(delivery) {
-        return by_host::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
+        return admission::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
     }
     let (store, name) = (&crew.tools.store, &lane.provider.name);
     let written = demand.write(store, &lane.provider).await;
     match (written, &demand) {
-        (Ok(true), Demand::Pause(why)) => tracing::error!(provider = name, why, "lane paused"),
+        (Ok(true), CloseDemand::Pause(why)) => tracing::error!(provider = name, why, "lane paused"),
         // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
-        (Ok(false), Demand::Pause(_)) if may_go_back(delivery) => {
-            lane.shut.open(&demand);
-            lane.shut.close(&demand);
+        (Ok(false), CloseDemand::Pause(_)) if may_go_back(delivery) => {
+            lane.local_close.open(&demand);
+            lane.local_close.note_written(&demand);
             return Verdict::Again { at: now, counted: false };
         }
         (Ok(_), _) => {}
         (Err(problem), _) => {
             tracing::error!(%problem, provider = name, ?demand, "could not pause or hold the lane; it stays shut in this process");
-            lane.shut.shut(store, &crew.stir, &lane.provider, demand);
+            lane.local_close.close_until_written(store, &crew.stir, &lane.provider, demand);
             return verdict;
         }
     }
-    lane.shut.open(&demand);
-    lane.shut.close(&demand);
+    lane.local_close.open(&demand);
+    lane.local_close.note_written(&demand);
     verdict
 }
 
-fn demand_of(report: &Report) -> Option<Demand> {
+fn demand_of(report: &Report) -> Option<CloseDemand> {
     match &report.outcome {
-        Outcome::Deferred { after: Some(wait), .. } => Some(Demand::hold(*wait)),
+        Outcome::Deferred { after: Some(wait), .. } => Some(CloseDemand::hold(*wait)),
         Outcome::Rejected { because: Because::Config, code } => {
             let why = report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
-            Some(Demand::Pause(format!("{code}: {why}")))
+            Some(CloseDemand::Pause(format!("{code}: {why}")))
         }
         _ => None,
     }

@@ -16,12 +16,12 @@ use crate::store::Lease;
 
 /// The database's time, reckoned from a claim: asking for it would cost a round trip.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reckoning {
+pub(super) struct DatabaseTime {
     pub then: Timestamp,
     pub since: Instant,
 }
 
-impl Reckoning {
+impl DatabaseTime {
     /// In whole milliseconds from there: finer than that SQLite's clock is not.
     pub fn now(&self) -> Timestamp {
         let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -30,18 +30,18 @@ impl Reckoning {
 }
 
 /// Where a claimed batch goes, the slots it holds, and its permits.
-pub(super) enum Way {
+pub(super) enum Route {
     Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
     Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>, Option<Permits>),
 }
 
 /// Reads what a batch is about, and hands it on.
-pub(super) async fn begin(crew: Arc<Crew>, way: Way, batch: Vec<Delivery>, notes: Notes, clock: Reckoning) {
+pub(super) async fn begin(crew: Arc<Crew>, way: Route, batch: Vec<Delivery>, notes: Notes, clock: DatabaseTime) {
     let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
     match load(&crew, batch, notes).await {
         Ok(batch) => match way {
-            Way::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
-            Way::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
+            Route::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
+            Route::Attempt(lane, slots, permits) => attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await,
         },
         Err((batch, problem)) => {
             let wait = crew.reading.wait();
@@ -60,7 +60,7 @@ async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec
     if !keys.is_empty() {
         match crew.tools.store.notifications(&keys).await {
             Ok(read) => {
-                crew.reading.over();
+                crew.reading.reset();
                 notes.extend(read.into_iter().map(|note| (note.id, Arc::new(note))));
             }
             Err(problem) => return Err((batch, problem)),

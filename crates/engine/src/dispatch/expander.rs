@@ -15,10 +15,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::attempt::{self, Waiting};
 use super::lanes::{self, Lane, Table};
-use super::parked::About;
+use super::parked_log::About;
 use super::settler::{Noted, unbegun};
 use super::turns::expansion_lane;
-use super::{Claimed, Crew, Reckoning};
+use super::{Claimed, Crew, DatabaseTime};
 use crate::db::DbError;
 use crate::store::{Expanded, Lease, Settlement};
 use crate::trace::Kind;
@@ -48,7 +48,13 @@ enum Step {
 type Ended = Vec<(i32, FinishedState, &'static str, Noted)>;
 
 /// Expands a batch. What cannot be written now goes back and is claimed again.
-pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, clock: Reckoning, mut slots: Option<OwnedSemaphorePermit>) {
+pub async fn expand_batch(
+    crew: &Arc<Crew>,
+    table: &Table,
+    batch: Vec<Claimed>,
+    clock: DatabaseTime,
+    mut slots: Option<OwnedSemaphorePermit>,
+) {
     let mut sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)> = HashMap::new();
     let mut writing = Vec::new();
     let spans: Vec<_> = batch.iter().filter_map(|(_, note)| Some((crew.tools.tracer.begin_of(note)?, note.clone()))).collect();
@@ -91,7 +97,7 @@ fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended
 }
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
-async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: Reckoning, held: Option<OwnedSemaphorePermit>) {
+async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: DatabaseTime, held: Option<OwnedSemaphorePermit>) {
     let unsettled = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
     let waiting = Arc::new(Waiting::new(batch));
     let patience = tokio::time::sleep(PATIENCE);
@@ -195,7 +201,7 @@ async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>) -> Result<(), D
     let done: Vec<Lease> = chunk.iter().map(|(e, _)| e.lease).collect();
     let (chunk, ended): (Vec<Expanded>, Vec<Ended>) = chunk.into_iter().unzip();
     crew.tools.store.expand(chunk).await?;
-    crew.expanding.over();
+    crew.expanding.reset();
     for (lease, ended) in done.iter().zip(ended) {
         for (n, state, code, noted) in ended {
             crew.settler.count_ended(DeliveryKey { n, ..lease.key }, state, code, &noted);

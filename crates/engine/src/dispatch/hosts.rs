@@ -1,5 +1,11 @@
-//! Hosts of lanes that serve many receivers. One that is held, paused or slow keeps its own deliveries waiting, and nobody else's: what waits for it gives
-//! its slot back and is put off (docs/decisions/0028).
+//! The hosts of a lane that serves many receivers. A host that is held, paused or slow delays its own deliveries and no
+//! others: a delivery that waits for it gives its slot back and is put off (docs/decisions/0028).
+//!
+//! - `admission`: decides per delivery whether its host takes it now;
+//! - `registry`: the hosts of all lanes, and what this process has read of closed ones.
+
+pub mod admission;
+pub mod registry;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,39 +16,40 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use tokio::sync::Notify;
 
-use super::shut::{Demand, Shut};
+use super::local_close::{CloseDemand, LocalClose};
 use crate::store::{HOST_HELD, HOST_PAUSED, HostChange};
 
 /// A host is slow while a send to it has taken longer than this, or sends to it do on average.
 const SLOW: Duration = Duration::from_secs(1);
-/// A lane's slots that one host may have; so there is one left for the next host, whatever this one does.
+/// The share of a lane's slots that one host may use. The rest is free for other hosts, whatever this host does.
 const SHARE: (usize, usize) = (3, 4);
-/// Those that a slow host may have while other hosts are about.
+/// The share that a slow host may use while other hosts are active.
 const SLOW_SHARE: (usize, usize) = (1, 8);
-/// Those that all slow hosts may have together.
+/// The share that all slow hosts may use together.
 const ALL_SLOW_SHARE: (usize, usize) = (1, 2);
-/// Those that hosts may have together of which no quick answer is known: many names may lead to one machine that hangs, and each of them is new at first. A
-/// host counts with the share of a slow one at most, so that a single one does not keep all new ones waiting.
+/// The share that all hosts without a known quick answer may use together: many names may lead to one machine that
+/// hangs, and each of them is new at first. One host counts at most with the share of a slow host, so that it cannot
+/// delay all new hosts alone.
 const UNPROVEN_SHARE: (usize, usize) = (3, 4);
-/// A new host looks again after this, while those before it are quick.
+/// How long a new host waits before it tries again, while the hosts before it are quick.
 const UNPROVEN_LOOK: Duration = Duration::from_millis(20);
-/// And waits no longer than this while they hang.
+/// The longest such wait while they hang.
 const UNPROVEN_WAIT: Duration = Duration::from_secs(30);
-/// Another host is about if something was sent to it within this.
+/// A host is active if something was sent to it within this time.
 const ABOUT: Duration = Duration::from_secs(60);
 
-/// What is put off waits at least this long.
+/// A delivery that is put off waits at least this long.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
-/// What waits for a slow or a paused host is looked at after this at the latest, and up to twice that where there is a lot of it.
+/// The longest wait for a slow or paused host; up to twice this where many deliveries wait.
 const LOOK: Duration = Duration::from_secs(300);
-/// What waits for a held one, after this: somebody may have opened it while a row was on its way.
+/// The longest wait for a held host: it may be opened while a delivery is being put off.
 const HELD_LOOK: Duration = Duration::from_secs(3600);
-/// After the end of a hold its deliveries come within this, not all together.
+/// The deliveries of a host are spread over this time after its hold ends.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// How much the last send counts for the average.
+/// The weight of the last send in the moving average.
 const WEIGHT: f64 = 0.25;
-/// Hosts of one lane that are remembered without need, and for how long.
+/// How many idle hosts of one lane are remembered, and for how long.
 const REMEMBERED: usize = 4096;
 const MEMORY: Duration = Duration::from_secs(900);
 
@@ -50,21 +57,21 @@ const MEMORY: Duration = Duration::from_secs(900);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutOff {
     pub wait: Duration,
-    /// What its row says meanwhile.
+    /// The code that its queue row carries meanwhile.
     pub code: Option<&'static str>,
 }
 
 /// Whether a send to a host may begin.
-enum Entry {
+enum Admission {
     Yes,
     PutOff(PutOff),
-    /// Others of this host are under way and quick: it will be soon, or the host is slow after so long.
+    /// Sends to this host are in flight and quick: a slot will be free soon, or the host counts as slow after this time.
     Soon(Duration),
 }
 
-/// The same, with the turn that was taken, or who tells of the next.
-enum Tried {
-    Turn(Turn),
+/// The result of asking for a slot of a host.
+enum SlotOutcome {
+    Taken(HostSlot),
     PutOff(PutOff),
     Soon(Arc<Notify>, Duration),
 }
@@ -73,39 +80,39 @@ enum Tried {
 #[derive(Default)]
 pub struct Hosts {
     by_name: Mutex<HashMap<Arc<str>, Host>>,
-    /// Something may be other than it was read; shared by all lanes.
-    doubt: Arc<AtomicBool>,
+    /// What was read of closed hosts may be outdated. Shared by all lanes.
+    is_stale: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct Host {
-    /// Its own wish, by the database's clock.
+    /// Until when its own answer asked to wait, by the database's clock.
     held_until: Option<Timestamp>,
     paused: bool,
-    /// A demand that could not be written.
-    unwritten: Option<Arc<Shut>>,
-    /// When each send under way began, the oldest first.
+    /// A pause or hold that could not be written.
+    unwritten: Option<Arc<LocalClose>>,
+    /// When each send in flight began, the oldest first.
     under_way: VecDeque<Instant>,
     /// The moving average of how long sends take.
     latency: Option<Duration>,
-    /// When the next delivery that is put off may have its turn.
+    /// When the next delivery that is put off may find a free slot.
     next_free: Option<Instant>,
-    /// Put off since it was last quick and open.
+    /// Deliveries put off since the host was last quick and open.
     put_off: u32,
-    /// Something was put off because it is held or paused.
+    /// Deliveries were put off because the host is held or paused.
     keeps_waiting: bool,
     used_at: Option<Instant>,
     freed: Arc<Notify>,
 }
 
-/// A send under way to a host. When it is dropped the send is over.
-pub struct Turn {
+/// A send in flight to a host. Dropping it ends the send.
+pub struct HostSlot {
     hosts: Arc<Hosts>,
     host: Arc<str>,
     began: Instant,
 }
 
-impl Drop for Turn {
+impl Drop for HostSlot {
     fn drop(&mut self) {
         if let Some(host) = self.hosts.lock().get_mut(&self.host) {
             host.end(self.began);
@@ -114,60 +121,62 @@ impl Drop for Turn {
 }
 
 impl Hosts {
-    pub fn new(doubt: Arc<AtomicBool>) -> Self {
-        Self { doubt, ..Self::default() }
+    pub fn new(is_stale: Arc<AtomicBool>) -> Self {
+        Self { is_stale, ..Self::default() }
     }
 
-    /// Waits until a send to this host may begin: never longer than it takes to see that the host is slow.
-    pub async fn turn(self: &Arc<Self>, host: &str, slots: i32, now: impl Fn() -> Timestamp, chance: f64) -> Result<Turn, PutOff> {
+    /// Waits until a send to this host may begin, or until the host turns out to be slow.
+    pub async fn take_slot(self: &Arc<Self>, host: &str, slots: i32, now: impl Fn() -> Timestamp, chance: f64) -> Result<HostSlot, PutOff> {
         loop {
-            match self.try_turn(host, slots, now()) {
-                Tried::Turn(turn) => return Ok(turn),
-                Tried::PutOff(put_off) => return Err(put_off.spread(chance)),
-                // One that is freed in between is not missed: a Notify keeps it for the next who asks.
-                Tried::Soon(freed, longest) => drop(tokio::time::timeout(longest, freed.notified()).await),
+            match self.try_slot(host, slots, now()) {
+                SlotOutcome::Taken(slot) => return Ok(slot),
+                SlotOutcome::PutOff(put_off) => return Err(put_off.spread(chance)),
+                // A slot that is freed before this waits is not missed: Notify keeps one permit.
+                SlotOutcome::Soon(freed, longest) => drop(tokio::time::timeout(longest, freed.notified()).await),
             }
         }
     }
 
-    fn try_turn(self: &Arc<Self>, host: &str, slots: i32, now: Timestamp) -> Tried {
+    fn try_slot(self: &Arc<Self>, host: &str, slots: i32, now: Timestamp) -> SlotOutcome {
         let mut hosts = self.lock();
         let began = clock::monotonic();
-        match entry(&mut hosts, host, 0, Room::of(slots), now, began) {
-            Entry::Yes => Tried::Turn(self.begin(&mut hosts, host, began, now)),
-            Entry::PutOff(put_off) => Tried::PutOff(put_off),
-            Entry::Soon(longest) => Tried::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
+        match admit(&mut hosts, host, 0, SlotShares::of(slots), now, began) {
+            Admission::Yes => SlotOutcome::Taken(self.begin(&mut hosts, host, began, now)),
+            Admission::PutOff(put_off) => SlotOutcome::PutOff(put_off),
+            Admission::Soon(longest) => SlotOutcome::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
         }
     }
 
-    /// Whether a delivery is to be put off before it is announced; `begun` are those of its batch that go to the same host before it.
+    /// Whether a delivery must be put off before it is announced. `begun` counts the deliveries of its batch that go to
+    /// the same host before it.
     pub fn refuses(&self, host: &str, begun: usize, slots: i32, now: Timestamp, chance: f64) -> Option<PutOff> {
-        match entry(&mut self.lock(), host, begun, Room::of(slots), now, clock::monotonic()) {
-            Entry::PutOff(put_off) => Some(put_off.spread(chance)),
-            Entry::Yes | Entry::Soon(_) => None,
+        match admit(&mut self.lock(), host, begun, SlotShares::of(slots), now, clock::monotonic()) {
+            Admission::PutOff(put_off) => Some(put_off.spread(chance)),
+            Admission::Yes | Admission::Soon(_) => None,
         }
     }
 
-    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant, now: Timestamp) -> Turn {
+    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant, now: Timestamp) -> HostSlot {
         forget_the_idle(hosts, began, now);
         let name: Arc<str> = hosts.get_key_value(host).map_or_else(|| host.into(), |(name, _)| name.clone());
         let known = hosts.entry(name.clone()).or_default();
         known.under_way.push_back(began);
         known.used_at = Some(began);
-        Turn { hosts: self.clone(), host: name, began }
+        HostSlot { hosts: self.clone(), host: name, began }
     }
 
-    /// An answer has demanded this, and it is about to be written.
-    pub fn demanded(&self, host: &str, demand: &Demand, now: Timestamp) {
+    /// Applies a demand in memory before it is written.
+    pub fn demanded(&self, host: &str, demand: &CloseDemand, now: Timestamp) {
         let mut hosts = self.lock();
         let known = hosts.entry(host.into()).or_default();
         match demand {
-            Demand::Pause(_) => known.paused = true,
-            Demand::Hold(_, wait) => known.held_until = known.held_until.max(Some(now.plus(*wait))),
+            CloseDemand::Pause(_) => known.paused = true,
+            CloseDemand::Hold(_, wait) => known.held_until = known.held_until.max(Some(now.plus(*wait))),
         }
     }
 
-    /// What the database says of a host. True when it is open now and this process has put something off for it.
+    /// Applies what the database says about a host. Returns true when the host is open and this process has put off
+    /// deliveries for it.
     pub fn set(&self, change: &HostChange) -> bool {
         let mut hosts = self.lock();
         let known = hosts.entry(change.host.as_str().into()).or_default();
@@ -175,11 +184,11 @@ impl Hosts {
         !known.paused && known.held_until.is_none() && std::mem::take(&mut known.keeps_waiting)
     }
 
-    /// Opens all but these: the database knows of no other that is shut. Returns those for which this process has put something off.
+    /// Opens all hosts except these. Returns the opened hosts for which this process has put off deliveries.
     pub fn open_others(&self, shut: &HashSet<&str>) -> Vec<Arc<str>> {
         let mut opened = Vec::new();
         for (name, host) in self.lock().iter_mut().filter(|(name, _)| !shut.contains(&***name)) {
-            // A hold that has run out needs nobody to bring anything forward.
+            // After a hold that ran out its deliveries are due by themselves.
             let is_shut = host.paused || host.held_until.is_some();
             host.shut_by(None, false);
             if is_shut && std::mem::take(&mut host.keeps_waiting) {
@@ -189,27 +198,27 @@ impl Hosts {
         opened
     }
 
-    /// A demand was not written. What others have written about this host is read again.
+    /// Opens a host whose demand was not written. What other processes wrote about it is read again.
     pub fn open(&self, host: &str) {
         self.lock().entry(host.into()).or_default().shut_by(None, false);
-        self.doubt.store(true, Ordering::Release);
+        self.is_stale.store(true, Ordering::Release);
     }
 
-    /// Where a demand stands that cannot be written; made when first asked for.
-    pub fn unwritten(&self, host: &str) -> Arc<Shut> {
+    /// The local close of a host, made on first use: it holds a demand that cannot be written.
+    pub fn unwritten(&self, host: &str) -> Arc<LocalClose> {
         let mut hosts = self.lock();
         let known = hosts.entry(host.into()).or_default();
-        known.unwritten.get_or_insert_with(|| Arc::new(Shut::of_host(host.into()))).clone()
+        known.unwritten.get_or_insert_with(|| Arc::new(LocalClose::of_host(host.into()))).clone()
     }
 
-    /// A demand is written: one before it that was not is of no account any more.
-    pub fn written(&self, host: &str, demand: &Demand) {
+    /// A demand is written: an earlier unwritten one no longer matters.
+    pub fn written(&self, host: &str, demand: &CloseDemand) {
         if let Some(unwritten) = self.lock().get(host).and_then(|host| host.unwritten.clone()) {
             unwritten.open(demand);
         }
     }
 
-    /// What an answer to other settings demanded says nothing about the new ones.
+    /// Drops unwritten demands: they were made by answers to the provider's former settings.
     pub fn forget_unwritten(&self) {
         self.lock().values_mut().for_each(|host| host.unwritten = None);
     }
@@ -219,16 +228,16 @@ impl Hosts {
     }
 }
 
-/// How many slots a host may have, of how many there are.
+/// How many of a lane's slots hosts may use.
 #[derive(Clone, Copy)]
-struct Room {
+struct SlotShares {
     one: usize,
     slow: usize,
     all_slow: usize,
     unproven: usize,
 }
 
-impl Room {
+impl SlotShares {
     fn of(slots: i32) -> Self {
         let slots = usize::try_from(slots).unwrap_or(1);
         let share = |(part, of): (usize, usize)| (slots * part / of).max(1);
@@ -236,35 +245,35 @@ impl Room {
     }
 }
 
-fn entry(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: Room, now: Timestamp, at: Instant) -> Entry {
+fn admit(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: SlotShares, now: Timestamp, at: Instant) -> Admission {
     if let Some(host) = hosts.get_mut(name)
         && let Some(put_off) = host.shut(now)
     {
         host.keeps_waiting = true;
-        return Entry::PutOff(put_off);
+        return Admission::PutOff(put_off);
     }
     if let Some(later) = crowded_out(hosts, name, room, at) {
         return later;
     }
     let Some(host) = hosts.get_mut(name) else {
-        return if begun < room.one { Entry::Yes } else { Entry::Soon(SLOW) };
+        return if begun < room.one { Admission::Yes } else { Admission::Soon(SLOW) };
     };
     let under_way = host.under_way.len() + begun;
     if !host.is_slow(at) {
         host.put_off = 0;
-        return if under_way < room.one { Entry::Yes } else { Entry::Soon(host.slow_after(at)) };
+        return if under_way < room.one { Admission::Yes } else { Admission::Soon(host.slow_after(at)) };
     }
     let crowd = Crowd::around(hosts, name, at);
-    let most = if crowd.others_are_about { room.slow } else { room.one };
-    if under_way < most && (!crowd.others_are_about || crowd.slow_under_way + begun < room.all_slow) {
-        return Entry::Yes;
+    let most = if crowd.others_are_active { room.slow } else { room.one };
+    if under_way < most && (!crowd.others_are_active || crowd.slow_under_way + begun < room.all_slow) {
+        return Admission::Yes;
     }
-    // Asked for above.
-    hosts.get_mut(name).map_or(Entry::Yes, |host| Entry::PutOff(host.pace(most, at)))
+    // The host exists: it was read above.
+    hosts.get_mut(name).map_or(Admission::Yes, |host| Admission::PutOff(host.pace(most, at)))
 }
 
-/// A host without a known answer waits while others like it have their share, or have what slow ones leave of it.
-fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: Room, at: Instant) -> Option<Entry> {
+/// A host without a known answer waits while other such hosts use their whole share, or what slow hosts leave of it.
+fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: SlotShares, at: Instant) -> Option<Admission> {
     if hosts.get(name).is_some_and(|host| host.latency.is_some()) {
         return None;
     }
@@ -275,15 +284,15 @@ fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: Room, at: Inst
     }
     match oldest > SLOW {
         _ if under_way < room.unproven => None,
-        true => Some(Entry::PutOff(PutOff { wait: oldest.min(UNPROVEN_WAIT), code: None })),
-        false => Some(Entry::Soon(UNPROVEN_LOOK)),
+        true => Some(Admission::PutOff(PutOff { wait: oldest.min(UNPROVEN_WAIT), code: None })),
+        false => Some(Admission::Soon(UNPROVEN_LOOK)),
     }
 }
 
-/// What there is beside a slow host.
+/// What happens on the lane beside a slow host.
 struct Crowd {
-    others_are_about: bool,
-    /// Sends to all slow hosts, this one's among them.
+    others_are_active: bool,
+    /// Sends in flight to all slow hosts, including this one.
     slow_under_way: usize,
 }
 
@@ -291,13 +300,13 @@ impl Crowd {
     fn around(hosts: &HashMap<Arc<str>, Host>, name: &str, at: Instant) -> Self {
         let about = |host: &Host| !host.under_way.is_empty() || host.used_at.is_some_and(|used| at.duration_since(used) < ABOUT);
         Self {
-            others_are_about: hosts.iter().any(|(other, host)| &**other != name && about(host)),
+            others_are_active: hosts.iter().any(|(other, host)| &**other != name && about(host)),
             slow_under_way: hosts.values().filter(|host| host.is_slow(at)).map(|host| host.under_way.len()).sum(),
         }
     }
 }
 
-/// Hosts that nothing was sent to for long, where there are many.
+/// Forgets hosts that have been idle for long, once there are many.
 fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timestamp) {
     if hosts.len() < REMEMBERED {
         return;
@@ -313,7 +322,7 @@ impl Host {
     /// A hold that is over is no reason to remember a host.
     fn is_needed(&self, now: Timestamp) -> bool {
         let is_held = self.held_until.is_some_and(|until| until > now);
-        !self.under_way.is_empty() || self.paused || is_held || self.unwritten.as_ref().is_some_and(|shut| shut.is_shut())
+        !self.under_way.is_empty() || self.paused || is_held || self.unwritten.as_ref().is_some_and(|shut| shut.is_unwritten())
     }
 
     fn shut_by(&mut self, held_until: Option<Timestamp>, paused: bool) {
@@ -339,7 +348,7 @@ impl Host {
         }
     }
 
-    /// The more there is to look at, the more seldom.
+    /// The wait grows with the number of deliveries that wait.
     fn look_after(&mut self) -> Duration {
         self.put_off = self.put_off.saturating_add(1);
         LOOK + Duration::from_millis(self.put_off.into()).min(LOOK)
@@ -353,12 +362,13 @@ impl Host {
         self.under_way.front().map_or(Duration::ZERO, |began| at.saturating_duration_since(*began))
     }
 
-    /// When it will be, if nothing comes back meanwhile.
+    /// The time after which the host counts as slow, if no answer comes before.
     fn slow_after(&self, at: Instant) -> Duration {
         (SLOW + Duration::from_millis(1)).saturating_sub(self.oldest(at)).max(Duration::from_millis(1))
     }
 
-    /// Each that is put off gets the next time at which the host may have room for it, so that a backlog is moved once and not over and over.
+    /// Gives each delivery that is put off its own time, the next at which the host may have a free slot. So a backlog
+    /// is rewritten once instead of again and again.
     fn pace(&mut self, slots: usize, at: Instant) -> PutOff {
         let latency = self.latency.unwrap_or_default().max(self.oldest(at));
         let step = latency.div_f64(slots.max(1) as f64).max(SHORTEST_WAIT);
@@ -386,7 +396,7 @@ impl Host {
 }
 
 impl PutOff {
-    /// Later by a little, for each another little: what waits for the same time must not come all together.
+    /// Adds a random part, so that deliveries that wait for the same time do not come back together.
     fn spread(self, chance: f64) -> Self {
         Self { wait: self.wait + (self.wait / 10).min(SPREAD).mul_f64(chance.clamp(0.0, 1.0)), ..self }
     }
@@ -400,18 +410,18 @@ mod tests {
     const SLOTS: i32 = 16;
 
     /// As many turns as are given without waiting.
-    fn turns(hosts: &Arc<Hosts>, host: &str) -> Vec<Turn> {
+    fn slots_of(hosts: &Arc<Hosts>, host: &str) -> Vec<HostSlot> {
         std::iter::from_fn(|| one(hosts, host)).collect()
     }
 
-    fn one(hosts: &Arc<Hosts>, host: &str) -> Option<Turn> {
-        match hosts.try_turn(host, SLOTS, NOW) {
-            Tried::Turn(turn) => Some(turn),
-            Tried::PutOff(_) | Tried::Soon(..) => None,
+    fn one(hosts: &Arc<Hosts>, host: &str) -> Option<HostSlot> {
+        match hosts.try_slot(host, SLOTS, NOW) {
+            SlotOutcome::Taken(slot) => Some(slot),
+            SlotOutcome::PutOff(_) | SlotOutcome::Soon(..) => None,
         }
     }
 
-    /// As if all sends under way to a host had begun that long ago.
+    /// Pretends that all sends in flight to a host began that long ago.
     fn age(hosts: &Hosts, host: &str, by: Duration) {
         let mut hosts = hosts.lock();
         let under_way = &mut hosts.get_mut(host).expect("it is known").under_way;
@@ -422,15 +432,15 @@ mod tests {
     fn new_hosts_that_hang_leave_a_quarter_of_the_slots_to_those_known_to_be_quick() {
         let hosts = Arc::new(Hosts::default());
         drop(one(&hosts, "quick:1"));
-        let hanging: Vec<Turn> = (0..50).filter_map(|n| one(&hosts, &format!("new-{n}:1"))).collect();
+        let hanging: Vec<HostSlot> = (0..50).filter_map(|n| one(&hosts, &format!("new-{n}:1"))).collect();
         assert_eq!(hanging.len(), 12, "together they have the share of one host");
-        assert!(matches!(hosts.try_turn("new-40:1", SLOTS, NOW), Tried::Soon(..)), "they may be quick: the next waits a moment");
+        assert!(matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::Soon(..)), "they may be quick: the next waits a moment");
         (0..12).for_each(|n| age(&hosts, &format!("new-{n}:1"), SLOW * 2));
-        assert!(matches!(hosts.try_turn("new-40:1", SLOTS, NOW), Tried::PutOff(_)), "they hang: its slot is for others");
+        assert!(matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::PutOff(_)), "they hang: its slot is for others");
         assert!(one(&hosts, "quick:1").is_some());
 
         let hosts = Arc::new(Hosts::default());
-        let one_that_hangs = turns(&hosts, "bad:1");
+        let one_that_hangs = slots_of(&hosts, "bad:1");
         assert_eq!(one_that_hangs.len(), 12);
         age(&hosts, "bad:1", SLOW * 2);
         assert!(one(&hosts, "new-40:1").is_some(), "one host alone keeps no new one waiting");
@@ -439,36 +449,36 @@ mod tests {
     #[test]
     fn a_host_leaves_a_quarter_of_the_slots_to_others_whatever_it_does() {
         let hosts = Arc::new(Hosts::default());
-        assert_eq!(turns(&hosts, "a:1").len(), 12);
-        let quick = turns(&hosts, "a:1");
+        assert_eq!(slots_of(&hosts, "a:1").len(), 12);
+        let quick = slots_of(&hosts, "a:1");
         assert_eq!(quick.len(), 12, "again, once those are over");
-        assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_none(), "the next one will have its turn soon");
+        assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_none(), "the next one will have its slot soon");
         age(&hosts, "a:1", SLOW * 2);
         assert!(hosts.refuses("a:1", 0, SLOTS, NOW, 0.0).is_some(), "or not");
         drop(quick);
     }
 
     #[test]
-    fn slow_hosts_have_an_eighth_each_and_half_together_while_others_are_about() {
+    fn slow_hosts_have_an_eighth_each_and_half_together_while_others_are_active() {
         let hosts = Arc::new(Hosts::default());
         let mut held = Vec::new();
         for n in 0..6 {
             let host = format!("slow{n}:1");
             held.extend(one(&hosts, &host));
             age(&hosts, &host, SLOW * 2);
-            held.extend(turns(&hosts, &host));
+            held.extend(slots_of(&hosts, &host));
         }
         let under_way = |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
         assert_eq!(under_way(0), 12, "it was alone when it began");
         assert!((1..6).all(|n| under_way(n) == 1), "the others find half of the slots taken by slow ones");
-        assert_eq!(turns(&hosts, "quick:1").len(), 12, "and whoever is quick finds room");
+        assert_eq!(slots_of(&hosts, "quick:1").len(), 12, "and whoever is quick finds room");
         drop(held);
     }
 
     #[test]
     fn each_that_is_put_off_gets_a_time_of_its_own() {
         let hosts = Arc::new(Hosts::default());
-        let held = turns(&hosts, "a:1");
+        let held = slots_of(&hosts, "a:1");
         let other = one(&hosts, "b:1");
         age(&hosts, "a:1", Duration::from_secs(20));
         let waits: Vec<Duration> = (0..100).filter_map(|_| hosts.refuses("a:1", 0, SLOTS, NOW, 0.0)).map(|put_off| put_off.wait).collect();
@@ -485,12 +495,12 @@ mod tests {
         let other = one(&hosts, "b:1");
         let first = one(&hosts, "a:1");
         hosts.lock().get_mut("a:1").expect("it is known").latency = Some(SLOW * 3);
-        assert_eq!(turns(&hosts, "a:1").len(), 1, "an eighth");
+        assert_eq!(slots_of(&hosts, "a:1").len(), 1, "an eighth");
         drop(first);
         for _ in 0..20 {
             assert!(one(&hosts, "a:1").is_some());
         }
-        assert_eq!(turns(&hosts, "a:1").len(), 12);
+        assert_eq!(slots_of(&hosts, "a:1").len(), 12);
         drop(other);
     }
 
@@ -498,17 +508,17 @@ mod tests {
     fn hosts_whose_brief_hold_is_over_are_forgotten() {
         let hosts = Arc::new(Hosts::default());
         for n in 0..2 * REMEMBERED {
-            hosts.demanded(&format!("h{n}:1"), &Demand::hold(Duration::from_secs(1)), NOW);
+            hosts.demanded(&format!("h{n}:1"), &CloseDemand::hold(Duration::from_secs(1)), NOW);
         }
         let later = NOW.plus(Duration::from_secs(2));
-        assert!(matches!(hosts.try_turn("next:1", SLOTS, later), Tried::Turn(_)));
+        assert!(matches!(hosts.try_slot("next:1", SLOTS, later), SlotOutcome::Taken(_)));
         assert!(hosts.lock().len() < REMEMBERED);
     }
 
     #[test]
     fn few_slots_are_one_at_least() {
         for (slots, expected) in [(1, (1, 1, 1)), (2, (1, 1, 1)), (4, (3, 1, 2)), (1000, (750, 125, 500))] {
-            let room = Room::of(slots);
+            let room = SlotShares::of(slots);
             assert_eq!((room.one, room.slow, room.all_slow), expected, "{slots}");
         }
     }

@@ -12,12 +12,12 @@ use postcommit_channel::secret::Secrets;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
-use super::host_book::HostBook;
+use super::backoff::Backoff;
+use super::cow_map::CowMap;
 use super::hosts::Hosts;
-use super::permits::{Meter, Permits};
-use super::setback::Setback;
-use super::shards::Shards;
-use super::shut::Shut;
+use super::hosts::registry::HostRegistry;
+use super::local_close::LocalClose;
+use super::permits::{LanePermits, Permits};
 use super::turns::{Turns, is_expansion};
 use crate::db::DbError;
 use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
@@ -40,13 +40,13 @@ pub struct Lane {
     /// Whether rows of its own wait for it: they go first.
     pub backlog: Arc<AtomicBool>,
     /// What is known of its permits, where its rate is limited.
-    pub meter: Arc<Meter>,
+    pub permits: Arc<LanePermits>,
     /// Whether it is shut in this process, because its pause or hold could not be written.
-    pub shut: Arc<Shut>,
+    pub local_close: Arc<LocalClose>,
     /// Its hosts, where its driver tells them apart.
     pub hosts: Option<Arc<Hosts>>,
     /// How long what could not be announced waits.
-    pub setback: Arc<Setback>,
+    pub backoff: Arc<Backoff>,
     /// Where it says that it has a backlog now.
     stirred: Stirred,
 }
@@ -64,27 +64,27 @@ impl Lane {
     fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, String>) -> Self {
         let same_slots = (self.provider.concurrency == provider.concurrency).then(|| self.slots.clone());
         if self.provider.rate() != provider.rate() {
-            self.meter.expect_after(Duration::ZERO);
+            self.permits.expect_after(Duration::ZERO);
         }
         // What an answer to other settings demanded says nothing about these.
-        let shut = if self.provider.revision == provider.revision { self.shut.clone() } else { Arc::default() };
-        let setback = self.setback.clone();
+        let local_close = if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
+        let backoff = self.backoff.clone();
         let fresh = Self::new(provider, driver, same_slots, self.stirred.clone());
-        Self { backlog: self.backlog.clone(), meter: self.meter.clone(), shut, setback, ..fresh }
+        Self { backlog: self.backlog.clone(), permits: self.permits.clone(), local_close, backoff, ..fresh }
     }
 
     fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>, stirred: Stirred) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
-        let (backlog, meter, shut, setback) = Default::default();
-        Self { name, slots, backlog, meter, shut, setback, hosts: None, stirred, provider, driver }
+        let (backlog, permits, local_close, backoff) = Default::default();
+        Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, provider, driver }
     }
 
     /// With its hosts, if its driver tells them apart.
-    fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, book: &HostBook) -> Self {
+    fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, registry: &HostRegistry) -> Self {
         let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());
-        self.hosts = isolates.then(|| book.of_lane(self.provider.id));
+        self.hosts = isolates.then(|| registry.of_lane(self.provider.id));
         if let Some(hosts) = self.hosts.as_ref().filter(|_| known.is_some_and(|known| known.provider.revision != self.provider.revision)) {
             hosts.forget_unwritten();
         }
@@ -99,7 +99,7 @@ impl Lane {
 
     /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
     fn is_served(&self) -> bool {
-        !self.provider.is_paused() && self.driver.is_ok() && !self.shut.is_shut()
+        !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
 
     fn is_limited(&self) -> bool {
@@ -115,15 +115,15 @@ impl Lane {
     /// What could be started on it now.
     fn want(&self, batch: i32) -> Option<Want> {
         let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
-        (quota > 0 && (!self.is_limited() || self.meter.may_have_one())).then_some(Want { lane: self.provider.id, quota })
+        (quota > 0 && (!self.is_limited() || self.permits.may_have_one())).then_some(Want { lane: self.provider.id, quota })
     }
 }
 
 /// The lanes as they were when something was claimed.
 #[derive(Clone)]
 pub struct Table {
-    lanes: Shards<Arc<Lane>>,
-    by_tenant: Shards<Arc<Vec<Provider>>>,
+    lanes: CowMap<Arc<Lane>>,
+    by_tenant: CowMap<Arc<Vec<Provider>>>,
     lease: Duration,
     /// When something may last have been sent by another provider than it would be now.
     pub rerouted_at: Timestamp,
@@ -188,7 +188,7 @@ pub struct Lanes {
     version: Option<i64>,
     expansion: Arc<Semaphore>,
     lease: Duration,
-    book: HostBook,
+    host_registry: HostRegistry,
     turns: Turns,
     /// Of tenants that have another weight than 1.
     weights: HashMap<i32, u32>,
@@ -213,7 +213,7 @@ pub struct Wants {
 
 /// How to look for what is due.
 #[derive(Debug, Clone, Copy)]
-pub struct Mood {
+pub struct LookMode {
     /// The last look brought work.
     pub busy: bool,
     /// The search is not put off, whatever it costs.
@@ -223,13 +223,13 @@ pub struct Mood {
 impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
-        let nothing = Table { lanes: Shards::default(), by_tenant: Shards::default(), lease, rerouted_at: Timestamp::from_micros(0) };
+        let nothing = Table { lanes: CowMap::default(), by_tenant: CowMap::default(), lease, rerouted_at: Timestamp::from_micros(0) };
         Self {
             table: Arc::new(nothing),
             version: None,
             expansion: Arc::new(Semaphore::new(EXPANSION_SLOTS)),
             lease,
-            book: HostBook::default(),
+            host_registry: HostRegistry::default(),
             turns: Turns::default(),
             weights: HashMap::new(),
             stirred: Stirred::default(),
@@ -248,25 +248,25 @@ impl Lanes {
         let changes = tools.store.provider_changes(self.version).await?;
         let version = changes.version;
         if changes.is_all {
-            self.book.start_over();
+            self.host_registry.start_over();
         }
         self.apply(tools, changes);
         // Before a claim may rely on them; a change of theirs counts as one of the providers, too.
-        self.book.read(&tools.store).await?;
+        self.host_registry.read(&tools.store).await?;
         self.version = Some(version);
         Ok(())
     }
 
     /// Reads all hosts that are shut, if that is due.
     pub async fn look_at_hosts(&self, tools: &Tools) -> Result<(), DbError> {
-        if self.book.is_due() { self.book.read(&tools.store).await } else { Ok(()) }
+        if self.host_registry.is_due() { self.host_registry.read(&tools.store).await } else { Ok(()) }
     }
 
     fn apply(&mut self, tools: &Tools, changes: ProviderChanges) {
         let ProviderChanges { rerouted_at, is_all, providers, gone, weights, .. } = changes;
         let mut table = Table { rerouted_at, ..(*self.table).clone() };
         if is_all {
-            (table.lanes, table.by_tenant) = (Shards::default(), Shards::default());
+            (table.lanes, table.by_tenant) = (CowMap::default(), CowMap::default());
             self.broken.clear();
             self.weights.clear();
         }
@@ -287,9 +287,9 @@ impl Lanes {
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
         let Some(known) = self.table.lane(provider.id) else {
             let driver = open(tools, &provider, None);
-            return Arc::new(Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.book));
+            return Arc::new(Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.host_registry));
         };
-        let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.book));
+        let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
             // Only held or released: that is no revision, and the driver keeps its connections.
@@ -352,7 +352,7 @@ impl Lanes {
     }
 
     /// What could be started now.
-    pub fn wants(&mut self, batch: i32, mood: Mood) -> Wants {
+    pub fn wants(&mut self, batch: i32, mood: LookMode) -> Wants {
         for lane in std::mem::take(&mut *self.stirred.lock().unwrap_or_else(PoisonError::into_inner)) {
             self.turns.wait(lane);
         }
@@ -371,8 +371,8 @@ impl Lanes {
 
     /// The same of what is not expanded, and the search. For whom it finds there is always some room, if need be an eighth beyond the slots: those that are
     /// known to wait get whole batches all the same.
-    fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: Mood) {
-        let dealt = self.turns.deal(most, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
+    fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: LookMode) {
+        let dealt = self.turns.share_out(most, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
         asked.extend(dealt.iter().map(|want| want.lane));
         let taken: usize = dealt.iter().filter_map(|want| usize::try_from(want.quota).ok()).sum();
         let room = self.expansion.available_permits().saturating_sub(taken).min(most).max(most.div_ceil(8));
@@ -400,7 +400,7 @@ impl Lanes {
 
     /// Limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
     pub fn wants_of(&self, tenant: i32, batch: i32) -> Vec<Want> {
-        let may = |lane: &&Arc<Lane>| lane.is_served() && lane.is_limited() && lane.meter.may_have_one();
+        let may = |lane: &&Arc<Lane>| lane.is_served() && lane.is_limited() && lane.permits.may_have_one();
         self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
     }
 
@@ -423,7 +423,7 @@ impl Lanes {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);
             let given = found.claim.deliveries.iter().filter(|delivery| delivery.lane == lane.provider.id).count();
-            lane.meter.expect_after(metered.map_or(Duration::ZERO, |metered| metered.wait));
+            lane.permits.expect_after(metered.map_or(Duration::ZERO, |metered| metered.wait));
             let waits = metered.is_some_and(|metered| usize::try_from(metered.quota).is_ok_and(|quota| given >= quota));
             lane.set_backlog(waits);
             if waits {
@@ -438,7 +438,7 @@ impl Lanes {
     pub fn permits(&mut self, found: &LimitedClaim) -> HashMap<i32, Permits> {
         let permits = |metered: &Metered| {
             let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
-            Some((metered.lane, Permits::new(self.table.lane(metered.lane)?.meter.clone(), metered.taken_at, count)))
+            Some((metered.lane, Permits::new(self.table.lane(metered.lane)?.permits.clone(), metered.taken_at, count)))
         };
         self.metered.extend(found.lanes.iter().map(|metered| metered.lane));
         found.lanes.iter().filter_map(permits).collect()
@@ -450,8 +450,8 @@ impl Lanes {
         self.metered.retain(|id| {
             let Some(lane) = table.lane(*id) else { return false };
             // Asked first: what comes back in between is taken with the next round.
-            let more = lane.meter.are_under_way();
-            unused.extend(lane.meter.take_unused().into_iter().map(|(taken_at, count)| (*id, taken_at, count)));
+            let more = lane.permits.are_under_way();
+            unused.extend(lane.permits.take_unused().into_iter().map(|(taken_at, count)| (*id, taken_at, count)));
             more
         });
         unused
@@ -462,7 +462,7 @@ impl Lanes {
         let waits = |lane: &&Arc<Lane>| {
             lane.is_limited() && lane.is_served() && lane.backlog.load(Ordering::Relaxed) && lane.slots.available_permits() > 0
         };
-        self.turns.waiting().filter_map(|id| self.table.lane(id)).filter(waits).filter_map(|lane| lane.meter.next_at()).min()
+        self.turns.waiting().filter_map(|id| self.table.lane(id)).filter(waits).filter_map(|lane| lane.permits.next_at()).min()
     }
 
     /// That any of a tenant's lanes needs.

@@ -15,10 +15,10 @@ use crate::store::Lease;
 
 /// Everything claimed and not yet settled.
 #[derive(Default)]
-pub struct Leases(Mutex<HashMap<DeliveryKey, Held>>);
+pub struct Leases(Mutex<HashMap<DeliveryKey, HeldLease>>);
 
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldLease {
     token: Uuid,
     /// Measured from before the claim was asked for: the database's lease cannot end earlier than this says.
     since: Instant,
@@ -28,7 +28,7 @@ struct Held {
 impl Leases {
     pub fn hold(&self, deliveries: &[Delivery], since: Instant, length: Duration) {
         let mut held = self.lock();
-        held.extend(deliveries.iter().map(|d| (Lease::of(d).key, Held { token: d.token, since, length })));
+        held.extend(deliveries.iter().map(|d| (Lease::of(d).key, HeldLease { token: d.token, since, length })));
     }
 
     pub fn release(&self, lease: &Lease) {
@@ -63,7 +63,7 @@ impl Leases {
         self.len() == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DeliveryKey, Held>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<DeliveryKey, HeldLease>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

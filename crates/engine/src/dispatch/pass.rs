@@ -11,7 +11,7 @@ use crate::store::{PASSING_SAID, Store};
 
 /// How a pass over everything ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passed {
+pub enum PassOutcome {
     /// Another one is under way, in this process or another; nothing was claimed.
     Elsewhere,
     /// What was begun is finished.
@@ -24,10 +24,10 @@ pub enum Passed {
 impl Dispatcher {
     /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time, so that one which was killed keeps nobody
     /// waiting for longer.
-    pub async fn pass_alone(&mut self, bound: Duration) -> Result<Passed, DbError> {
+    pub async fn pass_alone(&mut self, bound: Duration) -> Result<PassOutcome, DbError> {
         let store = self.crew.tools.store.clone();
         if !store.begin_pass().await? {
-            return Ok(Passed::Elsewhere);
+            return Ok(PassOutcome::Elsewhere);
         }
         let (over, told) = oneshot::channel();
         let saying = tokio::spawn(say_so(store.clone(), told));
@@ -38,7 +38,7 @@ impl Dispatcher {
         if let Err(problem) = store.end_pass().await {
             tracing::debug!(%problem, "could not say that the pass is over; it will be noticed");
         }
-        passed.map(|more| Passed::Done { more })
+        passed.map(|more| PassOutcome::Done { more })
     }
 
     /// Nothing is under way but results that the database refuses.

@@ -12,10 +12,10 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What this process knows of one lane's permits.
 #[derive(Default)]
-pub struct Meter(Mutex<Reading>);
+pub struct LanePermits(Mutex<PermitCounts>);
 
 #[derive(Default)]
-struct Reading {
+struct PermitCounts {
     /// When the next permits are due; none if there may be some now.
     next_at: Option<Instant>,
     /// Taken then, by the database's clock, and not used.
@@ -24,7 +24,7 @@ struct Reading {
     under_way: usize,
 }
 
-impl Meter {
+impl LanePermits {
     /// Whether there may be a permit by now.
     pub fn may_have_one(&self) -> bool {
         self.next_at().is_none_or(|at| at <= clock::monotonic())
@@ -53,7 +53,7 @@ impl Meter {
         self.lock().under_way > 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, Reading> {
+    fn lock(&self) -> MutexGuard<'_, PermitCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -61,13 +61,13 @@ impl Meter {
 /// The permits of a claimed batch. What is not spent when it is dropped goes back with the next round: an expired delivery must not cost an hour where one an
 /// hour is allowed.
 pub struct Permits {
-    meter: Arc<Meter>,
+    meter: Arc<LanePermits>,
     taken_at: Timestamp,
     left: usize,
 }
 
 impl Permits {
-    pub fn new(meter: Arc<Meter>, taken_at: Timestamp, count: usize) -> Self {
+    pub fn new(meter: Arc<LanePermits>, taken_at: Timestamp, count: usize) -> Self {
         meter.lock().under_way += 1;
         Self { meter, taken_at, left: count }
     }

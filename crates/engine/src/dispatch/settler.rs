@@ -12,7 +12,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::leases::Leases;
-use super::parked::{About, is_parked};
+use super::parked_log::{About, is_parked};
 use crate::db::{DbError, postgres};
 use crate::metrics::{Counts, Metrics};
 use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
@@ -46,7 +46,7 @@ pub struct Tally {
 }
 
 /// A result, and its room among those not yet written.
-struct Result_ {
+struct PendingResult {
     settlement: Settlement,
     room: Option<OwnedSemaphorePermit>,
     /// None for what only goes back.
@@ -68,7 +68,7 @@ impl Noted {
 
 /// What is known and not written.
 #[derive(Default)]
-struct Arrears {
+struct Unwritten {
     /// The database was away when last written to.
     is_away: AtomicBool,
     /// Results that are refused, and kept.
@@ -78,21 +78,28 @@ struct Arrears {
 /// Takes results and writes them.
 #[derive(Clone)]
 pub struct Settler {
-    results: mpsc::UnboundedSender<Result_>,
+    results: mpsc::UnboundedSender<PendingResult>,
     room: Arc<Semaphore>,
     tally: Arc<Tally>,
     metrics: Metrics,
-    arrears: Arc<Arrears>,
+    unwritten_results: Arc<Unwritten>,
 }
 
 impl Settler {
     pub fn start(store: Store, metrics: Metrics, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
-        let arrears = Arc::<Arrears>::default();
-        let writer = Writer { store, stir, leases, tally: tally.clone(), metrics: metrics.clone(), arrears: arrears.clone() };
+        let unwritten_results = Arc::<Unwritten>::default();
+        let writer = ResultWriter {
+            store,
+            stir,
+            leases,
+            tally: tally.clone(),
+            metrics: metrics.clone(),
+            unwritten_results: unwritten_results.clone(),
+        };
         tokio::spawn(write_all(Arc::new(writer), received));
-        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics, arrears }
+        Self { results, room: Arc::new(Semaphore::new(ROOM)), tally, metrics, unwritten_results }
     }
 
     pub fn tally(&self) -> Arc<Tally> {
@@ -107,12 +114,12 @@ impl Settler {
     /// Whether nothing more should be claimed: results that are known cannot be written, and whoever claimed now might take over a lease of our own whose
     /// result is here.
     pub fn is_behind(&self) -> bool {
-        self.arrears.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
+        self.unwritten_results.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
     }
 
     /// Results that the database refused, and that are kept until it takes them.
     pub fn unwritten(&self) -> usize {
-        self.arrears.refused.load(Ordering::Relaxed)
+        self.unwritten_results.refused.load(Ordering::Relaxed)
     }
 
     /// Counts what expansion has put into the ledger without an attempt.
@@ -136,7 +143,7 @@ impl Settler {
     /// Hands in a result. What was sent takes room; what was not is bounded by what was claimed.
     pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, noted: Option<Noted>) {
         // The other end lives as long as the process; after that there is nobody to tell.
-        let _ = self.results.send(Result_ { settlement, room, noted });
+        let _ = self.results.send(PendingResult { settlement, room, noted });
     }
 
     /// Gives back what was claimed and not begun.
@@ -185,24 +192,24 @@ pub fn place_of(delivery: &Delivery) -> Option<Place> {
 }
 
 /// What writing needs.
-struct Writer {
+struct ResultWriter {
     store: Store,
     stir: Arc<Notify>,
     leases: Arc<Leases>,
     tally: Arc<Tally>,
     metrics: Metrics,
-    arrears: Arc<Arrears>,
+    unwritten_results: Arc<Unwritten>,
 }
 
 /// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
 /// that the database is not idle while a commit waits for the disk.
-async fn write_all(writer: Arc<Writer>, mut received: mpsc::UnboundedReceiver<Result_>) {
+async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedReceiver<PendingResult>) {
     let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);
     while open || !gathered.is_empty() || !writing.is_empty() {
         let worth_a_write = if writing.is_empty() { 1 } else { BATCH / 2 };
         if writing.len() < WRITERS && gathered.len() >= worth_a_write {
             gather_the_rest(&mut received, &mut gathered).await;
-            writing.spawn(writer.clone().write(Batch::of(std::mem::take(&mut gathered))));
+            writing.spawn(writer.clone().write(ResultBatch::of(std::mem::take(&mut gathered))));
             continue;
         }
         let room = BATCH - gathered.len();
@@ -214,7 +221,7 @@ async fn write_all(writer: Arc<Writer>, mut received: mpsc::UnboundedReceiver<Re
 }
 
 /// Results come in bursts: the first of one must not be written alone while the others are a moment behind.
-async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gathered: &mut Vec<Result_>) {
+async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<PendingResult>, gathered: &mut Vec<PendingResult>) {
     loop {
         tokio::task::yield_now().await;
         let before = gathered.len();
@@ -230,15 +237,15 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<Result_>, gather
 }
 
 /// Results that are written with one statement.
-struct Batch {
+struct ResultBatch {
     settlements: Arc<[Settlement]>,
     noted: Vec<Option<Noted>>,
     /// Only let go when they are written: what is not durable still counts as under way.
     room: Vec<Option<OwnedSemaphorePermit>>,
 }
 
-impl Batch {
-    fn of(gathered: Vec<Result_>) -> Self {
+impl ResultBatch {
+    fn of(gathered: Vec<PendingResult>) -> Self {
         let (mut settlements, mut noted, mut room) = (Vec::with_capacity(gathered.len()), vec![], vec![]);
         for result in gathered {
             settlements.push(result.settlement);
@@ -272,10 +279,10 @@ impl Batch {
     }
 }
 
-impl Writer {
+impl ResultWriter {
     /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed. Where the database refuses it,
     /// each result is written alone, and one that is refused alone is kept: it holds up no other.
-    async fn write(self: Arc<Self>, batch: Batch) {
+    async fn write(self: Arc<Self>, batch: ResultBatch) {
         self.metrics.settled(batch.settlements.len());
         let mut wait = Duration::from_millis(50);
         loop {
@@ -300,7 +307,7 @@ impl Writer {
         }
     }
 
-    async fn write_each(self: Arc<Self>, batch: Batch) {
+    async fn write_each(self: Arc<Self>, batch: ResultBatch) {
         for one in batch.split() {
             match self.settle(one.settlements.clone()).await {
                 Ok(settled) => self.done(&one, &settled.stale),
@@ -314,28 +321,28 @@ impl Writer {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
         let settled = settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }));
         let is_away = settled.as_ref().is_err_and(|problem| matches!(problem, DbError::Unreachable(_)) && !postgres::is_held(problem));
-        self.arrears.is_away.store(is_away, Ordering::Relaxed);
+        self.unwritten_results.is_away.store(is_away, Ordering::Relaxed);
         settled
     }
 
     /// What became of a send is known here and nowhere else. Forgotten, it would be sent again; so it is kept for as long as this process lives, with its room
     /// and its lease, and written again and again.
-    fn keep(self: &Arc<Self>, one: Batch, problem: &DbError) {
+    fn keep(self: &Arc<Self>, one: ResultBatch, problem: &DbError) {
         let delivery = one.settlements[0].key().id();
         tracing::error!(%problem, %delivery, "a result was refused; it is kept, and written again after a wait");
         self.metrics.unwritten.add(1);
-        self.arrears.refused.fetch_add(1, Ordering::Relaxed);
+        self.unwritten_results.refused.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(self.clone().keep_writing(one));
     }
 
-    async fn keep_writing(self: Arc<Self>, one: Batch) {
+    async fn keep_writing(self: Arc<Self>, one: ResultBatch) {
         let mut wait = FIRST_WAIT;
         loop {
             tokio::time::sleep(wait).await;
             match self.settle_somehow(&one).await {
                 Ok(settled) => {
                     self.metrics.unwritten.add(-1);
-                    self.arrears.refused.fetch_sub(1, Ordering::Relaxed);
+                    self.unwritten_results.refused.fetch_sub(1, Ordering::Relaxed);
                     return self.done(&one, &settled.stale);
                 }
                 Err(DbError::Unreachable(_)) => wait = WHILE_AWAY,
@@ -350,7 +357,7 @@ impl Writer {
         }
     }
 
-    async fn settle_somehow(&self, one: &Batch) -> Result<Settled, DbError> {
+    async fn settle_somehow(&self, one: &ResultBatch) -> Result<Settled, DbError> {
         let problem = match self.settle(one.settlements.clone()).await {
             Err(problem @ DbError::Refused { .. }) => problem,
             other => return other,
@@ -361,7 +368,7 @@ impl Writer {
         Ok(settled)
     }
 
-    fn done(&self, batch: &Batch, stale: &[DeliveryKey]) {
+    fn done(&self, batch: &ResultBatch, stale: &[DeliveryKey]) {
         self.count(&batch.settlements, &batch.noted, stale);
         self.leases.release_all(batch.settlements.iter().map(|settlement| &settlement.lease));
         self.stir.notify_one();

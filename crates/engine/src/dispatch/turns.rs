@@ -49,13 +49,13 @@ pub struct Turns {
     /// Lanes that gave something, the last first.
     recent: VecDeque<i32>,
     /// What is not expanded, and the providers.
-    sides: [Side; 2],
-    course: Course,
+    ranges: [SearchRange; 2],
+    pace: SearchPace,
 }
 
 /// When the search goes on.
 #[derive(Debug, Default)]
-struct Course {
+struct SearchPace {
     began: Option<Instant>,
     pieces: u32,
     last_at: Option<Instant>,
@@ -72,15 +72,15 @@ struct Course {
 
 /// One side of the search: it goes round, and knows where it began.
 #[derive(Debug)]
-struct Side {
+struct SearchRange {
     first: i32,
     end: i32,
     at: i32,
-    way: Way,
+    state: SearchState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum SearchState {
     /// From there to the end.
     Up {
         origin: i32,
@@ -92,20 +92,20 @@ enum Way {
     Through,
 }
 
-impl Side {
+impl SearchRange {
     fn of(first: i32, end: i32) -> Self {
-        Self { first, end, at: first, way: Way::Through }
+        Self { first, end, at: first, state: SearchState::Through }
     }
 
     fn set_out(&mut self) {
-        self.way = Way::Up { origin: self.at };
+        self.state = SearchState::Up { origin: self.at };
     }
 
     fn between(&self) -> Option<(i32, i32)> {
-        match self.way {
-            Way::Up { .. } => Some((self.at, self.end)),
-            Way::Around { origin } => Some((self.at, origin + 1)),
-            Way::Through => None,
+        match self.state {
+            SearchState::Up { .. } => Some((self.at, self.end)),
+            SearchState::Around { origin } => Some((self.at, origin + 1)),
+            SearchState::Through => None,
         }
     }
 
@@ -115,10 +115,10 @@ impl Side {
             self.at = lane - 1;
             return;
         }
-        (self.at, self.way) = match self.way {
-            Way::Up { origin } if origin > self.first => (self.first, Way::Around { origin }),
-            Way::Around { origin } => (origin, Way::Through),
-            Way::Up { .. } | Way::Through => (self.first, Way::Through),
+        (self.at, self.state) = match self.state {
+            SearchState::Up { origin } if origin > self.first => (self.first, SearchState::Around { origin }),
+            SearchState::Around { origin } => (origin, SearchState::Through),
+            SearchState::Up { .. } | SearchState::Through => (self.first, SearchState::Through),
         };
     }
 }
@@ -130,8 +130,8 @@ impl Default for Turns {
             lanes: BTreeSet::new(),
             last: (0, 0),
             recent: VecDeque::new(),
-            sides: [Side::of(i32::MIN, 0), Side::of(0, i32::MAX)],
-            course: Course::default(),
+            ranges: [SearchRange::of(i32::MIN, 0), SearchRange::of(0, i32::MAX)],
+            pace: SearchPace::default(),
         }
     }
 }
@@ -161,7 +161,7 @@ impl Turns {
 
     /// So much room for what is not expanded, dealt out to the tenants whose turn it is by their weights. On a quiet day it is dealt to those who gave something
     /// last.
-    pub fn deal(&mut self, room: usize, busy: bool, weight: impl Fn(i32) -> u32) -> Vec<Want> {
+    pub fn share_out(&mut self, room: usize, busy: bool, weight: impl Fn(i32) -> u32) -> Vec<Want> {
         let (mut next, mut others) = (turn(&self.tenants, &mut self.last.0), vec![]);
         let recent: Vec<i32> = self.recent(busy).filter(|lane| is_expansion(*lane)).map(|lane| -lane).collect();
         if next.is_empty() {
@@ -179,7 +179,7 @@ impl Turns {
     }
 
     fn recent(&self, busy: bool) -> impl Iterator<Item = i32> + '_ {
-        let count = match (self.course.slow, busy) {
+        let count = match (self.pace.slow, busy) {
             (true, _) => REMEMBERED,
             (false, true) => 0,
             (false, false) => RECENT,
@@ -189,38 +189,38 @@ impl Turns {
 
     /// From now on everything is to be looked at once, wherever the search is.
     pub fn look_anew(&mut self) {
-        self.sides.iter_mut().for_each(Side::set_out);
-        (self.course.began, self.course.pieces) = (None, 0);
+        self.ranges.iter_mut().for_each(SearchRange::set_out);
+        (self.pace.began, self.pace.pieces) = (None, 0);
     }
 
     /// Whether all lanes have been searched since.
     pub fn is_through(&self) -> bool {
-        self.sides.iter().all(|side| side.way == Way::Through)
+        self.ranges.iter().all(|side| side.state == SearchState::Through)
     }
 
     /// When the search may go on, if it is put off.
     pub fn next_search_at(&self) -> Option<Instant> {
-        self.course.next_at.filter(|_| self.course.deferred)
+        self.pace.next_at.filter(|_| self.pace.deferred)
     }
 
     /// The next piece of the search, around the lanes that are asked for anyway; none when it is not due. Whoever insists is not put off.
     pub fn search(&mut self, asked: &[i32], quota: usize, busy: bool, insists: bool) -> Search {
         let now = clock::monotonic();
-        self.course.deferred = !insists && self.course.next_at.is_some_and(|at| at > now);
-        self.course.claims += 1;
-        let is_recent = self.course.last_at.is_some_and(|at| now < at + PAUSE) && self.course.claims < CLAIMS;
-        if self.course.deferred || (busy && is_recent && !self.course.fruitful) {
+        self.pace.deferred = !insists && self.pace.next_at.is_some_and(|at| at > now);
+        self.pace.claims += 1;
+        let is_recent = self.pace.last_at.is_some_and(|at| now < at + PAUSE) && self.pace.claims < CLAIMS;
+        if self.pace.deferred || (busy && is_recent && !self.pace.fruitful) {
             return Search::default();
         }
         if self.is_through() {
             self.look_anew();
         }
-        self.course.began.get_or_insert(now);
-        self.course.pieces += 1;
+        self.pace.began.get_or_insert(now);
+        self.pace.pieces += 1;
         let mut around: Vec<i32> = asked.iter().copied().chain(self.lanes.iter().copied().take(ASKED)).collect();
         around.sort_unstable();
         around.dedup();
-        let between = self.sides.iter().filter_map(Side::between).collect();
+        let between = self.ranges.iter().filter_map(SearchRange::between).collect();
         let quota = i32::try_from(quota).unwrap_or(i32::MAX);
         // Who is found is given no more than those who are known to wait.
         let each = (quota / i32::try_from(1 + self.tenants.len()).unwrap_or(quota)).max(2);
@@ -260,23 +260,25 @@ impl Turns {
         // Who gave one only, while there was room for more, has given all.
         self.tenants.extend(fresh.iter().filter(|(_, count)| is_cut || *count > 1).map(|(lane, _)| -lane));
         for (until, lane) in &claim.searched.reached {
-            let [unexpanded, providers] = &mut self.sides;
+            let [unexpanded, providers] = &mut self.ranges;
             (if *until > 0 { providers } else { unexpanded }).reached(*until, *lane);
         }
         // What was found beyond the room there was has its turn with the next piece.
         if let Some(last) = fresh.iter().map(|(lane, _)| *lane).max().filter(|_| is_cut) {
-            let [unexpanded, _] = &mut self.sides;
-            let origin = if let Way::Up { origin } | Way::Around { origin } = unexpanded.way { origin } else { unexpanded.first };
-            (unexpanded.at, unexpanded.way) = (last, if last < origin { Way::Around { origin } } else { Way::Up { origin } });
+            let [unexpanded, _] = &mut self.ranges;
+            let origin =
+                if let SearchState::Up { origin } | SearchState::Around { origin } = unexpanded.state { origin } else { unexpanded.first };
+            (unexpanded.at, unexpanded.state) =
+                (last, if last < origin { SearchState::Around { origin } } else { SearchState::Up { origin } });
         }
         let now = clock::monotonic();
-        let course = &mut self.course;
-        (course.last_at, course.slow, course.next_at) = (Some(now), took > SLOW, None);
-        (course.claims, course.fruitful) = (0, !fresh.is_empty());
-        let many = course.began.filter(|_| course.pieces > 1).map(|began| now.duration_since(began));
-        let through = self.sides.iter().all(|side| side.way == Way::Through);
-        let spent = if course.slow { Some(took) } else { many.filter(|_| through) };
-        course.next_at = spent.map(|spent| now + (spent * COST).min(LONGEST));
+        let pace = &mut self.pace;
+        (pace.last_at, pace.slow, pace.next_at) = (Some(now), took > SLOW, None);
+        (pace.claims, pace.fruitful) = (0, !fresh.is_empty());
+        let many = pace.began.filter(|_| pace.pieces > 1).map(|began| now.duration_since(began));
+        let through = self.ranges.iter().all(|side| side.state == SearchState::Through);
+        let spent = if pace.slow { Some(took) } else { many.filter(|_| through) };
+        pace.next_at = spent.map(|spent| now + (spent * COST).min(LONGEST));
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use postcommit_channel::driver::FailOn;
 use postcommit_channel::model::{Guarantee, Policy};
-use postcommit_engine::dispatch::{Dispatcher, Passed};
+use postcommit_engine::dispatch::{Dispatcher, PassOutcome};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 
@@ -315,13 +315,13 @@ on_both! {
         world.capture(json!({})).await;
         let id = world.enqueue("a", json!({})).await;
         let mut dispatcher = Dispatcher::new(world.tools(world.store.clone())).await.unwrap();
-        assert_eq!(dispatcher.pass_alone(Duration::ZERO).await.unwrap(), Passed::Done { more: true });
+        assert_eq!(dispatcher.pass_alone(Duration::ZERO).await.unwrap(), PassOutcome::Done { more: true });
         assert_eq!(world.delivery(id).await.state, "pending");
         assert!(world.store.begin_pass().await.unwrap(), "the pass before is over");
-        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), Passed::Elsewhere);
+        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), PassOutcome::Elsewhere);
         assert_eq!(world.delivery(id).await.state, "pending");
         world.store.end_pass().await.unwrap();
-        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), Passed::Done { more: false });
+        assert_eq!(dispatcher.pass_alone(Duration::from_secs(60)).await.unwrap(), PassOutcome::Done { more: false });
         assert_eq!(world.delivery(id).await.state, "sent");
     }
 }

@@ -64,8 +64,8 @@ pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Par
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
     let more = match passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))?? {
-        dispatch::Passed::Done { more } => more,
-        dispatch::Passed::Elsewhere => return Err(under_way()),
+        dispatch::PassOutcome::Done { more } => more,
+        dispatch::PassOutcome::Elsewhere => return Err(under_way()),
     };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Ok(Json(Passed {

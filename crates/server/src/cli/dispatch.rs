@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
-use postcommit_engine::dispatch::{Dispatcher, Passed};
+use postcommit_engine::dispatch::{Dispatcher, PassOutcome};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -45,8 +45,8 @@ impl Dispatch {
         let more = match only {
             Some(_) => dispatcher.pass(only).await.map(|()| false)?,
             None => match dispatcher.pass_alone(Duration::from_secs(self.seconds)).await? {
-                Passed::Done { more } => more,
-                Passed::Elsewhere => return Ok(under_way(format)),
+                PassOutcome::Done { more } => more,
+                PassOutcome::Elsewhere => return Ok(under_way(format)),
             },
         };
         let tally = dispatcher.tally();

@@ -68,7 +68,7 @@ impl Queue {
 
 /// One round; how much each tenant got.
 fn round(turns: &mut Turns, queue: &mut Queue, room: usize, weight: fn(i32) -> u32) -> HashMap<i32, i32> {
-    let wants = turns.deal(room, true, weight);
+    let wants = turns.share_out(room, true, weight);
     let quotas: i32 = wants.iter().map(|want| want.quota).sum();
     assert!(usize::try_from(quotas).unwrap() <= room && wants.len() <= ASKED, "{quotas} of {room} for {}", wants.len());
     let asked: Vec<i32> = wants.iter().map(|want| want.lane).collect();

@@ -1,22 +1,22 @@
-//! A map by number that is copied in parts: whoever holds an older state keeps it, and a change costs one part and not all of it.
+//! A copy-on-write map by number. A clone keeps its state; a change copies one of 256 parts instead of the whole map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// With 40,000 entries, 160 in each.
+/// With 40,000 entries each part has about 160.
 const PARTS: i32 = 256;
 
 /// Entries by their number.
 #[derive(Debug, Clone)]
-pub struct Shards<V>(Vec<Arc<HashMap<i32, V>>>);
+pub struct CowMap<V>(Vec<Arc<HashMap<i32, V>>>);
 
-impl<V> Default for Shards<V> {
+impl<V> Default for CowMap<V> {
     fn default() -> Self {
         Self((0..PARTS).map(|_| Arc::default()).collect())
     }
 }
 
-impl<V: Clone> Shards<V> {
+impl<V: Clone> CowMap<V> {
     pub fn get(&self, id: i32) -> Option<&V> {
         self.0.get(place(id))?.get(&id)
     }
@@ -28,7 +28,7 @@ impl<V: Clone> Shards<V> {
     }
 
     pub fn remove(&mut self, id: i32) -> Option<V> {
-        // Looked at first: nothing is copied for what is not there.
+        // Checked first, so that nothing is copied for a missing entry.
         self.get(id)?;
         self.0.get_mut(place(id)).and_then(|part| Arc::make_mut(part).remove(&id))
     }
@@ -43,8 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_older_state_stays_as_it_was_and_shares_what_has_not_changed() {
-        let mut shards = Shards::default();
+    fn a_clone_keeps_its_state_and_shares_unchanged_parts() {
+        let mut shards = CowMap::default();
         (1..=1000).for_each(|id| shards.insert(id, id));
         let before = shards.clone();
         shards.insert(7, 70);

@@ -1,5 +1,5 @@
-//! A lane, or a host of one, whose pause or hold could not be written. It stays shut in this process, and the write is tried again until it succeeds: our own failure must not
-//! become another send (docs/decisions/0027).
+//! A lane or host whose pause or hold could not be written. It stays closed in this process, and the write is repeated
+//! until it succeeds: a failed write of our own must not lead to another send (docs/decisions/0027).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,31 +9,31 @@ use postcommit_channel::clock;
 use postcommit_channel::model::Provider;
 use tokio::sync::Notify;
 
-use super::setback::{self, Setback};
+use super::backoff::{self, Backoff};
 use crate::db::DbError;
 use crate::store::{Shut as Written, Store};
 
-/// The longest wait before the write is tried again.
+/// The longest wait before the write is repeated.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
-/// Within this a process has read that a lane is paused.
+/// Within this time every process has read that a lane is paused.
 const HEARD: Duration = Duration::from_secs(60);
 
-/// What an answer demands of its whole lane.
+/// What an answer demands for its whole lane or host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Demand {
-    /// The lane is to be paused, for this reason.
+pub enum CloseDemand {
+    /// A pause, with the reason.
     Pause(String),
-    /// The lane is to be held for so long from then on.
+    /// A hold from that moment on, for that long.
     Hold(Instant, Duration),
 }
 
-impl Demand {
+impl CloseDemand {
     pub fn hold(wait: Duration) -> Self {
         Self::Hold(clock::monotonic(), wait)
     }
 
-    /// Writes it for one host of the lane.
+    /// Writes the demand for one host of the lane.
     pub async fn write_of_host(&self, store: &Store, provider: &Provider, host: &str) -> Result<Written, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
@@ -45,7 +45,7 @@ impl Demand {
         }
     }
 
-    /// Writes it, unless the provider was changed or resumed since. False when nothing had to be written.
+    /// Writes the demand unless the provider was changed or resumed since. Returns false when nothing had to be written.
     pub async fn write(&self, store: &Store, provider: &Provider) -> Result<bool, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
@@ -60,7 +60,7 @@ impl Demand {
         }
     }
 
-    /// The stronger of two: a pause outlasts every hold.
+    /// The stronger of two demands: a pause outlasts every hold.
     fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Pause(_), _) => self,
@@ -72,7 +72,8 @@ impl Demand {
     }
 }
 
-/// Ok when the lane is paused, or described anew, by somebody else. A write that changed nothing and met nobody else's has failed.
+/// Returns `Ok` when another process has paused or changed the lane. A write that changed nothing without such a reason
+/// has failed: a foreign trigger may have swallowed it.
 async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool, DbError> {
     match store.provider(provider.tenant, &provider.name).await? {
         Some(now) if now.id == provider.id && now.revision == provider.revision && now.paused.is_none() => {
@@ -82,85 +83,85 @@ async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool,
     }
 }
 
-/// Whether a lane or a host of one is shut in this process, whatever the database says of it.
+/// Whether a lane or host is closed in this process, whatever the database says about it.
 #[derive(Default)]
-pub struct Shut {
+pub struct LocalClose {
     /// Read for every lane at every claim.
-    is_shut: AtomicBool,
-    setback: Setback,
-    state: Mutex<State>,
-    /// The host that it is about; none: the whole lane.
+    is_unwritten: AtomicBool,
+    backoff: Backoff,
+    state: Mutex<CloseState>,
+    /// The host; `None` for the whole lane.
     host: Option<Arc<str>>,
     /// A pause or hold of the lane is written. Read before every send.
     is_closed: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
-    demand: Option<Demand>,
-    /// A task of this process tries again.
+struct CloseState {
+    demand: Option<CloseDemand>,
+    /// A task of this process repeats the write.
     is_tried: bool,
-    /// When a written hold ends, or when this process has long heard of a written pause.
+    /// When a written hold ends, or when this process has certainly read a written pause.
     closed_until: Option<Instant>,
 }
 
-impl Shut {
+impl LocalClose {
     pub fn of_host(host: Arc<str>) -> Self {
         Self { host: Some(host), ..Self::default() }
     }
 
-    async fn write(&self, demand: &Demand, store: &Store, provider: &Provider) -> Result<(), DbError> {
+    async fn write(&self, demand: &CloseDemand, store: &Store, provider: &Provider) -> Result<(), DbError> {
         match &self.host {
             Some(host) => demand.write_of_host(store, provider, host).await.map(drop),
             None => demand.write(store, provider).await.map(drop),
         }
     }
 
-    pub fn is_shut(&self) -> bool {
-        self.is_shut.load(Ordering::Acquire)
+    pub fn is_unwritten(&self) -> bool {
+        self.is_unwritten.load(Ordering::Acquire)
     }
 
-    /// How long the lane stays shut at least. None while it is open.
+    /// The shortest time for which the lane stays closed. `None` while it is open.
     pub fn time_left(&self) -> Option<Duration> {
-        self.is_shut().then(|| self.setback.left().max(setback::FIRST))
+        self.is_unwritten().then(|| self.backoff.left().max(backoff::FIRST))
     }
 
-    /// Shuts the lane until the demand is written.
-    pub fn shut(self: &Arc<Self>, store: &Store, stir: &Arc<Notify>, provider: &Provider, demand: Demand) {
+    /// Closes the lane until the demand is written.
+    pub fn close_until_written(self: &Arc<Self>, store: &Store, stir: &Arc<Notify>, provider: &Provider, demand: CloseDemand) {
         let mut state = self.lock();
         state.demand = Some(match state.demand.take() {
             Some(known) => known.or(demand),
             None => demand,
         });
-        self.setback.wait_up_to(LONGEST_WAIT);
-        self.is_shut.store(true, Ordering::Release);
+        self.backoff.wait_up_to(LONGEST_WAIT);
+        self.is_unwritten.store(true, Ordering::Release);
         if !std::mem::replace(&mut state.is_tried, true) {
             tokio::spawn(try_again(Arc::downgrade(self), store.clone(), stir.clone(), provider.clone()));
         }
     }
 
-    /// This demand is written, or is none any more. A pause that still waits to be written keeps the lane shut.
-    pub fn open(&self, written: &Demand) {
+    /// The demand is written or outdated. A pause that is still unwritten keeps the lane closed.
+    pub fn open(&self, written: &CloseDemand) {
         let mut state = self.lock();
-        if matches!((&state.demand, written), (Some(Demand::Pause(_)), Demand::Hold(..))) {
+        if matches!((&state.demand, written), (Some(CloseDemand::Pause(_)), CloseDemand::Hold(..))) {
             return;
         }
         state.demand = None;
-        self.setback.over();
-        self.is_shut.store(false, Ordering::Release);
+        self.backoff.reset();
+        self.is_unwritten.store(false, Ordering::Release);
     }
 
-    /// The database knows of this demand, so that a claim finds the lane closed. What was claimed before and not begun must not be sent either.
-    pub fn close(&self, written: &Demand) {
+    /// The demand is written, so a claim finds the lane closed. Deliveries that were claimed before must not begin either.
+    pub fn note_written(&self, written: &CloseDemand) {
         let mut state = self.lock();
         state.closed_until = match written {
-            Demand::Pause(_) => clock::monotonic().checked_add(HEARD),
-            Demand::Hold(since, wait) => since.checked_add(*wait),
+            CloseDemand::Pause(_) => clock::monotonic().checked_add(HEARD),
+            CloseDemand::Hold(since, wait) => since.checked_add(*wait),
         };
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// Whether a written pause or hold still stands, as far as this process has heard.
+    /// Whether a written pause or hold still stands, as far as this process knows.
     pub fn is_closed(&self) -> bool {
         if !self.is_closed.load(Ordering::Acquire) {
             return false;
@@ -172,33 +173,33 @@ impl Shut {
         !is_over
     }
 
-    /// How long until the next try; none when there is nothing to try any more.
+    /// The wait before the next try; `None` when nothing is left to write.
     fn wait(&self) -> Option<Duration> {
         let mut state = self.lock();
         state.is_tried = state.demand.is_some();
-        state.is_tried.then(|| self.setback.left())
+        state.is_tried.then(|| self.backoff.left())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CloseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tries to write what is demanded until it is written, or the lane is described anew.
-async fn try_again(shut: Weak<Shut>, store: Store, stir: Arc<Notify>, provider: Provider) {
+/// Repeats the write until it succeeds or the provider changes.
+async fn try_again(shut: Weak<LocalClose>, store: Store, stir: Arc<Notify>, provider: Provider) {
     while let Some(wait) = shut.upgrade().and_then(|shut| shut.wait()) {
         tokio::time::sleep(wait).await;
         let Some(shut) = shut.upgrade() else { return };
         let Some(demand) = shut.lock().demand.clone() else { continue };
         match shut.write(&demand, &store, &provider).await {
             Ok(()) => {
-                tracing::warn!(provider = provider.name, ?demand, "the pause or hold of the lane, or of a host of it, is written at last");
+                tracing::warn!(provider = provider.name, ?demand, "the pause or hold of the lane or host is now written");
                 shut.open(&demand);
                 stir.notify_one();
             }
             Err(problem) => {
-                let wait = shut.setback.wait_up_to(LONGEST_WAIT);
-                tracing::error!(%problem, provider = provider.name, ?wait, "still could not pause or hold the lane, or a host of it; it stays shut in this process");
+                let wait = shut.backoff.wait_up_to(LONGEST_WAIT);
+                tracing::error!(%problem, provider = provider.name, ?wait, "still could not write the pause or hold; the lane or host stays closed in this process");
             }
         }
     }

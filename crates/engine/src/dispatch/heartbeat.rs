@@ -13,7 +13,7 @@ use crate::store::Store;
 const EVERY: Duration = Duration::from_secs(15);
 
 /// Is present until told to stop; then no longer.
-pub async fn stay(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
+pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
     let mut beat = tokio::time::interval(EVERY);
     let mut is_new = true;
     loop {

@@ -1,4 +1,4 @@
-//! The hosts of all lanes, and what this process has read of those that are shut.
+//! The hosts of all lanes, and what this process has read of closed hosts.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,31 +7,32 @@ use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 
-use super::hosts::Hosts;
 use crate::db::DbError;
+use crate::dispatch::hosts::Hosts;
 use crate::store::{HostChange, Store};
 
-/// While a host is shut, all that are shut are read anew this often: somebody may have deleted a row by hand.
+/// While a host is closed, all closed hosts are read again this often: an operator may have deleted a row by hand.
 const ANEW: Duration = Duration::from_secs(300);
 
-/// What was claimed before a host was opened is put off, and that is written, within this.
+/// A delivery that was claimed before its host was opened is put off, and that is written, within this time.
 const CROSSING: Duration = Duration::from_secs(2);
 
-/// Whoever opens a host brings forward what waits for it. What this process was just putting off comes after that, and would wait for minutes.
+/// Opening a host brings its deliveries forward. Deliveries that this process is putting off at that moment come later,
+/// and would wait for minutes: they are brought forward once more.
 async fn bring_forward(store: Store, opened: Vec<(i32, Arc<str>)>) {
     tokio::time::sleep(CROSSING).await;
     for (lane, host) in opened {
         if let Err(problem) = store.bring_hosts_forward(lane, Some(&host)).await {
-            tracing::warn!(%problem, lane, "could not bring forward what waits for a host that is open; it comes by itself");
+            tracing::warn!(%problem, lane, "could not bring deliveries of an opened host forward; they become due by themselves");
         }
     }
 }
 
 /// The hosts of all lanes that tell them apart.
 #[derive(Default)]
-pub struct HostBook {
+pub struct HostRegistry {
     lanes: Mutex<HashMap<i32, Arc<Hosts>>>,
-    /// All that are shut are to be read.
+    /// All closed hosts must be read.
     anew: Arc<AtomicBool>,
     read: Mutex<Read>,
 }
@@ -40,12 +41,12 @@ pub struct HostBook {
 struct Read {
     /// The last change that was read.
     changed: i64,
-    /// When all were last read, if some are shut.
+    /// When all were last read, if some are closed.
     shut_as_of: Option<Instant>,
 }
 
-impl HostBook {
-    /// The hosts of a lane, the same ones each time. A lane that is new here finds out which are shut by the next [`HostBook::read`].
+impl HostRegistry {
+    /// The hosts of a lane, the same object each time. The next [`HostRegistry::read`] tells a new lane which hosts are closed.
     pub fn of_lane(&self, lane: i32) -> Arc<Hosts> {
         let mut lanes = self.lanes();
         let make = || {
@@ -55,19 +56,19 @@ impl HostBook {
         lanes.entry(lane).or_insert_with(make).clone()
     }
 
-    /// What was read so far may be that of another database, from before this one was restored: all is read again.
+    /// Forgets what was read so far: the database was restored from a backup, or too much has changed.
     pub fn start_over(&self) {
         self.reading().changed = 0;
         self.anew.store(true, Ordering::Release);
     }
 
-    /// Whether all are to be read, although no change was heard of.
+    /// Whether all closed hosts must be read although no change was announced.
     pub fn is_due(&self) -> bool {
         let stale = self.reading().shut_as_of.is_some_and(|at| at.elapsed() > ANEW);
         stale || (self.anew.load(Ordering::Acquire) && !self.lanes().is_empty())
     }
 
-    /// Reads what has changed. Costs nothing where no lane tells hosts apart.
+    /// Reads changed hosts. Does nothing where no lane tells hosts apart.
     pub async fn read(&self, store: &Store) -> Result<(), DbError> {
         if self.lanes().is_empty() {
             return Ok(());
@@ -90,7 +91,7 @@ impl HostBook {
         }
     }
 
-    /// Returns the hosts that were opened and for which this process has put something off.
+    /// Returns the opened hosts for which this process has put off deliveries.
     fn note(&self, changes: &[HostChange], all: bool) -> Vec<(i32, Arc<str>)> {
         let mut read = self.reading();
         read.changed = changes.iter().map(|change| change.changed).max().unwrap_or(0).max(read.changed);
@@ -102,7 +103,7 @@ impl HostBook {
         drop(read);
         let (mut lanes, mut opened) = (self.lanes(), Vec::new());
         if all {
-            // Those of providers that are gone.
+            // Hosts of deleted providers.
             lanes.retain(|_, hosts| Arc::strong_count(hosts) > 1);
             let mut shut: HashMap<i32, HashSet<&str>> = HashMap::new();
             for change in changes {

@@ -1,4 +1,5 @@
-//! How long what we could not write or read waits: longer with each failure in a row, so that a database that refuses is not asked in a hot loop.
+//! Backoff after a failed read or write of our own: the wait doubles with each consecutive failure, so that a database
+//! that refuses is not asked in a hot loop.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,12 +8,12 @@ use postcommit_channel::clock;
 
 /// The first wait; it doubles with each failure.
 pub const FIRST: Duration = Duration::from_secs(1);
-/// The longest one, unless told otherwise.
+/// The longest wait by default.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Failures in a row of one kind of write.
+/// Consecutive failures of one kind of read or write.
 #[derive(Default)]
-pub struct Setback(Mutex<Failures>);
+pub struct Backoff(Mutex<Failures>);
 
 #[derive(Default)]
 struct Failures {
@@ -20,8 +21,8 @@ struct Failures {
     until: Option<Instant>,
 }
 
-impl Setback {
-    /// One more failure: how long to wait. Those that come while a wait runs are one failure, however many they are.
+impl Backoff {
+    /// Counts a failure and returns the wait. Failures during a running wait count as one.
     pub fn wait(&self) -> Duration {
         self.wait_up_to(LONGEST)
     }
@@ -37,13 +38,13 @@ impl Setback {
         wait
     }
 
-    /// How long the wait still lasts.
+    /// The rest of the running wait.
     pub fn left(&self) -> Duration {
         self.lock().until.map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::monotonic()))
     }
 
-    /// It worked.
-    pub fn over(&self) {
+    /// Ends the backoff after a success.
+    pub fn reset(&self) {
         *self.lock() = Failures::default();
     }
 

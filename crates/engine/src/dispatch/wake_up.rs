@@ -8,13 +8,13 @@ use crate::db;
 use crate::store::Store;
 
 /// Rings when a commit may have brought work.
-pub struct Bell {
+pub struct WakeUp {
     rung: Arc<Notify>,
     watching: tokio::task::JoinHandle<()>,
 }
 
-impl Bell {
-    pub fn hang(store: &Store) -> Self {
+impl WakeUp {
+    pub fn watch(store: &Store) -> Self {
         let rung = Arc::new(Notify::new());
         let ringing = rung.clone();
         Self { watching: tokio::spawn(store.db().clone().watch(db::Bell::Work, move |_| ringing.notify_one())), rung }
@@ -25,7 +25,7 @@ impl Bell {
     }
 }
 
-impl Drop for Bell {
+impl Drop for WakeUp {
     fn drop(&mut self) {
         self.watching.abort();
     }
