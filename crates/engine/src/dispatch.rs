@@ -72,47 +72,47 @@ use settler::Settler;
 use turns::is_expansion;
 use wake_up::WakeUp;
 
-/// How long after the last work we look again and again before we fall asleep.
+/// How long the loop keeps looking after the last work before it goes idle.
 const LINGER: Duration = Duration::from_millis(50);
 
-/// The coarser of the two databases' clocks.
+/// The resolution of the coarser database clock, SQLite's.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Stands for the lanes of what is not expanded yet, of all tenants. No lane has this number.
+/// Stands for the expansion lanes of all tenants. No lane has this number.
 const UNEXPANDED: i32 = 0;
 
-/// How long a stop waits until it has said that it leaves.
+/// How long a stop waits for the last heartbeat.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Everything a dispatcher works with.
+/// What a dispatcher works with.
 #[derive(Clone)]
 pub struct Tools {
-    /// What is kept.
+    /// The store.
     pub store: Store,
-    /// The way out.
+    /// Outgoing connections.
     pub egress: Egress,
     /// Opens providers' secrets.
     pub keys: KeySource,
-    /// On what the capture driver fails, from the environment.
+    /// On what the capture driver fails; from the environment.
     pub capture_fail_on: FailOn,
-    /// How to go about it.
+    /// The section `[dispatch]` of the settings.
     pub settings: DispatchSettings,
-    /// What is stuck, and how long roll-ups are kept.
+    /// When a delivery counts as stuck, and how long roll-ups are kept.
     pub kpi: KpiSettings,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Metrics,
     /// Where spans go; off by default.
     pub tracer: Tracer,
 }
 
-/// How far a stop has gone.
+/// Whether and how the dispatcher is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
-    /// Go on.
+    /// Keep running.
     No,
-    /// Claim nothing more, finish what is under way.
+    /// Claim nothing more and finish the sends in flight.
     Finish,
-    /// At once; leases run out by themselves.
+    /// Stop immediately; leases run out by themselves.
     Now,
 }
 
@@ -122,16 +122,16 @@ type Claimed = (Delivery, Arc<StoredNotification>);
 /// Notifications by their ids.
 type Notes = HashMap<Uuid, Arc<StoredNotification>>;
 
-/// What a look at the queue brought.
+/// The result of a look at the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Looked {
-    /// Something was begun.
+    /// Work was started.
     Began,
-    /// There is nothing due.
+    /// Nothing is due.
     Nothing,
-    /// Nothing was found so far, and not all lanes have been searched.
+    /// Nothing was found yet, and not all lanes have been searched.
     Searching,
-    /// There was no room to look for more.
+    /// There was no free slot to claim for.
     Full,
 }
 
@@ -140,11 +140,11 @@ struct Crew {
     tools: Tools,
     settler: Settler,
     leases: Arc<Leases>,
-    /// How long what could not be read waits.
+    /// Backoff after a failed read of notifications.
     reading: Backoff,
-    /// How long what could not be expanded waits.
+    /// Backoff after a failed expansion.
     expanding: Backoff,
-    /// Rung when slots have come free or rows have moved between lanes.
+    /// Notified when slots become free or rows move between lanes.
     stir: Arc<Notify>,
 }
 
@@ -154,19 +154,19 @@ pub struct Dispatcher {
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
-    /// The last look brought work.
+    /// The last look found work.
     busy: bool,
-    /// It did not come to its end.
+    /// The search has not covered all lanes yet.
     searching: bool,
-    /// When a look last did.
+    /// When a look last found work.
     worked_at: Option<Instant>,
-    /// Where a stop is told, once it runs.
+    /// Receives the request to stop, once the dispatcher runs.
     stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
 }
 
 impl Dispatcher {
-    /// Makes a dispatcher with its lanes loaded.
+    /// Makes a dispatcher and loads its lanes.
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
@@ -187,13 +187,13 @@ impl Dispatcher {
         })
     }
 
-    /// What was done so far.
+    /// Counts of results so far.
     #[must_use]
     pub fn tally(&self) -> Arc<Tally> {
         self.crew.settler.tally()
     }
 
-    /// Delivers until told to stop, then finishes what is under way, within the grace.
+    /// Delivers until asked to stop, then finishes the sends in flight within the grace period.
     pub async fn run(mut self, mut stop: watch::Receiver<Stop>) {
         self.stop = Some(stop.clone());
         let bell = WakeUp::watch(&self.crew.tools.store);
@@ -208,7 +208,8 @@ impl Dispatcher {
             match self.round(None).await {
                 Ok(Looked::Began | Looked::Searching) => {}
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
-                // On a busy day the next commit is a moment away: falling asleep in between would make everybody ring.
+                // Under load the next commit is a moment away: going idle in between would make every producer send
+                // NOTIFY.
                 Ok(Looked::Nothing) if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) => {
                     tokio::time::sleep(LINGER / 25).await;
                 }
@@ -223,23 +224,24 @@ impl Dispatcher {
                     tokio::time::sleep(jittered(self.interval())).await;
                 }
             }
-            // Without its settler this process would hold leases for ever and write nothing: better none.
+            // Without its settler this process would renew leases forever and write nothing: it must end.
             assert!(!self.crew.settler.is_gone(), "the settler has ended");
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // Not for ever: the database may be away, and then it is noticed without a word.
+        // Not forever: the database may be unreachable, and then the missing heartbeat tells.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
-    /// One bounded pass: what is due now, or one notification whether due or not. Ends when nothing of it is under way.
+    /// Makes one bounded pass: over everything due now, or over one notification whether due or not. Ends when nothing
+    /// of it is in flight.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         self.pass_until(only, None).await.map(drop)
     }
 
-    /// A pass over what is due now that claims nothing more after so long. True when something may be left.
+    /// Makes a pass over everything due now that stops claiming after `bound`. Returns true when due work may be left.
     pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
         self.pass_until(None, Some(clock::monotonic() + bound)).await
     }
@@ -250,29 +252,29 @@ impl Dispatcher {
         }
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let passed = self.claim_until_quiet(only, end).await;
-        // Whatever happened: what was begun is finished, and what was not goes back.
+        // In every case: what was begun is finished, and what was not goes back.
         self.finish_pass().await;
         renewing.abort();
         self.give_back_unused().await;
         passed
     }
 
-    /// True when the end came first.
+    /// Returns true when time ran out first.
     async fn claim_until_quiet(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         if let Some((tenant, id)) = only {
             self.crew.tools.store.bring_forward(tenant, id).await?;
         } else {
             jobs::run_due(&self.crew.tools.store, end).await;
         }
-        // What becomes due while the pass runs, such as a retry, is left for the next: a pass ends.
+        // Work that becomes due while the pass runs, such as a retry, is left for the next pass: a pass must end.
         let started = self.crew.tools.store.now().await?;
-        // SQLite's clock counts milliseconds: what a claim in this one puts off to "at once" would still be due.
+        // SQLite's clock counts milliseconds: a row that is put off to the present millisecond would still be due.
         tokio::time::sleep(TICK).await;
         loop {
             if end.is_some_and(|end| clock::monotonic() >= end) {
                 return Ok(true);
             }
-            // Asked before looking: what is under way may be just about to put something into a lane.
+            // Read before looking: a send in flight may be about to put a row into a lane.
             let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
@@ -281,7 +283,8 @@ impl Dispatcher {
             match looked {
                 Looked::Began | Looked::Searching => {}
                 Looked::Nothing if quiet => return Ok(false),
-                // Somebody's slot frees within the send's timeout; the floor is for results that waited for the database.
+                // A slot becomes free within the send's timeout. The interval is the fallback, for results that waited
+                // for the database.
                 Looked::Nothing | Looked::Full => {
                     let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
                 }
@@ -289,7 +292,7 @@ impl Dispatcher {
         }
     }
 
-    /// Looks at every lane that has rows, unless it finds something before.
+    /// Looks at every lane that has rows, until something is found.
     async fn look_through(&mut self) -> Result<Looked, DbError> {
         loop {
             let looked = self.round(None).await?;
@@ -299,7 +302,7 @@ impl Dispatcher {
         }
     }
 
-    /// Until something may have changed, a permit is due that something waits for, or a search that was put off.
+    /// Waits until something may have changed, a permit becomes due, or a deferred search may go on.
     async fn rest(&self, bell: &WakeUp, stop: &mut watch::Receiver<Stop>) {
         let poll = clock::monotonic() + jittered(self.interval());
         let look_at = [self.lanes.next_permit_at(), self.lanes.next_search_at()].into_iter().flatten().fold(poll, Instant::min);
@@ -311,7 +314,7 @@ impl Dispatcher {
         }
     }
 
-    /// Claims what the lanes have room for, and starts it.
+    /// Claims what the lanes have room for and starts it.
     async fn round(&mut self, due_before: Option<Timestamp>) -> Result<Looked, DbError> {
         self.give_back_unused().await;
         if self.crew.settler.is_behind() {
@@ -327,7 +330,7 @@ impl Dispatcher {
             let search = if lease == self.lanes.lease() { search.clone() } else { Search::default() };
             begun += self.claim(&wants, &search, lease, due_before, &mut beside).await?;
         }
-        // Lanes that were found to have something: how much each can start was not known before.
+        // The search found these lanes; how much each can start was not known before.
         if !beside.is_empty() {
             let more = self.lanes.wants_on(&beside, self.crew.tools.settings.batch);
             for (lease, wants) in more.by_lease {
@@ -335,10 +338,10 @@ impl Dispatcher {
             }
             more.limited.into_iter().for_each(|(lease, wants)| limited.entry(lease).or_default().extend(wants));
         }
-        // What comes at a set pace is no reason to stay awake for more.
+        // Rate-limited work is no reason to stay awake for more.
         let paced = self.round_of_limited(limited, due_before).await?;
-        // One notification does not end the sleep: saying so, and that we sleep again, would be two writes for each of a quiet day. More than one is a day
-        // that is not quiet, on which nobody should pay for a bell.
+        // A single notification does not end the idle state: telling others about it would cost two writes for each
+        // notification of a quiet day. More than one means load, and then no producer should pay for NOTIFY.
         if begun > 1 || (begun > 0 && self.busy) {
             self.awake().await;
         }
@@ -346,7 +349,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // On a busy day not every look searches: after it one more is made, from the beginning. A search that is put off is not waited for.
+        // Under load not every look searches: one more look follows, from the start. A deferred search is not waited
+        // for.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
@@ -357,7 +361,7 @@ impl Dispatcher {
         })
     }
 
-    /// One claim, and the start of what it brought. Tells of lanes that it was not asked for.
+    /// Makes one claim and starts what it brought. Adds lanes that the search found to `beside`.
     async fn claim(
         &mut self,
         wants: &[Want],
@@ -373,7 +377,7 @@ impl Dispatcher {
         self.start(claim, before, lease, HashMap::new()).await
     }
 
-    /// The same for lanes whose rate is limited: a claim of their own, so that no other lane pays for it.
+    /// Claims from rate-limited lanes, apart from the others so that they pay nothing for it.
     async fn round_of_limited(&mut self, limited: BTreeMap<Duration, Vec<Want>>, due_before: Option<Timestamp>) -> Result<usize, DbError> {
         let mut begun = 0;
         for (lease, wants) in limited {
@@ -390,7 +394,7 @@ impl Dispatcher {
         self.start(found.claim, claimed_at, lease, permits).await
     }
 
-    /// Permits of what was claimed and not sent: cancelled, say, or expired.
+    /// Returns permits of deliveries that were claimed and not sent, for example expired ones.
     async fn give_back_unused(&mut self) {
         for (lane, taken_at, permits) in self.lanes.take_unused() {
             if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
@@ -406,7 +410,7 @@ impl Dispatcher {
         metrics.looked_at.set(clock::now().as_micros() / 1000);
     }
 
-    /// The same for one notification.
+    /// Claims what is due of one notification and starts it.
     async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<Looked, DbError> {
         let before = clock::monotonic();
         let lease = self.lanes.longest_lease(tenant);
@@ -422,7 +426,7 @@ impl Dispatcher {
         Ok(if begun > 0 { Looked::Began } else { Looked::Nothing })
     }
 
-    /// Takes the slots of what was claimed and sets it on its way. What this process cannot serve goes back.
+    /// Takes the slots of claimed deliveries and starts them. Returns those that this process cannot serve.
     async fn start(
         &mut self,
         claim: Claim,
@@ -435,19 +439,19 @@ impl Dispatcher {
         let clock = DatabaseTime { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
         if self.stop.as_ref().is_some_and(|stop| *stop.borrow() != Stop::No) {
-            // Told while the claim was under way: nothing more is begun.
+            // The stop came during the claim: nothing more is begun.
             self.crew.settler.return_unbegun(deliveries);
             return Ok(0);
         }
         if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
-            // They go back at once rather than when the lease runs out.
+            // They go back now instead of when the lease runs out.
             self.crew.settler.return_unbegun(deliveries);
             return Err(problem);
         }
         let mut notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
         let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
-        // What is not expanded yet goes together, whosever it is: it is read with one statement.
+        // Notifications of all tenants that are not expanded yet are read with one statement.
         let together = |delivery: &Delivery| if is_expansion(delivery.lane) { UNEXPANDED } else { delivery.lane };
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
@@ -462,15 +466,15 @@ impl Dispatcher {
                 }
             };
             begun += batch.len();
-            // The next claim need not wait until these are read.
+            // The next claim does not wait until these are read.
             let known = if id == UNEXPANDED { std::mem::take(&mut notes) } else { Notes::new() };
             tokio::spawn(begin(self.crew.clone(), way, batch, known, clock));
         }
         Ok(begun)
     }
 
-    /// Says that we sleep, unless we have said so. True when it was said just now: then one more look is needed, for what was committed between the
-    /// last look and the saying.
+    /// Marks this dispatcher idle unless it is already. Returns true when it did: then one more look is needed, for
+    /// commits between the last look and the mark.
     async fn fall_idle(&mut self) -> bool {
         const NAP: Duration = Duration::from_secs(60);
         let now = clock::monotonic();
@@ -492,7 +496,7 @@ impl Dispatcher {
         }
     }
 
-    /// Providers change by other hands: every claim tells, and so does a look at every interval, busy or not.
+    /// Other processes change providers. Every claim tells, and so does a read at every interval.
     async fn refresh_when_due(&mut self) {
         let now = clock::monotonic();
         if self.refreshed_at.is_some_and(|at| now.duration_since(at) < self.interval()) {
@@ -541,13 +545,13 @@ impl Dispatcher {
     }
 }
 
-/// Processes that start together must not ask together for ever.
+/// Processes that start together must not poll together.
 fn jittered(interval: Duration) -> Duration {
     let chance = f64::from(postcommit_channel::secret::random::<1>()[0]) / 255.0;
     interval.mul_f64(0.75 + 0.5 * chance)
 }
 
-/// What every span of a notification tells.
+/// Attributes of every span of a notification.
 fn traits_of(note: &StoredNotification) -> Vec<(&'static str, String)> {
     let mut known = vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
     known.extend(note.correlation_id.clone().map(|id| ("postcommit.correlation_id", id)));

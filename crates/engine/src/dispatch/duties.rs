@@ -1,4 +1,4 @@
-//! What is done now and then, by whichever process comes first.
+//! Background duties: each is done by whichever process comes first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,13 @@ const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(60);
 const STRAYS: Duration = Duration::from_secs(600);
-/// A little less than a look, so that none is missed.
+/// A little less than a look, so that none is skipped.
 const ROLLUPS: Duration = Duration::from_secs(50);
 
-/// Does what is due of all duties. Returns what was done, for people.
+/// Runs all due duties. Returns what was done, for people.
 ///
 /// # Errors
-/// As the database says; the next look tries again.
+/// When the database fails; the next look tries again.
 pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, DbError> {
     let mut done = Vec::new();
     if store.take_duty("partitions", DAY).await? {
@@ -43,7 +43,7 @@ pub async fn run_once(store: &Store, kpi: &KpiSettings) -> Result<Vec<String>, D
     Ok(done)
 }
 
-/// A duty that failed was not done.
+/// Gives a failed duty back, so that it is due again.
 async fn or_give_back<T>(store: &Store, name: &str, done: Result<T, DbError>) -> Result<T, DbError> {
     if done.is_err() {
         store.give_back_duty(name).await?;

@@ -1,4 +1,4 @@
-//! A dispatcher that runs says so now and then, so that people can be told when nobody delivers.
+//! The heartbeat of a running dispatcher, so that people can be told when no worker runs.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use uuid::Uuid;
 use super::Stop;
 use crate::store::Store;
 
-/// A few of these fit into the time for which the store believes one.
+/// Several heartbeats fit into the time for which the store believes one.
 const EVERY: Duration = Duration::from_secs(15);
 
-/// Is present until told to stop; then no longer.
+/// Writes heartbeats until asked to stop, then removes the worker.
 pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
     let mut beat = tokio::time::interval(EVERY);
     let mut is_new = true;
@@ -24,7 +24,7 @@ pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
         if let Err(problem) = store.be_present(worker).await {
             tracing::debug!(%problem, "could not say that we are here");
         }
-        // Not at the start, when there is other work to do.
+        // Not at the start, when there is other work.
         if !is_new && let Err(problem) = store.forget_workers().await {
             tracing::debug!(%problem, "could not forget who is gone");
         }
@@ -35,7 +35,7 @@ pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
     }
 }
 
-/// Nobody who could tell is no stop.
+/// A dropped sender is not a stop request: wait forever.
 async fn told(stop: &mut watch::Receiver<Stop>) {
     if stop.wait_for(|stop| *stop != Stop::No).await.is_err() {
         pending::<()>().await;

@@ -65,7 +65,8 @@ pub struct PutOff {
 enum Admission {
     Yes,
     PutOff(PutOff),
-    /// Sends to this host are in flight and quick: a slot will be free soon, or the host counts as slow after this time.
+    /// Sends to this host are in flight and quick: a slot will be free soon, or the host counts as slow after this
+    /// time.
     Soon(Duration),
 }
 

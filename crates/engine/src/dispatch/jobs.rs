@@ -1,4 +1,4 @@
-//! Runs the jobs that operators asked for: a slice at a time, beside the dispatcher, at the pace that was asked for.
+//! Runs jobs of operators, slice by slice, beside the dispatcher and at the pace of each job.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +9,13 @@ use postcommit_channel::clock;
 use crate::db::DbError;
 use crate::store::{Sliced, Store};
 
-/// How long until a look at whether somebody asked for a job.
+/// How often the process looks for new jobs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Takes one job that is due a slice further.
+/// Runs one slice of a due job.
 ///
 /// # Errors
-/// As the database says; the next look tries again.
+/// When the database fails; the next look tries again.
 pub async fn run_once(store: &Store) -> Result<Sliced, DbError> {
     store.run_job_slice().await
 }
@@ -34,8 +34,8 @@ pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
     }
 }
 
-/// Takes every job that is due a slice further, for a pass: where cron is the only worker nobody else would. What is due only later, by the pace, is for
-/// the next pass. A job that fails is noted with it, and holds no delivery up.
+/// Runs due slices of all jobs, for a pass: where cron is the only worker nobody else would. Slices that are due later
+/// are left for the next pass. A job that fails delays no delivery.
 pub async fn run_due(store: &Store, end: Option<Instant>) {
     while end.is_none_or(|end| clock::monotonic() < end) {
         match run_once(store).await {
@@ -49,7 +49,8 @@ pub async fn run_due(store: &Store, end: Option<Instant>) {
     }
 }
 
-/// Until the next slice, but never so long that a new job would wait for it. A job that is due and was not found cannot be read, or has just become due.
+/// The wait until the next slice, but at most one look, so that a new job is found. A due job that was not found is
+/// unreadable, or has just become due.
 async fn pause(store: &Store) -> Duration {
     let next = store.next_slice_in().await.ok().flatten().filter(|next| !next.is_zero());
     next.unwrap_or(LOOK).clamp(Duration::from_millis(5), LOOK)

@@ -1,4 +1,4 @@
-//! One lane per provider, and one per tenant for what is not expanded or routed yet.
+//! Lanes: one per provider, and one per tenant for notifications that are not expanded or routed yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,51 +22,52 @@ use super::turns::{Turns, is_expansion};
 use crate::db::DbError;
 use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
 
-/// Notifications that are expanded at once, or wait for a slot of their lane: two batches, so that one is claimed while the other is on its way.
+/// Notifications that are being expanded or wait for a slot of their lane: two batches, so that one is claimed while
+/// the other is processed.
 const EXPANSION_SLOTS: usize = 1000;
-/// A send must be over this long before its lease is: time to judge and to settle.
+/// A send must end this long before its lease does, which leaves time to judge and settle.
 pub const MARGIN: Duration = Duration::from_secs(2);
 
-/// A provider at work.
+/// A provider and the state of its lane in this process.
 pub struct Lane {
-    /// Its description.
+    /// The provider as it was last read.
     pub provider: Provider,
-    /// Its name, for the log of attempts.
+    /// The provider's name, for the log of attempts.
     pub name: Arc<str>,
-    /// Its code; or why it cannot be made.
+    /// The driver, or why it cannot be built.
     pub driver: Result<Arc<dyn Driver>, String>,
-    /// Sends that may be under way at once.
+    /// Slots: how many sends may be in flight.
     pub slots: Arc<Semaphore>,
-    /// Whether rows of its own wait for it: they go first.
+    /// Whether queue rows wait on this lane: they go first.
     pub backlog: Arc<AtomicBool>,
-    /// What is known of its permits, where its rate is limited.
+    /// What is known of its permits, where the rate is limited.
     pub permits: Arc<LanePermits>,
-    /// Whether it is shut in this process, because its pause or hold could not be written.
+    /// Closed in this process, because a pause or hold could not be written.
     pub local_close: Arc<LocalClose>,
-    /// Its hosts, where its driver tells them apart.
+    /// The hosts, where the driver tells them apart.
     pub hosts: Option<Arc<Hosts>>,
-    /// How long what could not be announced waits.
+    /// Backoff after a failed announcement.
     pub backoff: Arc<Backoff>,
-    /// Where it says that it has a backlog now.
+    /// Where the lane reports a new backlog.
     stirred: Stirred,
 }
 
-/// Lanes that have got a backlog since somebody looked.
+/// Lanes that got a backlog since the last look.
 type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
-    /// Whether it could begin a send now.
+    /// Whether a send could begin now.
     fn is_open(&self, now: Timestamp) -> bool {
         self.is_served() && self.provider.not_before.is_none_or(|until| until <= now)
     }
 
-    /// The same lane, described anew.
+    /// The lane with a changed provider. Slots, backlog and permits carry over.
     fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, String>) -> Self {
         let same_slots = (self.provider.concurrency == provider.concurrency).then(|| self.slots.clone());
         if self.provider.rate() != provider.rate() {
             self.permits.expect_after(Duration::ZERO);
         }
-        // What an answer to other settings demanded says nothing about these.
+        // A demand that was made under former settings says nothing about these.
         let local_close = if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
         let fresh = Self::new(provider, driver, same_slots, self.stirred.clone());
@@ -81,7 +82,7 @@ impl Lane {
         Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, provider, driver }
     }
 
-    /// With its hosts, if its driver tells them apart.
+    /// Attaches the hosts if the driver tells them apart.
     fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, registry: &HostRegistry) -> Self {
         let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());
         self.hosts = isolates.then(|| registry.of_lane(self.provider.id));
@@ -91,13 +92,14 @@ impl Lane {
         self
     }
 
-    /// The host that a delivery goes to; none where the lane does not tell hosts apart.
+    /// The host of a delivery. `None` where the lane does not tell hosts apart.
     pub fn host_of(&self, delivery: &Delivery) -> Option<String> {
         self.hosts.as_ref()?;
         self.driver.as_ref().ok()?.host_of(delivery.target.as_deref().unwrap_or_default())
     }
 
-    /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.
+    /// Whether this process may begin sends on the lane at all. A lane whose driver cannot be built here, for example
+    /// without the secrets key, is left to other processes; `doctor` reports it.
     fn is_served(&self) -> bool {
         !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
@@ -112,20 +114,20 @@ impl Lane {
         }
     }
 
-    /// What could be started on it now.
+    /// How much could be started on the lane now.
     fn want(&self, batch: i32) -> Option<Want> {
         let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one())).then_some(Want { lane: self.provider.id, quota })
     }
 }
 
-/// The lanes as they were when something was claimed.
+/// An immutable view of the lanes, taken at a claim.
 #[derive(Clone)]
 pub struct Table {
     lanes: CowMap<Arc<Lane>>,
     by_tenant: CowMap<Arc<Vec<Provider>>>,
     lease: Duration,
-    /// When something may last have been sent by another provider than it would be now.
+    /// The last change that could have altered routing: before it, a notification may have gone to another provider.
     pub rerouted_at: Timestamp,
 }
 
@@ -157,12 +159,12 @@ impl Table {
         }
     }
 
-    /// A tenant's providers but that one.
+    /// The other providers of the tenant.
     fn without(&self, tenant: i32, id: i32) -> Vec<Provider> {
         self.routes(tenant).0.iter().filter(|known| known.id != id).cloned().collect()
     }
 
-    /// The lane that a target goes into.
+    /// The lane of a target.
     pub fn lane_of(&self, target: &Target) -> Option<&Arc<Lane>> {
         match target.fate {
             Fate::Lane(lane) => self.lane(lane),
@@ -170,8 +172,9 @@ impl Table {
         }
     }
 
-    /// Whether a notification with one target may be sent on this lane from its own row, without a row of the target's own: not what must be announced
-    /// first, what needs a longer lease, a permit, or what would overtake those that wait.
+    /// Whether a notification with one target may be sent on this lane from its own row, without a row for the target.
+    /// Not allowed where the send must be announced, needs a longer lease or a permit, or would overtake waiting
+    /// deliveries.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce
             && !lane.is_limited()
@@ -181,42 +184,42 @@ impl Table {
     }
 }
 
-/// All lanes this process knows.
+/// All lanes that this process knows.
 pub struct Lanes {
     table: Arc<Table>,
-    /// The state of the providers that the table shows; none before they have been read.
+    /// The version of the provider table that `table` shows; `None` before the first read.
     version: Option<i64>,
     expansion: Arc<Semaphore>,
     lease: Duration,
     host_registry: HostRegistry,
     turns: Turns,
-    /// Of tenants that have another weight than 1.
+    /// Weights of tenants whose weight is not 1.
     weights: HashMap<i32, u32>,
     stirred: Stirred,
-    /// Providers that this process cannot use.
+    /// Providers whose driver cannot be built here.
     broken: BTreeSet<i32>,
-    /// Lanes whose permits are under way.
+    /// Lanes with permits in use.
     metered: BTreeSet<i32>,
 }
 
-/// What could be started now.
+/// How much could be started now.
 pub struct Wants {
-    /// By the length of lease it needs: one claim each, nearly always one in all.
+    /// Grouped by lease length: one claim each, nearly always a single one.
     pub by_lease: BTreeMap<Duration, Vec<Want>>,
-    /// The same for lanes whose rate is limited, if they may have a permit.
+    /// Rate-limited lanes that may have a permit, grouped the same way.
     pub limited: BTreeMap<Duration, Vec<Want>>,
-    /// Where to look for others. It goes with the claim for the usual lease.
+    /// Where to search for other lanes with due work, together with the claim for the usual lease.
     pub search: Search,
-    /// There is no room for what is not expanded: whatever is found, more may be due.
+    /// There is no room to expand more notifications: more may be due, whatever is found.
     pub full: bool,
 }
 
-/// How to look for what is due.
+/// How thoroughly to look for due work.
 #[derive(Debug, Clone, Copy)]
 pub struct LookMode {
-    /// The last look brought work.
+    /// The last look found work.
     pub busy: bool,
-    /// The search is not put off, whatever it costs.
+    /// The search must not be deferred, whatever it costs.
     pub insists: bool,
 }
 
@@ -238,12 +241,12 @@ impl Lanes {
         }
     }
 
-    /// Reads what has changed of the providers if they are not those of that version.
+    /// Reads changed providers if the version is another one.
     pub async fn catch_up(&mut self, tools: &Tools, version: i64) -> Result<(), DbError> {
         if Some(version) == self.version { Ok(()) } else { self.refresh(tools).await }
     }
 
-    /// Reads what has changed of the providers, and makes that anew. A lane keeps its slots while its concurrency stays.
+    /// Reads changed providers and rebuilds their lanes. A lane keeps its slots while its concurrency stays the same.
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
         let changes = tools.store.provider_changes(self.version).await?;
         let version = changes.version;
@@ -251,13 +254,13 @@ impl Lanes {
             self.host_registry.start_over();
         }
         self.apply(tools, changes);
-        // Before a claim may rely on them; a change of theirs counts as one of the providers, too.
+        // Read before a claim relies on them. A change of a host counts as a change of its provider.
         self.host_registry.read(&tools.store).await?;
         self.version = Some(version);
         Ok(())
     }
 
-    /// Reads all hosts that are shut, if that is due.
+    /// Reads all closed hosts if that is due.
     pub async fn look_at_hosts(&self, tools: &Tools) -> Result<(), DbError> {
         if self.host_registry.is_due() { self.host_registry.read(&tools.store).await } else { Ok(()) }
     }
@@ -292,9 +295,9 @@ impl Lanes {
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
-            // Only held or released: that is no revision, and the driver keeps its connections.
+            // Only held or released, which is no new revision: the driver keeps its connections.
             Ok(driver) if known.provider.revision == provider.revision => apart(known.with(provider, Ok(driver.clone()))),
-            // One that could not be used is tried again: the key may be back.
+            // A driver that could not be built is tried again: the key may be back.
             _ => {
                 let driver = open(tools, &provider, Some(known));
                 apart(known.with(provider, driver))
@@ -309,7 +312,7 @@ impl Lanes {
         };
     }
 
-    /// Tries the providers again that this process could not use.
+    /// Tries again to build drivers that could not be built.
     pub fn mend(&mut self, tools: &Tools) {
         if self.broken.is_empty() {
             return;
@@ -336,27 +339,27 @@ impl Lanes {
         self.expansion.clone()
     }
 
-    /// From now on every lane that has rows is to be looked at once.
+    /// Starts a new search over all lanes that have rows.
     pub fn look_anew(&mut self) {
         self.turns.look_anew();
     }
 
-    /// Whether that is so.
+    /// Whether that search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.turns.is_through()
     }
 
-    /// When the search goes on, if it was put off.
+    /// When a deferred search may go on.
     pub fn next_search_at(&self) -> Option<Instant> {
         self.turns.next_search_at()
     }
 
-    /// What could be started now.
+    /// How much could be started now.
     pub fn wants(&mut self, batch: i32, mood: LookMode) -> Wants {
         for lane in std::mem::take(&mut *self.stirred.lock().unwrap_or_else(PoisonError::into_inner)) {
             self.turns.wait(lane);
         }
-        // Claiming a few at a time, as slots come free one by one, would cost a round trip each.
+        // Claiming a few at a time, as slots become free one by one, would cost a round trip each.
         let (free, most) = (self.expansion.available_permits(), usize::try_from(batch).unwrap_or(1));
         let full = free < most.min(EXPANSION_SLOTS / 2);
         let lanes = self.turns.next_lanes(mood.busy);
@@ -369,8 +372,8 @@ impl Lanes {
         wants
     }
 
-    /// The same of what is not expanded, and the search. For whom it finds there is always some room, if need be an eighth beyond the slots: those that are
-    /// known to wait get whole batches all the same.
+    /// Adds notifications that are not expanded yet, and the search. Found tenants always get some room, if necessary
+    /// an eighth beyond the slots, so that tenants with a known backlog still get whole batches.
     fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: LookMode) {
         let dealt = self.turns.share_out(most, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
         asked.extend(dealt.iter().map(|want| want.lane));
@@ -382,7 +385,8 @@ impl Lanes {
         }
     }
 
-    /// What could be started on those lanes. One that this process may not serve is asked again when it is found again.
+    /// How much could be started on those lanes. A lane that this process does not serve is asked for again when the
+    /// search finds it again.
     pub fn wants_on(&mut self, lanes: &[i32], batch: i32) -> Wants {
         let (mut by_lease, mut limited): (BTreeMap<_, Vec<Want>>, BTreeMap<_, Vec<Want>>) = (BTreeMap::new(), BTreeMap::new());
         for id in lanes {
@@ -398,13 +402,14 @@ impl Lanes {
         Wants { by_lease, limited, search: Search::default(), full: false }
     }
 
-    /// Limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
+    /// Rate-limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
     pub fn wants_of(&self, tenant: i32, batch: i32) -> Vec<Want> {
         let may = |lane: &&Arc<Lane>| lane.is_served() && lane.is_limited() && lane.permits.may_have_one();
         self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
     }
 
-    /// Learns from a claim. A lane that gave all that was asked for may hold more; one that gave less is empty. Returns the lanes that were found beside.
+    /// Learns from a claim: a lane that filled its quota may hold more, another one is empty. Returns the lanes that
+    /// the search found.
     pub fn note_claim(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> Vec<i32> {
         let filled = self.turns.note(wants, search, claim, took);
         for want in wants.iter().filter(|want| !is_expansion(want.lane)) {
@@ -418,7 +423,8 @@ impl Lanes {
         claim.searched.lanes.clone()
     }
 
-    /// Learns from a claim on limited lanes. One that was not looked at has nothing due, or another process is at it.
+    /// Learns from a claim on rate-limited lanes. A lane without a result has nothing due, or another process is
+    /// claiming from it.
     pub fn note_limited(&mut self, wants: &[Want], found: &LimitedClaim) {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);
@@ -434,7 +440,7 @@ impl Lanes {
         }
     }
 
-    /// The permits that came with a claim, by lane.
+    /// The permits of a claim, by lane.
     pub fn permits(&mut self, found: &LimitedClaim) -> HashMap<i32, Permits> {
         let permits = |metered: &Metered| {
             let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
@@ -444,12 +450,12 @@ impl Lanes {
         found.lanes.iter().filter_map(permits).collect()
     }
 
-    /// Permits that were not used, by lane, and when they were taken. Each is told once.
+    /// Takes the unused permits, by lane, with the time at which they were taken.
     pub fn take_unused(&mut self) -> Vec<(i32, Timestamp, usize)> {
         let (table, mut unused) = (&self.table, vec![]);
         self.metered.retain(|id| {
             let Some(lane) = table.lane(*id) else { return false };
-            // Asked first: what comes back in between is taken with the next round.
+            // Read first: permits that come back in between are taken in the next round.
             let more = lane.permits.are_under_way();
             unused.extend(lane.permits.take_unused().into_iter().map(|(taken_at, count)| (*id, taken_at, count)));
             more
@@ -457,7 +463,7 @@ impl Lanes {
         unused
     }
 
-    /// When the next permit is due on a lane where something waits for it and could begin.
+    /// When the next permit is due on a lane that has waiting deliveries and a free slot.
     pub fn next_permit_at(&self) -> Option<Instant> {
         let waits = |lane: &&Arc<Lane>| {
             lane.is_limited() && lane.is_served() && lane.backlog.load(Ordering::Relaxed) && lane.slots.available_permits() > 0
@@ -465,7 +471,7 @@ impl Lanes {
         self.turns.waiting().filter_map(|id| self.table.lane(id)).filter(waits).filter_map(|lane| lane.permits.next_at()).min()
     }
 
-    /// That any of a tenant's lanes needs.
+    /// The longest lease that any lane of the tenant needs.
     pub fn longest_lease(&self, tenant: i32) -> Duration {
         self.table.of_tenant(tenant).map(|lane| lease_of(&lane.provider, self.lease)).max().unwrap_or(self.lease).max(self.lease)
     }
@@ -475,17 +481,18 @@ impl Lanes {
     }
 }
 
-/// Every send must fit into its lease, with a margin on either side.
+/// Every send must fit into its lease, with a margin on both sides.
 fn lease_of(provider: &Provider, lease: Duration) -> Duration {
     lease.max(provider.timeout() + 2 * MARGIN)
 }
 
-/// Takes the slots of what was just claimed, before anything else can count them as free. A pass by hand may go beyond: then there are none to take.
+/// Takes the slots of a claimed batch before anything else counts them as free. A pass by hand may exceed the slots:
+/// then there are none to take.
 pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
     slots.clone().try_acquire_many_owned(u32::try_from(count).ok()?).ok()
 }
 
-/// As many as are free, up to so many.
+/// Takes free slots, up to `count`.
 pub fn take_up_to(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
     take(slots, count.min(slots.available_permits()))
 }

@@ -1,4 +1,4 @@
-//! What this process holds, and until when it may act on it.
+//! The leases of this process, and how long it may act on each.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use super::Tools;
 use super::lanes::MARGIN;
 use crate::store::Lease;
 
-/// Everything claimed and not yet settled.
+/// Every claimed and not yet settled row.
 #[derive(Default)]
 pub struct Leases(Mutex<HashMap<DeliveryKey, HeldLease>>);
 
 #[derive(Clone, Copy)]
 struct HeldLease {
     token: Uuid,
-    /// Measured from before the claim was asked for: the database's lease cannot end earlier than this says.
+    /// Measured from before the claim was sent: the database's lease cannot end earlier than this says.
     since: Instant,
     length: Duration,
 }
@@ -44,13 +44,13 @@ impl Leases {
         }
     }
 
-    /// How long a send may still take. None when the lease is gone or too near its end.
+    /// How long a send may still take. `None` when the lease is gone or too close to its end.
     pub fn time_left(&self, lease: &Lease) -> Option<Duration> {
         let held = self.lock().get(&lease.key).copied().filter(|h| h.token == lease.token)?;
         held.length.checked_sub(clock::monotonic().duration_since(held.since))?.checked_sub(MARGIN)
     }
 
-    /// Lets go of these unless disarmed: a task that panics must not leave leases behind that are renewed for ever.
+    /// Releases these leases unless disarmed: a task that panics must not leave leases that are renewed forever.
     pub fn guard(&self, leases: impl IntoIterator<Item = Lease>) -> Guard<'_> {
         Guard { held: self, leases: leases.into_iter().collect() }
     }
@@ -67,7 +67,7 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those a third of whose time is over, by length.
+    /// Leases of which a third is over, grouped by length.
     fn ageing(&self) -> HashMap<Duration, Vec<Lease>> {
         let now = clock::monotonic();
         let mut by_length: HashMap<Duration, Vec<Lease>> = HashMap::new();
@@ -87,14 +87,14 @@ impl Leases {
     }
 }
 
-/// Lets leases run out when its holder panics.
+/// Lets leases run out when the task that holds it panics.
 pub struct Guard<'a> {
     held: &'a Leases,
     leases: Vec<Lease>,
 }
 
 impl Guard<'_> {
-    /// All is well: whoever settles them lets go.
+    /// The settler releases the leases.
     pub fn disarm(mut self) {
         self.leases.clear();
     }
@@ -106,7 +106,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Prolongs what is under way, until aborted.
+/// Renews leases until aborted.
 pub fn renew_forever(tools: Tools, leases: Arc<Leases>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut tick = tokio::time::interval(Duration::from_secs(tools.settings.lease_s) / 6);

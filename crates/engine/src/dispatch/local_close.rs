@@ -45,7 +45,8 @@ impl CloseDemand {
         }
     }
 
-    /// Writes the demand unless the provider was changed or resumed since. Returns false when nothing had to be written.
+    /// Writes the demand unless the provider was changed or resumed since. Returns false when nothing had to be
+    /// written.
     pub async fn write(&self, store: &Store, provider: &Provider) -> Result<bool, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
@@ -151,7 +152,8 @@ impl LocalClose {
         self.is_unwritten.store(false, Ordering::Release);
     }
 
-    /// The demand is written, so a claim finds the lane closed. Deliveries that were claimed before must not begin either.
+    /// The demand is written, so a claim finds the lane closed. Deliveries that were claimed before must not begin
+    /// either.
     pub fn note_written(&self, written: &CloseDemand) {
         let mut state = self.lock();
         state.closed_until = match written {

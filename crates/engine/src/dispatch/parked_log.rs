@@ -1,4 +1,4 @@
-//! What the log says of a delivery that is parked: enough to find it, and what it was about; never its address.
+//! The log line of a parked delivery: enough to find it, and what it was about; never its address.
 
 /// What a delivery was about.
 use postcommit_channel::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason, StoredNotification};
@@ -21,13 +21,13 @@ impl About {
         }
     }
 
-    /// Of one whose notification cannot be read.
+    /// For a delivery whose notification cannot be read.
     pub fn orphan(delivery: &Delivery) -> Self {
         let channel = delivery.channel.clone().unwrap_or_default();
         Self { tenant: format!("#{}", delivery.key.tenant), event_type: "unknown".into(), channel, provider: None }
     }
 
-    /// Somebody must look.
+    /// Logs that an operator must act.
     pub fn warn(&self, delivery: DeliveryKey, reason: Reason, code: Option<&str>) {
         let Self { tenant, event_type, channel, provider } = self;
         let (delivery, provider, reason) = (delivery.id(), provider.as_deref(), reason.name());
@@ -35,7 +35,7 @@ impl About {
     }
 }
 
-/// Most are not parked, and nothing need be remembered of them.
+/// Whether a delivery was parked. Most are not, and nothing is kept for the log then.
 pub fn is_parked(finish: Finish) -> bool {
     matches!(finish, Finish::Ended(FinishedState::Parked(_)))
 }

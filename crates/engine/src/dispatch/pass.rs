@@ -1,4 +1,5 @@
-//! Bounded passes. One pass over everything at a time, whoever begins it: cron does not wait for the pass before.
+//! Bounded passes. Only one pass over everything runs at a time, whichever process starts it: cron starts the next one
+//! without waiting.
 
 use std::time::Duration;
 
@@ -12,18 +13,18 @@ use crate::store::{PASSING_SAID, Store};
 /// How a pass over everything ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassOutcome {
-    /// Another one is under way, in this process or another; nothing was claimed.
+    /// Another pass runs, in this process or another. Nothing was claimed.
     Elsewhere,
-    /// What was begun is finished.
+    /// The pass ended, and what it began is finished.
     Done {
-        /// The time was up first: something due may be left.
+        /// Time ran out first: due work may be left.
         more: bool,
     },
 }
 
 impl Dispatcher {
-    /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time, so that one which was killed keeps nobody
-    /// waiting for longer.
+    /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time,
+    /// so that one which was killed keeps nobody waiting for longer.
     pub async fn pass_alone(&mut self, bound: Duration) -> Result<PassOutcome, DbError> {
         let store = self.crew.tools.store.clone();
         if !store.begin_pass().await? {
@@ -33,7 +34,7 @@ impl Dispatcher {
         let saying = tokio::spawn(say_so(store.clone(), told));
         let passed = self.pass_for(bound).await;
         drop(over);
-        // It is waited for: said after the end, it would keep the next pass waiting.
+        // Waited for: a mark that is written after the end would delay the next pass.
         let _ = saying.await;
         if let Err(problem) = store.end_pass().await {
             tracing::debug!(%problem, "could not say that the pass is over; it will be noticed");
@@ -41,12 +42,12 @@ impl Dispatcher {
         passed.map(|more| PassOutcome::Done { more })
     }
 
-    /// Nothing is under way but results that the database refuses.
+    /// Whether nothing is in flight except results that the database refuses.
     pub(super) fn is_quiet(&self) -> bool {
         self.crew.leases.len() <= self.crew.settler.unwritten()
     }
 
-    /// Results that the database refuses are waited for as long as a stop does: a pass ends.
+    /// Waits for refused results as long as a stop does: a pass must end.
     pub(super) async fn finish_pass(&self) {
         let leases = &self.crew.leases;
         let mut end = None;
@@ -66,7 +67,7 @@ impl Dispatcher {
     }
 }
 
-/// Says now and then that the pass goes on, until it is over.
+/// Renews the mark of the running pass until it is over.
 async fn say_so(store: Store, mut over: oneshot::Receiver<()>) {
     let mut beat = tokio::time::interval(PASSING_SAID);
     beat.tick().await;

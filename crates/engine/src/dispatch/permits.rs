@@ -1,5 +1,5 @@
-//! Permits of lanes whose rate is limited. A claim takes them in the database (`store/rates.rs`); here is what this process knows of the next ones, and what
-//! it took and did not use.
+//! Permits of rate-limited lanes. A claim takes them in the database (`store/queue/limited.rs`). This file holds what
+//! the process knows of the next ones, and what it took and did not use.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 
-/// Another process may give permits back, a person may write the table, the database's clock may be set: after so long it is asked again in any case.
+/// The state is read again after this time in any case: another process may return permits, or the database's clock may
+/// be set.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// What this process knows of one lane's permits.
@@ -16,16 +17,16 @@ pub struct LanePermits(Mutex<PermitCounts>);
 
 #[derive(Default)]
 struct PermitCounts {
-    /// When the next permits are due; none if there may be some now.
+    /// When the next permit is due; `None` if there may be one now.
     next_at: Option<Instant>,
-    /// Taken then, by the database's clock, and not used.
+    /// Unused permits and when they were taken, by the database's clock.
     unused: Vec<(Timestamp, usize)>,
-    /// Batches that hold permits.
+    /// Batches that still hold permits.
     under_way: usize,
 }
 
 impl LanePermits {
-    /// Whether there may be a permit by now.
+    /// Whether there may be a permit now.
     pub fn may_have_one(&self) -> bool {
         self.next_at().is_none_or(|at| at <= clock::monotonic())
     }
@@ -34,12 +35,12 @@ impl LanePermits {
         self.lock().next_at
     }
 
-    /// As a claim has said; zero is now.
+    /// Sets when the next permit is due, as a claim reported. Zero means now.
     pub fn expect_after(&self, wait: Duration) {
         self.lock().next_at = (!wait.is_zero()).then(|| clock::monotonic() + wait.min(LONGEST));
     }
 
-    /// Permits that were not used, and when they were taken. They are gone from here then, and there may be one soon.
+    /// Takes the unused permits with the time at which they were taken. A permit may be free soon then.
     pub fn take_unused(&self) -> Vec<(Timestamp, usize)> {
         let mut reading = self.lock();
         if !reading.unused.is_empty() {
@@ -48,7 +49,7 @@ impl LanePermits {
         std::mem::take(&mut reading.unused)
     }
 
-    /// Whether some batch holds permits that may come back.
+    /// Whether a batch holds permits that may come back.
     pub fn are_under_way(&self) -> bool {
         self.lock().under_way > 0
     }
@@ -58,8 +59,8 @@ impl LanePermits {
     }
 }
 
-/// The permits of a claimed batch. What is not spent when it is dropped goes back with the next round: an expired delivery must not cost an hour where one an
-/// hour is allowed.
+/// The permits of a claimed batch. Unspent ones go back with the next round when this is dropped: an expired delivery
+/// must not cost an hour where one send an hour is allowed.
 pub struct Permits {
     meter: Arc<LanePermits>,
     taken_at: Timestamp,
@@ -72,7 +73,7 @@ impl Permits {
         Self { meter, taken_at, left: count }
     }
 
-    /// These are about to be sent.
+    /// Marks permits as used.
     pub fn spend(&mut self, count: usize) {
         self.left = self.left.saturating_sub(count);
     }

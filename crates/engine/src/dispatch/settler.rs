@@ -1,4 +1,5 @@
-//! Results of all lanes, written in batches. While they are being written the next gathers: no timer decides its size.
+//! The settler writes the results of all lanes in batches. The next batch gathers while one is written: no timer
+//! decides its size.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,20 +18,20 @@ use crate::db::{DbError, postgres};
 use crate::metrics::{Counts, Metrics};
 use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
 
-/// Results written with one statement at most.
+/// The most results that one statement writes.
 const BATCH: usize = 1000;
-/// Statements under way at once.
+/// The most statements in flight.
 const WRITERS: usize = 2;
-/// Results not yet written, at most: as many as can be under way at once.
+/// The most unwritten results: as many as can be in flight.
 const ROOM: usize = WRITERS * BATCH;
-/// The wait before a refused result is written again; it doubles.
+/// The wait before a refused result is written again. It doubles with each refusal.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The longest wait while the database is away: it may come back at any moment.
+/// The longest wait while the database is unreachable: it may return at any moment.
 const WHILE_AWAY: Duration = Duration::from_secs(2);
 
-/// What was done so far, by outcome.
+/// Results written so far, by outcome.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Sent or delivered.
@@ -41,15 +42,15 @@ pub struct Tally {
     pub parked: AtomicU64,
     /// Expired, cancelled or skipped.
     pub dropped: AtomicU64,
-    /// Results whose lease had gone to someone else.
+    /// Results whose lease had passed to another worker.
     pub stale: AtomicU64,
 }
 
-/// A result, and its room among those not yet written.
+/// A result that is not written yet.
 struct PendingResult {
     settlement: Settlement,
     room: Option<OwnedSemaphorePermit>,
-    /// None for what only goes back.
+    /// `None` for a delivery that was returned without an attempt.
     noted: Option<Noted>,
 }
 
@@ -66,16 +67,16 @@ impl Noted {
     }
 }
 
-/// What is known and not written.
+/// Known results that are not written.
 #[derive(Default)]
 struct Unwritten {
-    /// The database was away when last written to.
+    /// The last write found the database unreachable.
     is_away: AtomicBool,
-    /// Results that are refused, and kept.
+    /// Results that the database refused and that are kept.
     refused: AtomicUsize,
 }
 
-/// Takes results and writes them.
+/// Accepts results and writes them.
 #[derive(Clone)]
 pub struct Settler {
     results: mpsc::UnboundedSender<PendingResult>,
@@ -106,23 +107,23 @@ impl Settler {
         self.tally.clone()
     }
 
-    /// Whether nobody writes results any more: a bug, and the end of this process.
+    /// Whether the writing task has ended. That is a bug, and ends the process.
     pub fn is_gone(&self) -> bool {
         self.results.is_closed()
     }
 
-    /// Whether nothing more should be claimed: results that are known cannot be written, and whoever claimed now might take over a lease of our own whose
-    /// result is here.
+    /// Whether nothing more should be claimed: results cannot be written, and a new claim might take over an expired
+    /// lease of this very process.
     pub fn is_behind(&self) -> bool {
         self.unwritten_results.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
     }
 
-    /// Results that the database refused, and that are kept until it takes them.
+    /// How many results the database refused and this process keeps.
     pub fn unwritten(&self) -> usize {
         self.unwritten_results.refused.load(Ordering::Relaxed)
     }
 
-    /// Counts what expansion has put into the ledger without an attempt.
+    /// Counts deliveries that ended at expansion, without an attempt.
     pub fn count_ended(&self, delivery: DeliveryKey, state: FinishedState, code: &str, noted: &Noted) {
         noted.counts.ended(state);
         let counter = match state {
@@ -135,32 +136,32 @@ impl Settler {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until there is room for one more result: when they cannot be written, sends must stop.
+    /// Waits until there is room for one more unwritten result. Sends stop while results cannot be written.
     pub async fn room(&self) -> Option<OwnedSemaphorePermit> {
         self.room.clone().acquire_owned().await.ok()
     }
 
-    /// Hands in a result. What was sent takes room; what was not is bounded by what was claimed.
+    /// Hands in a result. Only an attempt takes room; other results are bounded by what was claimed.
     pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, noted: Option<Noted>) {
-        // The other end lives as long as the process; after that there is nobody to tell.
+        // The receiver lives as long as the process; later there is nobody to tell.
         let _ = self.results.send(PendingResult { settlement, room, noted });
     }
 
-    /// Gives back what was claimed and not begun.
+    /// Returns claimed deliveries that were not begun.
     pub fn return_unbegun(&self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
             self.settle(unbegun(&delivery, Finish::Returned, None, None), None, None);
         }
     }
 
-    /// Gives back what was claimed and could not be begun because we failed, to be tried again at that time.
+    /// Returns claimed deliveries that could not begin because of a failure of our own, to be tried again at that time.
     pub fn put_off(&self, leases: impl IntoIterator<Item = Lease>, at: Timestamp) {
         for lease in leases {
             self.settle(Settlement::unbegun(lease, Finish::Again { at, counted: false }), None, None);
         }
     }
 
-    /// Ends a delivery whose notification is gone or unreadable.
+    /// Ends a delivery whose notification is purged or unreadable.
     pub fn orphan(&self, delivery: &Delivery) {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
         let detail = "the notification was purged or cannot be read; the log of the server says more";
@@ -175,12 +176,12 @@ impl Settler {
 /// A settlement without an attempt.
 pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: Option<String>) -> Settlement {
     let of_delivery = Settlement::unbegun(Lease::of(delivery), finish);
-    // What goes back goes back as it was.
+    // A returned row stays as it was.
     let place = place_of(delivery).filter(|_| finish != Finish::Returned);
     Settlement { place, code: code.map(str::to_owned), detail, ..of_delivery }
 }
 
-/// What the row of a delivery without one would say.
+/// What the delivery's own row would hold, if it is sent from its notification's row.
 pub fn place_of(delivery: &Delivery) -> Option<Place> {
     let place = || Place {
         n: delivery.key.n,
@@ -191,7 +192,7 @@ pub fn place_of(delivery: &Delivery) -> Option<Place> {
     (delivery.row != delivery.key.n).then(place)
 }
 
-/// What writing needs.
+/// What the writing tasks share.
 struct ResultWriter {
     store: Store,
     stir: Arc<Notify>,
@@ -201,8 +202,8 @@ struct ResultWriter {
     unwritten_results: Arc<Unwritten>,
 }
 
-/// Writes what has come together; meanwhile the next batch gathers. A second one is written beside the first once it is worth a statement of its own, so
-/// that the database is not idle while a commit waits for the disk.
+/// Writes gathered results while the next batch gathers. A second write starts beside the first once it is worth a
+/// statement of its own, so that the database is not idle while a commit waits for the disk.
 async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedReceiver<PendingResult>) {
     let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);
     while open || !gathered.is_empty() || !writing.is_empty() {
@@ -220,7 +221,7 @@ async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedRecei
     }
 }
 
-/// Results come in bursts: the first of one must not be written alone while the others are a moment behind.
+/// Results come in bursts: the first one must not be written alone while the others are a moment behind.
 async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<PendingResult>, gathered: &mut Vec<PendingResult>) {
     loop {
         tokio::task::yield_now().await;
@@ -236,11 +237,11 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<PendingResult>, 
     }
 }
 
-/// Results that are written with one statement.
+/// Results that one statement writes.
 struct ResultBatch {
     settlements: Arc<[Settlement]>,
     noted: Vec<Option<Noted>>,
-    /// Only let go when they are written: what is not durable still counts as under way.
+    /// Released when the results are written: what is not durable still counts as in flight.
     room: Vec<Option<OwnedSemaphorePermit>>,
 }
 
@@ -255,7 +256,7 @@ impl ResultBatch {
         Self { settlements: settlements.into(), noted, room }
     }
 
-    /// Each alone.
+    /// Splits the batch into single results.
     fn split(self) -> impl Iterator<Item = Self> {
         let Self { settlements, noted, room } = self;
         let parts = noted.into_iter().zip(room).enumerate();
@@ -266,7 +267,8 @@ impl ResultBatch {
         })
     }
 
-    /// The same results without what a provider said in its own words: a text that the database refuses must not keep the state from being written.
+    /// The results without the provider's own words: a text that the database refuses must not keep the state from
+    /// being written.
     fn without_texts(&self) -> Option<Arc<[Settlement]>> {
         let has_texts = |s: &Settlement| {
             s.detail.is_some() || s.attempt.as_ref().is_some_and(|a| a.evidence.excerpt.is_some() || a.evidence.provider_ref.is_some())
@@ -280,15 +282,16 @@ impl ResultBatch {
 }
 
 impl ResultWriter {
-    /// Writes one batch, however long the database is away. Meanwhile room runs out, then slots, and nothing more is claimed. Where the database refuses it,
-    /// each result is written alone, and one that is refused alone is kept: it holds up no other.
+    /// Writes one batch, however long the database is unreachable. Meanwhile room and slots run out, and nothing more
+    /// is claimed. When the database refuses the batch, each result is written alone, and one that is refused alone is
+    /// kept without delaying others.
     async fn write(self: Arc<Self>, batch: ResultBatch) {
         self.metrics.settled(batch.settlements.len());
         let mut wait = Duration::from_millis(50);
         loop {
             match self.settle(batch.settlements.clone()).await {
                 Ok(settled) => return self.done(&batch, &settled.stale),
-                // Another transaction holds the lock of one row: it must hold up no other result.
+                // Another transaction holds the lock of one row. It must not delay other results.
                 Err(problem) if postgres::is_held(&problem) && batch.settlements.len() > 1 => {
                     tracing::warn!(%problem, results = batch.settlements.len(), "another transaction holds a row; settling one by one");
                     return self.write_each(batch).await;
@@ -316,7 +319,7 @@ impl ResultWriter {
         }
     }
 
-    /// A panic in here would silence this process for good; caught, the batch is tried again like any other that is refused.
+    /// A panic here would silence this process for good. It is caught, and the batch is repeated like a refused one.
     async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
         let settled = settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }));
@@ -325,8 +328,8 @@ impl ResultWriter {
         settled
     }
 
-    /// What became of a send is known here and nowhere else. Forgotten, it would be sent again; so it is kept for as long as this process lives, with its room
-    /// and its lease, and written again and again.
+    /// Only this process knows the result of the send. If it were dropped, the delivery would be sent again. So it is
+    /// kept as long as the process lives, with its room and its lease, and written again and again.
     fn keep(self: &Arc<Self>, one: ResultBatch, problem: &DbError) {
         let delivery = one.settlements[0].key().id();
         tracing::error!(%problem, %delivery, "a result was refused; it is kept, and written again after a wait");
@@ -410,7 +413,7 @@ impl ResultWriter {
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => Some(&self.tally.sent),
             Finish::Ended(FinishedState::Parked(_)) => Some(&self.tally.parked),
             Finish::Ended(_) => Some(&self.tally.dropped),
-            // Put off without an attempt: there may be thousands for one host.
+            // Put off without an attempt: one host may have thousands of them.
             Finish::Again { .. } if settlement.attempt.is_none() => None,
             Finish::Again { at, .. } => {
                 tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");

@@ -1,4 +1,5 @@
-//! "Test this provider": one send at once, past the queue, whatever holds the lane. Nothing is retried, and nothing is kept but what the caller logs.
+//! A test send: one send immediately, past the queue, whatever closes the lane. It is not retried, and nothing is kept
+//! except what the caller logs.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use uuid::Uuid;
 use super::Tools;
 use super::attempt::call;
 
-/// How a trial went.
+/// The result of a test send.
 #[derive(Debug, Clone)]
 pub struct Trial {
     /// What the channel saw.
@@ -22,7 +23,7 @@ pub struct Trial {
     pub latency: Duration,
 }
 
-/// Sends a test message to an address. What is said can be told from everything else by its event type, `postcommit.test`.
+/// Sends a test message to an address. Its event type is `postcommit.test`.
 ///
 /// # Errors
 /// When the provider's settings or secrets do not make a driver.

@@ -1,5 +1,5 @@
-//! Whose turn it is: which lanes a claim asks for, and where it looks for others. What is known here is a hint of this process; what it does not know of is
-//! found by the search, which goes over all lanes that have rows, in pieces (docs/decisions/0029).
+//! Which lanes the next claim asks for, and where it searches for others. The knowledge here is a hint of this process.
+//! The search finds the rest: it covers all lanes that have rows, piece by piece (docs/decisions/0029).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,47 +8,49 @@ use postcommit_channel::clock;
 
 use crate::store::{Claim, Search, Want};
 
-/// Tenants, and lanes of providers, that one claim asks for at most. Those after them are next.
+/// The most tenants, and the most providers' lanes, that one claim asks for. The next claim goes on after them.
 const ASKED: usize = 128;
-/// Lanes that gave something last are asked on a quiet day, whatever the search finds: so their notifications are claimed by one exchange, however many lanes
-/// there are to search, and from their marks, however many dead entries there are.
+/// Lanes that had work most recently are asked for on a quiet day, whatever the search finds: their notifications are
+/// then claimed by one exchange, however many lanes there are, and from their low-water marks, however many dead index
+/// entries there are.
 const RECENT: usize = 8;
-/// And so many where the search is slow.
+/// The same while the search is slow.
 const REMEMBERED: usize = 64;
-/// Places that a piece of the search looks at, on either side: 2 ms where every lane has rows. With little room it is fewer: who is found should get more than
-/// one, so that it is known whether there is more.
+/// Index positions that one piece of the search visits on each side: 2 ms where every lane has rows. With little room
+/// it visits fewer, so that each found tenant gets more than one row and it is known whether there are more.
 const VISITS: i32 = 512;
 const LEAST_VISITS: i32 = 16;
-/// On a busy day, when nobody waits for the search alone, a piece of it that found nobody is followed by the next after so long, or after so many claims.
+/// Under load, a piece that found nothing is followed by the next one after this time or this many claims.
 const PAUSE: Duration = Duration::from_millis(50);
 const CLAIMS: u32 = 4;
-/// A piece that took longer than this walked over dead entries. Then it pauses for four times as long as it took, and so it does after a look in many pieces.
+/// A piece that takes longer than this walked over dead index entries. The search then pauses for four times as long as
+/// it took, as it does after a search in many pieces.
 const SLOW: Duration = Duration::from_millis(50);
 const COST: u32 = 4;
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The lane of what is not expanded or routed yet of a tenant.
+/// The expansion lane of a tenant: notifications that are not expanded or routed yet.
 pub fn expansion_lane(tenant: i32) -> i32 {
     -tenant
 }
 
-/// Whether a lane is one of those.
+/// Whether a lane is an expansion lane.
 pub fn is_expansion(lane: i32) -> bool {
     lane < 0
 }
 
-/// What is known of who has something due.
+/// What is known of lanes with due work.
 #[derive(Debug)]
 pub struct Turns {
-    /// Tenants that gave all they were asked for: there is more to expand.
+    /// Tenants that filled their quota: they have more to expand.
     tenants: BTreeSet<i32>,
-    /// Lanes of providers on which something waits.
+    /// Providers' lanes with waiting deliveries.
     lanes: BTreeSet<i32>,
-    /// Whose turn was last.
+    /// The last tenant and the last lane that were asked for.
     last: (i32, i32),
-    /// Lanes that gave something, the last first.
+    /// Lanes that had work, the most recent first.
     recent: VecDeque<i32>,
-    /// What is not expanded, and the providers.
+    /// Expansion lanes, and providers' lanes.
     ranges: [SearchRange; 2],
     pace: SearchPace,
 }
@@ -59,18 +61,18 @@ struct SearchPace {
     began: Option<Instant>,
     pieces: u32,
     last_at: Option<Instant>,
-    /// Claims since then.
+    /// Claims since the last piece.
     claims: u32,
-    /// It found somebody who was not asked.
+    /// The last piece found a lane that was not asked for.
     fruitful: bool,
-    /// Not before this, unless somebody insists.
+    /// The search is deferred until then, unless the caller insists.
     next_at: Option<Instant>,
     slow: bool,
-    /// It would have been made but for that.
+    /// A piece was deferred because of `next_at`.
     deferred: bool,
 }
 
-/// One side of the search: it goes round, and knows where it began.
+/// One range of the search. It goes round and knows where it began.
 #[derive(Debug)]
 struct SearchRange {
     first: i32,
@@ -81,11 +83,11 @@ struct SearchRange {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SearchState {
-    /// From there to the end.
+    /// From the origin to the end.
     Up {
         origin: i32,
     },
-    /// From the first to there.
+    /// From the first lane to the origin.
     Around {
         origin: i32,
     },
@@ -111,7 +113,7 @@ impl SearchRange {
 
     fn reached(&mut self, until: i32, lane: i32) {
         if lane < until {
-            // Other priorities of this lane may be left.
+            // Other priorities of this lane may follow.
             self.at = lane - 1;
             return;
         }
@@ -137,30 +139,30 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Something waits on this provider's lane.
+    /// Deliveries wait on this provider's lane.
     pub fn wait(&mut self, lane: i32) {
         self.lanes.insert(lane);
     }
 
-    /// Nothing is known to wait there, or it cannot be begun.
+    /// Nothing waits on this lane, or it cannot begin.
     pub fn forget(&mut self, lane: i32) {
         self.lanes.remove(&lane);
     }
 
-    /// Lanes of providers on which something is known to wait.
+    /// Providers' lanes with waiting deliveries.
     pub fn waiting(&self) -> impl Iterator<Item = i32> + '_ {
         self.lanes.iter().copied()
     }
 
-    /// The lanes of providers whose turn it is.
+    /// The providers' lanes that are next.
     pub fn next_lanes(&mut self, busy: bool) -> Vec<i32> {
         let mut next = turn(&self.lanes, &mut self.last.1);
         next.extend(self.recent(busy).filter(|lane| !is_expansion(*lane) && !self.lanes.contains(lane)));
         next
     }
 
-    /// So much room for what is not expanded, dealt out to the tenants whose turn it is by their weights. On a quiet day it is dealt to those who gave something
-    /// last.
+    /// Shares out the room for expansion by weight, among the tenants that are next. On a quiet day it goes to tenants
+    /// that had work most recently.
     pub fn share_out(&mut self, room: usize, busy: bool, weight: impl Fn(i32) -> u32) -> Vec<Want> {
         let (mut next, mut others) = (turn(&self.tenants, &mut self.last.0), vec![]);
         let recent: Vec<i32> = self.recent(busy).filter(|lane| is_expansion(*lane)).map(|lane| -lane).collect();
@@ -169,7 +171,7 @@ impl Turns {
         } else {
             others = recent.into_iter().filter(|tenant| !self.tenants.contains(tenant)).collect();
         }
-        // Those of whom nothing is known are asked for one: if they have it they are among the others the next time.
+        // Tenants of which nothing is known are asked for one row: if they have it, they are next the following time.
         others.truncate(room / 2);
         next.truncate(room - others.len());
         let weighed: Vec<u32> = next.iter().map(|tenant| weight(*tenant)).collect();
@@ -187,23 +189,24 @@ impl Turns {
         self.recent.iter().copied().take(count)
     }
 
-    /// From now on everything is to be looked at once, wherever the search is.
+    /// Starts a new search over all lanes, wherever the search is now.
     pub fn look_anew(&mut self) {
         self.ranges.iter_mut().for_each(SearchRange::set_out);
         (self.pace.began, self.pace.pieces) = (None, 0);
     }
 
-    /// Whether all lanes have been searched since.
+    /// Whether the search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.ranges.iter().all(|side| side.state == SearchState::Through)
     }
 
-    /// When the search may go on, if it is put off.
+    /// When a deferred search may go on.
     pub fn next_search_at(&self) -> Option<Instant> {
         self.pace.next_at.filter(|_| self.pace.deferred)
     }
 
-    /// The next piece of the search, around the lanes that are asked for anyway; none when it is not due. Whoever insists is not put off.
+    /// The next piece of the search, leaving out the lanes that are asked for anyway. Empty when none is due. A caller
+    /// that insists is not deferred.
     pub fn search(&mut self, asked: &[i32], quota: usize, busy: bool, insists: bool) -> Search {
         let now = clock::monotonic();
         self.pace.deferred = !insists && self.pace.next_at.is_some_and(|at| at > now);
@@ -222,12 +225,12 @@ impl Turns {
         around.dedup();
         let between = self.ranges.iter().filter_map(SearchRange::between).collect();
         let quota = i32::try_from(quota).unwrap_or(i32::MAX);
-        // Who is found is given no more than those who are known to wait.
+        // A found tenant gets no more than tenants with a known backlog.
         let each = (quota / i32::try_from(1 + self.tenants.len()).unwrap_or(quota)).max(2);
         Search { between, around, visits: (quota / 2).clamp(LEAST_VISITS, VISITS), quota, each }
     }
 
-    /// Learns from a claim: how much each lane gave, and how long it took. Returns which lanes gave all they were asked for.
+    /// Learns from a claim: how much each lane had, and how long it took. Returns the lanes that filled their quota.
     pub fn note(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> BTreeSet<i32> {
         let mut given: HashMap<i32, i32> = HashMap::new();
         claim.deliveries.iter().for_each(|delivery| *given.entry(delivery.lane).or_default() += 1);
@@ -257,13 +260,13 @@ impl Turns {
         let asked: BTreeSet<i32> = wants.iter().map(|want| want.lane).collect();
         let fresh: Vec<(i32, i32)> = given.iter().filter(|(lane, _)| !asked.contains(lane)).map(|(lane, count)| (*lane, *count)).collect();
         let is_cut = fresh.iter().map(|(_, count)| count).sum::<i32>() >= search.quota;
-        // Who gave one only, while there was room for more, has given all.
+        // A lane that gave one row while there was room for more is empty.
         self.tenants.extend(fresh.iter().filter(|(_, count)| is_cut || *count > 1).map(|(lane, _)| -lane));
         for (until, lane) in &claim.searched.reached {
             let [unexpanded, providers] = &mut self.ranges;
             (if *until > 0 { providers } else { unexpanded }).reached(*until, *lane);
         }
-        // What was found beyond the room there was has its turn with the next piece.
+        // Lanes that were found beyond the available room come with the next piece.
         if let Some(last) = fresh.iter().map(|(lane, _)| *lane).max().filter(|_| is_cut) {
             let [unexpanded, _] = &mut self.ranges;
             let origin =
@@ -282,7 +285,7 @@ impl Turns {
     }
 }
 
-/// Those whose turn it is, from the one after the last.
+/// The next members of a set, starting after the last one.
 fn turn(all: &BTreeSet<i32>, last: &mut i32) -> Vec<i32> {
     if all.len() <= ASKED {
         return all.iter().copied().collect();
@@ -292,7 +295,7 @@ fn turn(all: &BTreeSet<i32>, last: &mut i32) -> Vec<i32> {
     next
 }
 
-/// Divides it by weight, at least one each; there is as much as there are weights.
+/// Divides `room` by weight, at least one for each. There is room for every weight.
 fn shares(room: usize, weights: &[u32]) -> Vec<usize> {
     let all: usize = weights.iter().map(|weight| *weight as usize).sum();
     let beyond = room.saturating_sub(weights.len());

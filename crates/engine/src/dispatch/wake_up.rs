@@ -1,4 +1,4 @@
-//! Wakes the dispatcher when something was committed. Only a hint: everything is found by the poll as well.
+//! Wakes the dispatcher after a commit. Only a hint: the poll finds everything as well.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use crate::db;
 use crate::store::Store;
 
-/// Rings when a commit may have brought work.
+/// Notified when a commit may have brought work.
 pub struct WakeUp {
     rung: Arc<Notify>,
     watching: tokio::task::JoinHandle<()>,

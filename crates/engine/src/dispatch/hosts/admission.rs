@@ -14,7 +14,8 @@ use crate::dispatch::settler::unbegun;
 use crate::dispatch::{Claimed, Crew, DatabaseTime};
 use crate::store::{Shut as Written, waits_for};
 
-/// A hold that is not longer than this is kept in this process only: a write, which every process would read, costs more.
+/// A hold that is not longer than this is kept in this process only: a write, which every process would read, costs
+/// more.
 const BRIEF: Duration = Duration::from_secs(1);
 
 /// Puts off deliveries whose host does not take them now, before they are announced. Returns the rest.
@@ -39,7 +40,8 @@ pub fn put_off_refused(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Times
     begin
 }
 
-/// Takes a slot of the delivery's host. `None` where the lane does not tell hosts apart, `Err` when the delivery was put off.
+/// Takes a slot of the delivery's host. `None` where the lane does not tell hosts apart, `Err` when the delivery was
+/// put off.
 pub async fn take_slot(
     crew: &Crew,
     lane: &Lane,

@@ -46,7 +46,8 @@ struct Read {
 }
 
 impl HostRegistry {
-    /// The hosts of a lane, the same object each time. The next [`HostRegistry::read`] tells a new lane which hosts are closed.
+    /// The hosts of a lane, the same object each time. The next [`HostRegistry::read`] tells a new lane which hosts are
+    /// closed.
     pub fn of_lane(&self, lane: i32) -> Arc<Hosts> {
         let mut lanes = self.lanes();
         let make = || {
