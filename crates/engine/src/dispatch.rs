@@ -398,7 +398,7 @@ impl Dispatcher {
     async fn give_back_unused(&mut self) {
         for (lane, taken_at, permits) in self.lanes.take_unused() {
             if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
-                tracing::debug!(%problem, lane, "could not give permits back; they come back with time");
+                tracing::debug!(%problem, lane, "could not return unused permits; they come back with time");
             }
         }
     }
@@ -483,7 +483,7 @@ impl Dispatcher {
         }
         match self.crew.tools.store.fall_idle(self.worker, NAP).await {
             Ok(()) => self.idle_until = Some(now + NAP),
-            Err(problem) => tracing::debug!(%problem, "could not say that we are idle; the poll goes on"),
+            Err(problem) => tracing::debug!(%problem, "could not mark this dispatcher as idle; polling goes on"),
         }
         self.idle_until.is_some()
     }
@@ -492,7 +492,7 @@ impl Dispatcher {
         if self.idle_until.take().is_some()
             && let Err(problem) = self.crew.tools.store.wake_up(self.worker).await
         {
-            tracing::debug!(%problem, "could not say that we are awake");
+            tracing::debug!(%problem, "could not mark this dispatcher as busy");
         }
     }
 
@@ -504,7 +504,7 @@ impl Dispatcher {
         }
         self.refreshed_at = Some(now);
         if let Err(problem) = self.refresh().await {
-            tracing::warn!(%problem, "could not read the providers; keeping those known");
+            tracing::warn!(%problem, "could not read the providers; keeping the known ones");
         }
     }
 
@@ -540,7 +540,7 @@ impl Dispatcher {
         }
         let left = self.crew.leases.len();
         if left > 0 {
-            tracing::warn!(left, "stopped with sends under way; their leases will run out and the guarantee of each provider decides");
+            tracing::warn!(left, "stopped with sends in flight; their leases will run out and the guarantee of each provider decides");
         }
     }
 }

@@ -257,7 +257,7 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp)
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
             let wait = lane.backoff.wait();
-            tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce; not sent, and tried again after a wait");
+            tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce the sends; nothing was sent, trying again after a wait");
             crew.settler.put_off(batch.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
             vec![]
         }
@@ -277,7 +277,7 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
     let Some(timeout) = permit(crew, lane, delivery) else {
-        tracing::warn!(delivery = %delivery.key.id(), "claimed too long ago to begin; it goes back");
+        tracing::warn!(delivery = %delivery.key.id(), "the lease is too close to its end to begin a send; the delivery is returned");
         return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
     };
     let counts = counts(crew, delivery, note);
@@ -364,7 +364,7 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
     match tokio::time::timeout(timeout + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {
-            tracing::error!(delivery = %id, provider, "a driver panicked; this send alone has failed");
+            tracing::error!(delivery = %id, provider, "a driver panicked; only this send has failed");
             Report::from(Outcome::refused("panic")).because("the driver panicked; it may have been sent")
         }
         Err(_elapsed) => Report::from(Outcome::unclear("timeout")).because(format!("no outcome within {timeout:?}")),
@@ -390,7 +390,7 @@ async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Repor
         }
         (Ok(_), _) => {}
         (Err(problem), _) => {
-            tracing::error!(%problem, provider = name, ?demand, "could not pause or hold the lane; it stays shut in this process");
+            tracing::error!(%problem, provider = name, ?demand, "could not write the pause or hold of the lane; it stays closed in this process");
             lane.local_close.close_until_written(store, &crew.stir, &lane.provider, demand);
             return verdict;
         }

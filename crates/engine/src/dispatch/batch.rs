@@ -45,7 +45,7 @@ pub(super) async fn begin(crew: Arc<Crew>, way: Route, batch: Vec<Delivery>, not
         },
         Err((batch, problem)) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read what was claimed; it goes back and waits");
+            tracing::warn!(%problem, ?wait, "could not read the claimed notifications; they are returned and wait");
             crew.settler.put_off(batch.iter().map(Lease::of), clock.now().plus(wait));
         }
     }

@@ -57,7 +57,7 @@ pub async fn run_forever(store: Store, kpi: KpiSettings, quiet: Arc<AtomicBool>)
         look.tick().await;
         match run_once(&store, &kpi).await {
             Ok(done) => done.iter().for_each(|what| tracing::debug!(what, "duty")),
-            Err(problem) => tracing::warn!(%problem, "a duty failed; it will be tried again"),
+            Err(problem) => tracing::warn!(%problem, "background duty failed; trying again later"),
         }
     }
 }

@@ -161,7 +161,7 @@ async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
     for tenant in tenants {
         if let Err(problem) = crew.tools.store.make_in_app(tenant).await {
             let wait = crew.expanding.wait();
-            tracing::warn!(%problem, tenant, ?wait, "could not make the provider of the inboxes; trying again after a wait");
+            tracing::warn!(%problem, tenant, ?wait, "could not create the in-app provider; trying again after a wait");
             finish = Finish::Again { at: now.plus(wait), counted: false };
         }
     }
@@ -173,7 +173,7 @@ async fn enter(crew: &Crew, lease: Lease, lane: i32, now: Timestamp) {
         Ok(_) => crew.leases.release(&lease),
         Err(problem) => {
             let wait = crew.expanding.wait();
-            tracing::warn!(%problem, delivery = %lease.key.id(), ?wait, "could not move it into its lane; it goes back and waits");
+            tracing::warn!(%problem, delivery = %lease.key.id(), ?wait, "could not move a delivery into its lane; it is returned and waits");
             crew.settler.put_off([lease], now.plus(wait));
         }
     }
@@ -184,14 +184,14 @@ async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>, now: Timestamp
     match (write_chunk(crew, chunk.clone()).await, chunk.len()) {
         (Ok(()), _) => {}
         (Err(DbError::Refused { message, .. }), 2..) => {
-            tracing::error!(message, "an expansion was refused; expanding one by one");
+            tracing::error!(message, "the database refused an expansion; expanding one by one");
             for one in chunk {
                 Box::pin(expand_chunk(crew, vec![one], now)).await;
             }
         }
         (Err(problem), notifications) => {
             let wait = crew.expanding.wait();
-            tracing::warn!(%problem, notifications, ?wait, "could not expand; trying again after a wait");
+            tracing::warn!(%problem, notifications, ?wait, "could not expand notifications; trying again after a wait");
             crew.settler.put_off(chunk.into_iter().map(|(expanded, _)| expanded.lease), now.plus(wait));
         }
     }

@@ -22,16 +22,16 @@ pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
             () = told(&mut stop) => break,
         }
         if let Err(problem) = store.be_present(worker).await {
-            tracing::debug!(%problem, "could not say that we are here");
+            tracing::debug!(%problem, "could not write the heartbeat");
         }
         // Not at the start, when there is other work.
         if !is_new && let Err(problem) = store.forget_workers().await {
-            tracing::debug!(%problem, "could not forget who is gone");
+            tracing::debug!(%problem, "could not remove workers that are gone");
         }
         is_new = false;
     }
     if let Err(problem) = store.leave(worker).await {
-        tracing::debug!(%problem, "could not say that we leave; it will be noticed");
+        tracing::debug!(%problem, "could not remove this worker; its heartbeat runs out by itself");
     }
 }
 

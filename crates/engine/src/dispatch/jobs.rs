@@ -27,7 +27,7 @@ pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
             Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
             Ok(Sliced::Nothing) => tokio::time::sleep(pause(&store).await).await,
             Err(problem) => {
-                tracing::warn!(%problem, "a slice of a job failed; it will be tried again");
+                tracing::warn!(%problem, "a slice of a job failed; trying again later");
                 tokio::time::sleep(LOOK).await;
             }
         }
@@ -42,7 +42,7 @@ pub async fn run_due(store: &Store, end: Option<Instant>) {
             Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
             Ok(Sliced::Nothing) => return,
             Err(problem) => {
-                tracing::warn!(%problem, "a slice of a job failed; it will be tried again");
+                tracing::warn!(%problem, "a slice of a job failed; trying again later");
                 return;
             }
         }

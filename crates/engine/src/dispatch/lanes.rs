@@ -505,7 +505,11 @@ fn open(tools: &Tools, provider: &Provider, known: Option<&Arc<Lane>>) -> Result
     if let Err(problem) = &driver
         && known_problem != Some(problem)
     {
-        tracing::error!(provider = provider.name, problem, "this process cannot use a provider; what waits for it is left alone");
+        tracing::error!(
+            provider = provider.name,
+            problem,
+            "this process cannot build the driver of a provider; deliveries on its lane wait"
+        );
     }
     driver
 }

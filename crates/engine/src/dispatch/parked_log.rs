@@ -31,7 +31,7 @@ impl About {
     pub fn warn(&self, delivery: DeliveryKey, reason: Reason, code: Option<&str>) {
         let Self { tenant, event_type, channel, provider } = self;
         let (delivery, provider, reason) = (delivery.id(), provider.as_deref(), reason.name());
-        tracing::warn!(tenant, event_type, channel, provider, %delivery, reason, code, "parked: somebody must look");
+        tracing::warn!(tenant, event_type, channel, provider, %delivery, reason, code, "delivery parked, operator action needed");
     }
 }
 

@@ -37,7 +37,7 @@ impl Dispatcher {
         // Waited for: a mark that is written after the end would delay the next pass.
         let _ = saying.await;
         if let Err(problem) = store.end_pass().await {
-            tracing::debug!(%problem, "could not say that the pass is over; it will be noticed");
+            tracing::debug!(%problem, "could not end the mark of the pass; it runs out by itself");
         }
         passed.map(|more| PassOutcome::Done { more })
     }
@@ -77,7 +77,7 @@ async fn say_so(store: Store, mut over: oneshot::Receiver<()>) {
             _ = &mut over => return,
         }
         if let Err(problem) = store.go_on_passing().await {
-            tracing::debug!(%problem, "could not say that the pass goes on");
+            tracing::debug!(%problem, "could not renew the mark of the running pass");
         }
     }
 }

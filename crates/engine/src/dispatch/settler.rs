@@ -293,15 +293,15 @@ impl ResultWriter {
                 Ok(settled) => return self.done(&batch, &settled.stale),
                 // Another transaction holds the lock of one row. It must not delay other results.
                 Err(problem) if postgres::is_held(&problem) && batch.settlements.len() > 1 => {
-                    tracing::warn!(%problem, results = batch.settlements.len(), "another transaction holds a row; settling one by one");
+                    tracing::warn!(%problem, results = batch.settlements.len(), "another transaction holds the lock of a row; settling one by one");
                     return self.write_each(batch).await;
                 }
                 Err(problem @ DbError::Unreachable(_)) if !postgres::is_held(&problem) => {
-                    tracing::warn!(%problem, results = batch.settlements.len(), "could not settle; trying again");
+                    tracing::warn!(%problem, results = batch.settlements.len(), "could not settle results; trying again");
                 }
                 Err(problem) if batch.settlements.len() == 1 => return self.keep(batch, &problem),
                 Err(problem) => {
-                    tracing::error!(%problem, "a batch was refused; settling one by one");
+                    tracing::error!(%problem, "the database refused a batch of results; settling one by one");
                     return self.write_each(batch).await;
                 }
             }
@@ -332,7 +332,7 @@ impl ResultWriter {
     /// kept as long as the process lives, with its room and its lease, and written again and again.
     fn keep(self: &Arc<Self>, one: ResultBatch, problem: &DbError) {
         let delivery = one.settlements[0].key().id();
-        tracing::error!(%problem, %delivery, "a result was refused; it is kept, and written again after a wait");
+        tracing::error!(%problem, %delivery, "the database refused a result; it is kept and written again after a wait");
         self.metrics.unwritten.add(1);
         self.unwritten_results.refused.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(self.clone().keep_writing(one));
@@ -352,7 +352,7 @@ impl ResultWriter {
                 Err(problem) => {
                     let longer = (wait * 2).min(LONGEST_WAIT);
                     if longer > wait {
-                        tracing::error!(%problem, delivery = %one.settlements[0].key().id(), next = ?longer, "a result is still refused; it is kept");
+                        tracing::error!(%problem, delivery = %one.settlements[0].key().id(), next = ?longer, "the database still refuses a result; it is kept");
                     }
                     wait = longer;
                 }
@@ -367,7 +367,7 @@ impl ResultWriter {
         };
         let Some(bare) = one.without_texts() else { return Err(problem) };
         let settled = self.settle(bare).await?;
-        tracing::warn!(%problem, delivery = %one.settlements[0].key().id(), "a result was refused, and is written without its texts");
+        tracing::warn!(%problem, delivery = %one.settlements[0].key().id(), "the database refused a result; it is written without the provider's texts");
         Ok(settled)
     }
 
@@ -380,7 +380,7 @@ impl ResultWriter {
     fn count(&self, batch: &[Settlement], noted: &[Option<Noted>], stale: &[DeliveryKey]) {
         for (settlement, noted) in batch.iter().zip(noted) {
             if stale.contains(&settlement.lease.key) {
-                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had gone to someone else; it changed nothing");
+                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had passed to another worker; nothing was changed");
                 self.metrics.stale_settles.add(1);
                 self.tally.stale.fetch_add(1, Ordering::Relaxed);
                 continue;
@@ -416,7 +416,7 @@ impl ResultWriter {
             // Put off without an attempt: one host may have thousands of them.
             Finish::Again { .. } if settlement.attempt.is_none() => None,
             Finish::Again { at, .. } => {
-                tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "to be tried again");
+                tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "delivery failed, trying again later");
                 Some(&self.tally.again)
             }
             Finish::Returned => None,

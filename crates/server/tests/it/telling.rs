@@ -228,8 +228,8 @@ fn logs_hold_no_secret_no_address_and_no_words() {
     plant(&shell, &receiver);
     let (server, address) = serve(&shell);
     // Sent, to be tried again, parked: each over a channel of its own.
-    server.wait_for_line("to be tried again");
-    server.wait_for_lines("parked: somebody must look", 2);
+    server.wait_for_line("delivery failed, trying again later");
+    server.wait_for_lines("delivery parked, operator action needed", 2);
     get(&address, "/canary-hook-path?q=canary-body", "authorization: Bearer metrics-canary-0001\r\n");
     server.term();
     server.wait();
@@ -247,11 +247,11 @@ fn what_is_parked_is_told_in_one_form() {
     let attempted = shell.run(&["enqueue", "refused", "--to", "email:canary-mail@example.com"]).ends(0).stdout;
     let unknown = shell.run(&["enqueue", "unknown", "--to", "list:nobody"]).ends(0).stdout;
     let (server, _) = serve(&shell);
-    server.wait_for_lines("parked: somebody must look", 2);
+    server.wait_for_lines("delivery parked, operator action needed", 2);
     let log = server.output();
     let told: Vec<Value> = log.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let about = |event: &str| told.iter().map(|line| &line["fields"]).find(|fields| fields["event_type"] == event);
-    let message = "parked: somebody must look";
+    let message = "delivery parked, operator action needed";
     let refused = serde_json::json!({"message": message, "tenant": "default", "event_type": "refused", "channel": "email", "provider": "capture",
         "delivery": format!("{}.1", attempted.trim()), "reason": "rejected", "code": "capture_permanent"});
     // Nobody knows whom it would have gone to.
