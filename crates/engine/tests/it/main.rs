@@ -22,6 +22,7 @@ mod kpis;
 mod lists;
 mod lost;
 mod lost_again;
+mod map;
 mod marks;
 mod migrating;
 mod model;
