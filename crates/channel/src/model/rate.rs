@@ -1,7 +1,7 @@
 //! How often a provider may be called: a bucket of permits that comes back with time, and the arithmetic of it.
 //!
 //! What is used up is counted in permits, not in time, so that a changed rate takes effect on what was used before it. In any time t at most
-//! `burst + per_s × t` permits are given. PostgreSQL does the same sum in the statement that claims (`store/rates.rs`); `tests/it/rates.rs` holds the two to
+//! `burst + per_s × t` permits are given. PostgreSQL does the same sum in the statement that claims (`store/queue/limited.rs`); `tests/it/rates.rs` holds the two to
 //! each other.
 
 use std::time::Duration;
