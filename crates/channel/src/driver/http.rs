@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::clock;
-use crate::egress::{Answer, Failure, Phase};
+use crate::egress::{EgressFailure, HttpAnswer, Phase};
 use crate::model::{Evidence, Guarantee, Outcome, Report};
 
 /// No provider is believed when it asks for more.
@@ -12,14 +12,14 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 const EXCERPT_CHARS: usize = 512;
 
 /// What a failed or answered call means. `secrets` are blotted out of what is kept.
-pub(crate) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[String]) -> Report {
+pub(crate) fn report(result: Result<HttpAnswer, EgressFailure>, guarantee: Guarantee, secrets: &[String]) -> Report {
     match result {
         Err(failure) => failed(&failure),
         Ok(answer) => answered(&answer, guarantee, secrets),
     }
 }
 
-fn failed(failure: &Failure) -> Report {
+fn failed(failure: &EgressFailure) -> Report {
     let outcome = match failure.phase {
         // Our own filter or a malformed URL: the next attempt would meet the same.
         Phase::Refused => Outcome::refused(failure.code),
@@ -29,7 +29,7 @@ fn failed(failure: &Failure) -> Report {
     Report::from(outcome).because(failure.detail.clone())
 }
 
-fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[String]) -> Report {
+fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
     let code = || format!("http_{}", answer.status);
     let after = retry_after(answer);
     let outcome = match answer.status {
@@ -59,7 +59,7 @@ fn sentence(status: u16) -> String {
 }
 
 /// Seconds, with or without a fraction, or a date. A wait of nothing, of the past or of nonsense is none.
-fn retry_after(answer: &Answer) -> Option<Duration> {
+fn retry_after(answer: &HttpAnswer) -> Option<Duration> {
     let text = answer.headers.get("retry-after")?.to_str().ok()?.trim();
     let wait = match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 => Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT),
@@ -104,12 +104,12 @@ mod tests {
     use ::http::{HeaderMap, HeaderValue};
     use bytes::Bytes;
 
-    fn answer(status: u16, retry_after: Option<&str>) -> Answer {
+    fn answer(status: u16, retry_after: Option<&str>) -> HttpAnswer {
         let mut headers = HeaderMap::new();
         if let Some(value) = retry_after {
             headers.insert("retry-after", HeaderValue::from_str(value).unwrap());
         }
-        Answer { status, headers, body: Bytes::new(), truncated: false, body_complete: true }
+        HttpAnswer { status, headers, body: Bytes::new(), truncated: false, body_complete: true }
     }
 
     fn waits(text: &str) -> Option<u64> {
