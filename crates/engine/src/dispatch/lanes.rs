@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
-use postcommit_channel::driver::{self, Driver};
+use postcommit_channel::driver::{self, Destination, Driver};
 use postcommit_channel::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use postcommit_channel::secret::Secrets;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -35,6 +35,8 @@ pub struct Lane {
     pub name: Arc<str>,
     /// Its code; or why it cannot be made.
     pub driver: Result<Arc<dyn Driver>, String>,
+    /// How long its provider remembers the key of a delivery.
+    pub key_window: Duration,
     /// Sends that may be under way at once.
     pub slots: Arc<Semaphore>,
     /// Whether rows of its own wait for it: they go first.
@@ -77,8 +79,14 @@ impl Lane {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
+        let key_window = driver::key_window(&provider);
         let (backlog, meter, shut, setback) = Default::default();
-        Self { name, slots, backlog, meter, shut, setback, hosts: None, stirred, provider, driver }
+        Self { name, slots, backlog, meter, shut, setback, hosts: None, stirred, key_window, provider, driver }
+    }
+
+    /// Whether its deliveries go into inboxes, which settling writes.
+    pub fn is_inbox(&self) -> bool {
+        driver::destination(&self.provider.driver) == Destination::Inbox
     }
 
     /// With its hosts, if its driver tells them apart.
