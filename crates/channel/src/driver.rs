@@ -39,7 +39,7 @@ pub struct Message<'a> {
     pub attempt: u32,
     /// How long it may take in all.
     pub timeout: Duration,
-    /// The W3C `traceparent` to pass on, for who speaks HTTP.
+    /// The W3C `traceparent` to pass on, for drivers that speak HTTP.
     pub traceparent: Option<&'a str>,
 }
 

@@ -1,7 +1,7 @@
 //! Egress makes every outgoing connection.
 //!
-//! - [`Egress::dial`]: resolves a host once, drops every address that is not public ([`forbidden`]), and connects to what
-//!   is left, with TLS under the host's own name if asked. Any protocol can run over the [`DialledStream`].
+//! - [`Egress::dial`]: resolves a host once, drops every address that is not public ([`forbidden`]), and connects to
+//!   what is left, with TLS under the host's own name if asked. Any protocol can run over the [`DialledStream`].
 //! - [`Egress::send`]: one HTTP call over such a stream.
 //!
 //! The bytes written are counted. A failure says how far it got and how many bytes had left, which decides whether the

@@ -107,7 +107,7 @@ pub(super) fn kind() -> Kind {
         secrets: vec![],
         new_secret: None,
         key_window: KEY_WINDOW,
-        // With a key alone somebody could have any file of the server written.
+        // Otherwise a caller with a key could have any file of the server written.
         local_settings: vec![LocalSetting { name: "journal".into(), reason: "names a file of the server".into() }],
         ready_made: Some(ReadyMade { occasion: Occasion::NewDatabase, settings: json!({}), concurrency: 16 }),
         build: Arc::new(build),

@@ -58,8 +58,8 @@ fn sentence(status: u16) -> String {
     }
 }
 
-/// The wait that the answer asks for, in seconds, with or without a fraction, or as a date. Zero, a date in the past and
-/// a malformed value are none.
+/// The wait that the answer asks for, in seconds, with or without a fraction, or as a date. Zero, a date in the past
+/// and a malformed value are none.
 fn retry_after(answer: &HttpAnswer) -> Option<Duration> {
     let text = answer.headers.get("retry-after")?.to_str().ok()?.trim();
     let wait = match text.parse::<f64>() {

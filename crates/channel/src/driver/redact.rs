@@ -1,5 +1,5 @@
-//! Texts that a receiver may echo and that must not get into the attempt log: secrets, and those parts of an address that
-//! only its owner knows, in every form in which programs repeat them.
+//! Texts that a receiver may echo and that must not get into the attempt log: secrets, and those parts of an address
+//! that only its owner knows, in every form in which programs repeat them.
 
 use std::collections::BTreeSet;
 

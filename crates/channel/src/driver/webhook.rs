@@ -241,8 +241,8 @@ impl Webhook {
         Some(headers)
     }
 
-    /// The texts to redact in the answer. A receiver may echo the request, and neither the secrets nor the address's path
-    /// and query may get into the attempt log.
+    /// The texts to redact in the answer. A receiver may echo the request, and neither the secrets nor the address's
+    /// path and query may get into the attempt log.
     fn redactions(&self, target: &str) -> Vec<String> {
         let mut redactions = Redactions::default();
         // Revealed to be looked for.

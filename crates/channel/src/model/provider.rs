@@ -80,7 +80,8 @@ pub struct Provider {
     pub concurrency: i32,
     /// Sends a second, by all processes together; none is no limit.
     pub rate_per_s: Option<f64>,
-    /// Sends that may follow each other immediately after a pause, where there is a rate; none is the sends of one second.
+    /// Sends that may follow each other immediately after a pause, where there is a rate; none is the sends of one
+    /// second.
     pub burst: Option<i32>,
     /// Longest time one send may take.
     pub timeout_ms: i32,
@@ -96,8 +97,8 @@ pub struct Provider {
     pub not_before: Option<Timestamp>,
     /// Counts changes.
     pub revision: i32,
-    /// False when the row was edited by hand and cannot be read. Its unreadable fields then have defaults, and any change
-    /// of the provider writes them.
+    /// False when the row was edited by hand and cannot be read. Its unreadable fields then have defaults, and any
+    /// change of the provider writes them.
     #[serde(skip)]
     pub is_readable: bool,
 }
@@ -216,8 +217,8 @@ impl ProviderChange {
         self.from.is_readable && self.to == self.from.clone().into()
     }
 
-    /// What changes, field by field: the value before and after. Of settings and secrets only the names: a setting may be
-    /// a URL or a header with a token in it.
+    /// What changes, field by field: the value before and after. Of settings and secrets only the names: a setting may
+    /// be a URL or a header with a token in it.
     #[must_use]
     pub fn fields(&self) -> Value {
         let (was, is) = (written(&self.from.clone().into()), written(&self.to));
@@ -256,8 +257,8 @@ fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Checks the name of a tenant, channel or provider. `.` and `..` are refused: HTTP clients remove them from the path of
-/// a URL.
+/// Checks the name of a tenant, channel or provider. `.` and `..` are refused: HTTP clients remove them from the path
+/// of a URL.
 pub fn short_name(field: &str, name: &str) -> Result<(), String> {
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
     if plain && (1..=63).contains(&name.len()) && !matches!(name, "." | "..") {

@@ -77,6 +77,13 @@ fn nothing_connects_outwards_but_egress() {
 }
 
 #[test]
+fn no_driver_is_told_by_its_name() {
+    // What differs between drivers is a fact of `driver::Kind`: a recipe, which is data, must be able to say it too.
+    let words = ["driver == \"", "driver != \"", ".driver.as_str() {", ".driver.as_str())", "kind.name == \""];
+    assert_eq!(strays(&words, |path| path.starts_with("channel/src/driver")), Vec::<String>::new());
+}
+
+#[test]
 fn there_is_one_clock() {
     assert_eq!(strays(&["SystemTime::now", "Instant::now"], |path| path == "channel/src/clock.rs"), Vec::<String>::new());
 }

@@ -78,8 +78,8 @@ impl DialledStream {
     /// Encrypts a plain stream, after the peer has agreed to STARTTLS. The peer must prove the endpoint's own name. The
     /// count of bytes goes on, without those of the handshake.
     ///
-    /// Bytes that the peer sent before the handshake and that are still in a buffer of the caller's must be thrown away:
-    /// they were not encrypted.
+    /// Bytes that the peer sent before the handshake and that are still in a buffer of the caller's must be thrown
+    /// away: they were not encrypted.
     ///
     /// # Errors
     /// The stream is encrypted already, or the handshake failed. The stream is closed then.
@@ -112,8 +112,8 @@ impl AsyncWrite for DialledStream {
         let wrote = Pin::new(&mut this.stream).poll_write(cx, buf);
         written.bytes += match &wrote {
             Poll::Ready(Ok(bytes)) => *bytes as u64,
-            // A failed TCP write moved nothing. A failed TLS write may have sent whole records before it failed, and does
-            // not say so: count all of it.
+            // A failed TCP write moved nothing. A failed TLS write may have sent whole records before it failed, and
+            // does not say so: count all of it.
             Poll::Ready(Err(_)) if this.is_tls => buf.len() as u64,
             Poll::Ready(Err(_)) | Poll::Pending => 0,
         };

@@ -162,8 +162,8 @@ impl ConnectionIo {
     /// A request handed over at the moment in which the connection ends stays in hyper's channel, neither sent nor
     /// given back. Without a look at the end such a call would wait for its whole timeout.
     async fn run_for<T>(&mut self, hoped: impl Future<Output = T>, mut timer: Pin<&mut Sleep>) -> Result<Option<T>, Late> {
-        // `hoped` changes only while the connection is advanced, so nothing else need wake this task for it. Being woken
-        // for it too would be a second poll for each step.
+        // `hoped` changes only while the connection is advanced, so nothing else need wake this task for it. Being
+        // woken for it too would be a second poll for each step.
         let mut hoped = pin!(unconstrained(hoped));
         poll_fn(|cx| {
             let ended = self.advance(cx).is_ready();
