@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::egress::Answer;
+use postcommit_channel::egress::HttpAnswer;
 use postcommit_channel::model::{self, Case, Guarantee, Outcome, Policy, Provider, Routes, StoredNotification};
 use postcommit_channel::{bench_points, driver};
 use serde_json::json;
@@ -94,13 +94,13 @@ fn sign(count: usize) {
     }
 }
 
-fn answer(status: u16, retry_after: Option<&'static str>, body: &'static str) -> Answer {
+fn answer(status: u16, retry_after: Option<&'static str>, body: &'static str) -> HttpAnswer {
     let mut headers = http::HeaderMap::new();
     headers.insert("content-type", http::HeaderValue::from_static("text/plain"));
     if let Some(value) = retry_after {
         headers.insert("retry-after", http::HeaderValue::from_static(value));
     }
-    Answer { status, headers, body: body.into(), truncated: false, body_complete: true }
+    HttpAnswer { status, headers, body: body.into(), truncated: false, body_complete: true }
 }
 
 fn provider(id: i32, name: &str, channel: &str) -> Provider {

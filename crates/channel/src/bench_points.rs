@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::driver::{http, webhook};
-use crate::egress::Answer;
+use crate::egress::HttpAnswer;
 use crate::model::{Guarantee, Report, StoredNotification};
 
 /// What the webhook driver makes of a notification.
@@ -14,6 +14,6 @@ pub fn render(note: &StoredNotification) -> Bytes {
 
 /// What an answer means.
 #[must_use]
-pub fn classify(answer: Answer, secrets: &[String]) -> Report {
+pub fn classify(answer: HttpAnswer, secrets: &[String]) -> Report {
     http::report(Ok(answer), Guarantee::Idempotent, secrets)
 }

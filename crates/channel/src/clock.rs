@@ -1,4 +1,5 @@
-//! The one clock. Leases and due times are decided by the database's clock; this one dates what happens in between.
+//! The one clock of this process. Leases and due times go by the database's clock; this one dates what happens in
+//! between.
 
 use std::time::{Instant, SystemTime};
 

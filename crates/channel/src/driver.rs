@@ -1,10 +1,11 @@
 //! The drivers: each turns a message into an outcome, and knows nothing of storage, timing or retries.
 
-mod blots;
 mod capture;
 mod host;
 pub(crate) mod http;
 mod in_app;
+mod kind;
+mod redact;
 pub(crate) mod webhook;
 
 use std::pin::Pin;
@@ -14,10 +15,13 @@ use serde_json::Value;
 
 pub use capture::{FailOn, Mode};
 pub use host::host_of;
+pub use kind::{
+    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, destination, key_window, kind, kinds, ready_made,
+};
 pub use webhook::sign;
 
 use crate::egress::Egress;
-use crate::model::{DeliveryKey, Guarantee, IN_APP, Provider, Report, StoredNotification};
+use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
 use crate::secret::Secrets;
 
 /// One message to one address.
@@ -35,7 +39,7 @@ pub struct Message<'a> {
     pub attempt: u32,
     /// How long it may take in all.
     pub timeout: Duration,
-    /// The W3C `traceparent` to pass on, for who speaks HTTP.
+    /// The W3C `traceparent` to pass on, for drivers that speak HTTP.
     pub traceparent: Option<&'a str>,
 }
 
@@ -47,12 +51,14 @@ pub trait Driver: Send + Sync {
     /// Sends, once.
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a>;
 
-    /// Whether each host among its receivers is to have troubles of its own. By default one receiver's trouble is that of the whole lane.
+    /// Whether each host among its receivers is held and paused on its own. By default a receiver's answer concerns the
+    /// whole lane.
     fn isolates_hosts(&self) -> bool {
         false
     }
 
-    /// The host that an address leads to, name and port; none when there is none. Asked where [`Driver::isolates_hosts`].
+    /// The host that an address leads to, name and port; none when there is none. Asked where
+    /// [`Driver::isolates_hosts`].
     fn host_of(&self, _target: &str) -> Option<String> {
         None
     }
@@ -72,82 +78,19 @@ pub struct Parts<'a> {
     pub capture_fail_on: &'a FailOn,
 }
 
-/// A driver that can be configured.
-pub struct Kind {
-    /// Its name in a provider's description.
-    pub name: &'static str,
-    /// What it is for, in a line.
-    pub about: &'static str,
-    /// The channel it serves unless told otherwise.
-    pub channel: &'static str,
-    /// What happens when an outcome is unclear, unless told otherwise.
-    pub guarantee: Guarantee,
-    /// The names of its secrets.
-    pub secrets: &'static [&'static str],
-    build: fn(&Parts<'_>) -> Result<Box<dyn Driver>, String>,
-}
-
-/// All drivers there are.
-pub const KINDS: &[Kind] = &[
-    Kind {
-        name: "capture",
-        about: "records what it would have sent; fails on purpose where told to",
-        channel: "*",
-        guarantee: Guarantee::Idempotent,
-        secrets: &[],
-        build: capture::build,
-    },
-    Kind {
-        name: "in_app",
-        about: "the user's inbox; made by itself when first needed",
-        channel: IN_APP,
-        guarantee: Guarantee::Idempotent,
-        secrets: &[],
-        build: in_app::build,
-    },
-    Kind {
-        name: "webhook",
-        about: "signed JSON to an http(s) endpoint (Standard Webhooks)",
-        channel: "webhook",
-        guarantee: Guarantee::Idempotent,
-        secrets: &["secret"],
-        build: webhook::build,
-    },
-];
-
-/// The driver of that name.
-///
-/// # Errors
-/// Listing the names.
-pub fn kind(name: &str) -> Result<&'static Kind, String> {
-    let names = || KINDS.iter().map(|k| k.name).collect::<Vec<_>>().join(", ");
-    KINDS.iter().find(|k| k.name == name).ok_or_else(|| format!("driver: {name:?} is not known; known are {}", names()))
-}
-
-/// Makes a driver, checking its settings and secrets.
-///
-/// # Errors
-/// Naming the setting and what is allowed.
-pub fn build(driver: &str, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
-    let kind = kind(driver)?;
-    if let Some(unknown) = parts.secrets.keys().find(|name| !kind.secrets.contains(&name.as_str())) {
-        return Err(format!("secret: driver {driver:?} has none named {unknown:?}; it has {:?}", kind.secrets));
-    }
-    (kind.build)(parts)
-}
-
 /// Makes the driver of a stored provider.
 ///
 /// # Errors
-/// As [`build`].
+/// As [`Kind::build`]; or the driver is not known.
 pub fn of_provider(provider: &Provider, secrets: &Secrets, egress: &Egress, capture_fail_on: &FailOn) -> Result<Box<dyn Driver>, String> {
-    build(&provider.driver, &Parts { settings: &provider.settings, secrets, guarantee: provider.guarantee, egress, capture_fail_on })
+    let (settings, guarantee) = (&provider.settings, provider.guarantee);
+    kind(&provider.driver)?.build(&Parts { settings, secrets, guarantee, egress, capture_fail_on })
 }
 
 /// Reads a driver's settings into its own struct; an error names the setting.
 fn settings<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|problem| {
-        // In words that mean something to those who do not know our types.
+        // `u64` means nothing to an operator.
         let words = problem.inner().to_string().replace("expected u64", "expected a whole number, 0 or more");
         match problem.path().to_string().as_str() {
             "." => format!("settings: {words}"),

@@ -2,7 +2,7 @@
 //!
 //! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
 //! - [`driver`]: the drivers, which turn a message into an outcome;
-//! - [`egress`]: makes every outgoing connection;
+//! - [`egress`]: makes every outgoing connection; [`tls`]: the TLS of every client;
 //! - [`secret`]: secrets, encrypted at rest, and tokens;
 //! - [`clock`]: the one clock.
 
@@ -14,3 +14,4 @@ pub mod driver;
 pub mod egress;
 pub mod model;
 pub mod secret;
+pub mod tls;

@@ -1,4 +1,5 @@
-//! Secrets of providers, encrypted at rest; the key lives outside the database, in a file or the environment. And tokens, of which only a hash is kept.
+//! Secrets of providers, encrypted at rest, and tokens, of which only a hash is kept. The key of the secrets is outside
+//! the database, in a file or the environment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +38,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// 32 random bytes that let somebody in: part of a key, a link or a session. What is stored is its hash.
+/// 32 random bytes that prove access: part of a key, a link or a session. Only its hash is stored.
 pub struct Token([u8; 32]);
 
 impl Token {
@@ -53,13 +54,13 @@ impl Token {
         URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok().map(Self)
     }
 
-    /// What is given away.
+    /// The text that is handed out.
     #[must_use]
     pub fn text(&self) -> Secret {
         Secret(URL_SAFE_NO_PAD.encode(self.0))
     }
 
-    /// What is stored. The bytes are random, so that nothing slower than one SHA-256 is needed.
+    /// The hash that is stored. The bytes are random, so that nothing slower than one SHA-256 is needed.
     #[must_use]
     pub fn hash(&self) -> Hash {
         Hash(Sha256::digest(self.0).into())
@@ -89,7 +90,7 @@ impl fmt::Debug for Token {
 pub struct Hash(pub [u8; 32]);
 
 impl Hash {
-    /// Whether it is this token's, in a time that does not tell how much of it is right.
+    /// Whether it is this token's, compared in constant time.
     #[must_use]
     pub fn is_of(&self, token: &Token) -> bool {
         self.0.ct_eq(&token.hash().0).into()
@@ -113,7 +114,7 @@ pub enum SecretError {
     WrongKey,
 }
 
-/// Where the key is: given itself, or in a file. Looked for when it is needed, so that who needs none needs no file.
+/// Where the key is: given itself, or in a file. The file is read when the key is first needed.
 #[derive(Clone)]
 pub enum KeySource {
     /// The key in base64.
@@ -135,7 +136,8 @@ impl KeySource {
         }
     }
 
-    /// The key; a missing file is made with a new random one, readable by its owner alone. Only for sealing: a new key opens nothing.
+    /// The key. A missing file is made with a new random key, readable by its owner alone. Only for sealing: a new key
+    /// opens nothing.
     ///
     /// # Errors
     /// When the file cannot be read or made, or holds no key.

@@ -1,9 +1,9 @@
 //! Providers as an operator describes them: the same rules for the command line and the API.
 
-use postcommit_channel::driver::{self, FailOn, Kind, Parts};
+use postcommit_channel::driver::{self, FailOn, NewSecret, Parts};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
-use postcommit_channel::secret::{KeySource, Secret, SecretError, Secrets, random};
+use postcommit_channel::secret::{KeySource, Secret, SecretError, Secrets};
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::Store;
 use serde_json::{Map, Value, json};
@@ -65,16 +65,18 @@ pub struct Workshop<'a> {
     pub store: &'a Store,
     pub keys: &'a KeySource,
     pub egress: &'a Egress,
+    /// Whether the operator is on the server's own machine.
+    pub is_local: bool,
 }
 
 impl Workshop<'_> {
-    /// Makes a provider. A webhook without a secret gets one, which is returned this once.
+    /// Makes a provider. If its driver makes a secret and none is given, the new secret is returned this once.
     pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, Refusal> {
         let kind = driver::kind(driver).map_err(Refusal::Field)?;
-        let made = (driver == "webhook" && change.secrets.is_empty()).then(signing_secret);
-        if let Some(secret) = &made {
-            change.secrets.insert("secret".to_owned(), secret.clone());
-        }
+        self.check_local(driver, &change)?;
+        let new_secret = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty());
+        let made = new_secret.map(|NewSecret { name, make }| (name.clone().into_owned(), make()));
+        change.secrets.extend(made.clone());
         for _ in 0..TRIES {
             let known = self.store.providers_of(tenant).await?;
             if known.iter().any(|provider| provider.name == name) {
@@ -83,7 +85,7 @@ impl Workshop<'_> {
             if known.len() >= PROVIDERS {
                 return Err(Refusal::TooMany);
             }
-            let mut draft = laid_over(blank(name, kind), &change)?;
+            let mut draft = laid_over(kind.draft(name), &change)?;
             self.check(&draft, &change.secrets)?;
             if !change.secrets.is_empty() {
                 draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, name));
@@ -96,7 +98,7 @@ impl Workshop<'_> {
                 false => self.store.create_provider(tenant, &draft).await?,
             };
             if is_made {
-                return Ok(made);
+                return Ok(made.map(|(_, secret)| secret));
             }
         }
         Err(Refusal::Overtaken(name.to_owned()))
@@ -122,6 +124,7 @@ impl Workshop<'_> {
     }
 
     fn change_of(&self, from: Provider, change: &Change) -> Result<ProviderChange, Refusal> {
+        self.check_local(&from.driver, change)?;
         let mut secrets = self.opened(&from, &change.secrets)?;
         let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
         let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
@@ -139,7 +142,7 @@ impl Workshop<'_> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
             // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
-            Err(_) if driver::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name))) => {
+            Err(_) if driver::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(name.as_ref()))) => {
                 Ok(Secrets::new())
             }
             opened => Ok(opened?),
@@ -164,26 +167,20 @@ impl Workshop<'_> {
         draft.check().map_err(Refusal::Field)?;
         let (settings, guarantee) = (&draft.settings, draft.guarantee);
         let parts = Parts { settings, secrets, guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };
-        driver::build(&draft.driver, &parts).map(drop).map_err(Refusal::Field)
+        let built = driver::kind(&draft.driver).and_then(|kind| kind.build(&parts));
+        built.map(drop).map_err(Refusal::Field)
     }
-}
 
-/// A provider of which nothing was said yet.
-fn blank(name: &str, kind: &Kind) -> ProviderDraft {
-    ProviderDraft {
-        name: name.to_owned(),
-        channel: kind.channel.to_owned(),
-        driver: kind.name.to_owned(),
-        settings: json!({}),
-        secrets: None,
-        guarantee: kind.guarantee,
-        policy: Policy::default(),
-        concurrency: 16,
-        timeout_ms: 30_000,
-        is_default: false,
-        enabled: true,
-        rate_per_s: None,
-        burst: None,
+    /// Refuses over the network what only an operator on the server's machine may set.
+    fn check_local(&self, driver: &str, change: &Change) -> Result<(), Refusal> {
+        let kind = driver::kind(driver).map_err(Refusal::Field)?;
+        let given = kind.local_settings.iter().find(|local| change.settings.contains_key(local.name.as_ref()));
+        match given.filter(|_| !self.is_local) {
+            Some(local) => {
+                Err(Refusal::Field(format!("settings.{}: {}; only `postcommit providers` on the server sets it", local.name, local.reason)))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -211,10 +208,4 @@ fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft,
     draft.rate_per_s = change.rate_per_s.unwrap_or(draft.rate_per_s);
     draft.burst = change.burst.unwrap_or(draft.burst);
     Ok(draft)
-}
-
-/// A new secret in the form that Standard Webhooks libraries expect.
-fn signing_secret() -> Secret {
-    use base64::Engine as _;
-    Secret::new(format!("whsec_{}", base64::engine::general_purpose::STANDARD.encode(random::<32>())))
 }

@@ -1,53 +1,48 @@
-//! How often somebody may knock: a bucket for each, refilled as time passes.
+//! How often a client may call: one token bucket per key or address.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many are remembered at most; beyond that those who have not knocked lately are forgotten first.
+use postcommit::Timestamp;
+use postcommit_channel::clock;
+use postcommit_channel::model::{Bucket, Rate};
+
+/// The most buckets kept. Beyond that, the full ones are dropped first: they say nothing.
 const REMEMBERED: usize = 10_000;
 
-/// One bucket per key: so many at once, refilled at so many a second.
+/// One bucket per key, all with the same limit.
 pub struct Buckets<K> {
-    per_s: f64,
-    burst: f64,
-    levels: Mutex<HashMap<K, Level>>,
-}
-
-#[derive(Clone, Copy)]
-struct Level {
-    left: f64,
-    at: Instant,
+    /// None is no limit.
+    rate: Option<Rate>,
+    /// Bucket times count from here: buckets go by the monotonic clock.
+    began: Instant,
+    buckets: Mutex<HashMap<K, Bucket>>,
 }
 
 impl<K: Hash + Eq> Buckets<K> {
-    /// No more than `per_s` a second in the long run, and `burst` at once. 0 a second is no limit at all.
+    /// At most `per_s` a second in the long run, and `burst`, at least 1, after a pause. 0 a second is no limit.
     pub fn new(per_s: f64, burst: f64) -> Self {
-        Self { per_s, burst: burst.max(1.0), levels: Mutex::default() }
+        let rate = (per_s > 0.0).then(|| Rate::new(per_s, Some(burst.max(1.0) as i32)));
+        Self { rate, began: clock::monotonic(), buckets: Mutex::default() }
     }
 
-    /// Takes one, or says how long to wait for it.
+    /// Takes one permit, or returns how long to wait for it.
     pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
-        if self.per_s <= 0.0 {
-            return Ok(());
+        let Some(rate) = self.rate else { return Ok(()) };
+        let elapsed = now.saturating_duration_since(self.began).as_micros();
+        let now = Timestamp::from_micros(i64::try_from(elapsed).unwrap_or(i64::MAX));
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= REMEMBERED && !buckets.contains_key(&key) {
+            buckets.retain(|_, bucket| rate.refill(*bucket, now).used > 0.0);
         }
-        let mut levels = self.levels.lock().unwrap_or_else(PoisonError::into_inner);
-        if levels.len() >= REMEMBERED && !levels.contains_key(&key) {
-            levels.retain(|_, level| self.filled(*level, now) < self.burst);
-        }
-        let level = levels.get(&key).map_or(self.burst, |level| self.filled(*level, now));
-        if level < 1.0 {
-            return Err(Duration::from_secs_f64((1.0 - level) / self.per_s));
-        }
-        if levels.len() < REMEMBERED || levels.contains_key(&key) {
-            levels.insert(key, Level { left: level - 1.0, at: now });
+        let full = Bucket { used: 0.0, as_of: now };
+        let bucket = rate.take(buckets.get(&key).copied().unwrap_or(full), now)?;
+        if buckets.len() < REMEMBERED || buckets.contains_key(&key) {
+            buckets.insert(key, bucket);
         }
         Ok(())
-    }
-
-    fn filled(&self, level: Level, now: Instant) -> f64 {
-        (level.left + now.saturating_duration_since(level.at).as_secs_f64() * self.per_s).min(self.burst)
     }
 }
 
@@ -77,6 +72,6 @@ mod tests {
             off.take(0, start).unwrap();
             some.take(i, start).unwrap();
         }
-        assert!(some.levels.lock().unwrap().len() <= REMEMBERED);
+        assert!(some.buckets.lock().unwrap().len() <= REMEMBERED);
     }
 }

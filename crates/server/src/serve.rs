@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
+use postcommit_channel::driver::{self, Destination, Occasion};
+use postcommit_channel::model::{IN_APP, Provider, Scope, Scopes};
 use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
 use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::store::group_commit::GroupCommit;
@@ -108,7 +109,7 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
     store.db().check_schema().await?;
     store.check_isolation().await?;
     if missing.is_some() {
-        make_capture(&store).await?;
+        make_first_providers(&store).await?;
     }
     Ok(store)
 }
@@ -208,24 +209,12 @@ fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> 
 }
 
 /// A new embedded database begins with a provider that serves every channel and sends nothing.
-async fn make_capture(store: &Store) -> Result<(), Failure> {
-    let draft = ProviderDraft {
-        name: "capture".into(),
-        channel: "*".into(),
-        driver: "capture".into(),
-        settings: serde_json::json!({}),
-        secrets: None,
-        guarantee: Guarantee::Idempotent,
-        policy: Policy::default(),
-        concurrency: 16,
-        timeout_ms: 30_000,
-        is_default: true,
-        enabled: true,
-        rate_per_s: None,
-        burst: None,
-    };
+async fn make_first_providers(store: &Store) -> Result<(), Failure> {
     let tenant = store.tenant("default").await?.unwrap_or(1);
-    Ok(store.create_provider(tenant, &draft).await.map(drop)?)
+    for draft in driver::ready_made(Occasion::NewDatabase) {
+        store.create_provider(tenant, &draft).await?;
+    }
+    Ok(())
 }
 
 /// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.
@@ -287,19 +276,24 @@ impl Greeting {
         let mut own = self.providers.iter().filter(is_default_s);
         let works = |provider: &Provider| provider.enabled && provider.paused.is_none();
         let serves_mail = |provider: &Provider| provider.is_default && ["email", "*"].contains(&provider.channel.as_str());
-        if own.clone().any(|provider| provider.driver == "capture" && serves_mail(provider) && works(provider)) {
+        if own.clone().any(|provider| records(provider) && serves_mail(provider) && works(provider)) {
             return Some("email:guest@example.com");
         }
-        own.all(|provider| provider.channel != "in_app" || works(provider)).then_some("user:alice")
+        own.all(|provider| provider.channel != IN_APP || works(provider)).then_some("user:alice")
     }
 
     fn say_provider(&self, provider: &Provider) {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
-        let note = if provider.driver == "capture" { "; records, sends nothing" } else { "" };
+        let note = if records(provider) { "; records, sends nothing" } else { "" };
         let tenant =
             self.tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
         say!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
     }
+}
+
+/// Whether it only records messages.
+fn records(provider: &Provider) -> bool {
+    driver::destination(&provider.driver) == Destination::Record
 }
 
 /// The flag that another terminal needs; a URL with a password is not printed.

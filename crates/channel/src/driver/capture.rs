@@ -4,14 +4,16 @@ use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::{Driver, Message, Parts, Sending};
-use crate::model::{Evidence, Outcome, Report};
+use super::{Destination, Driver, KeyWindow, Kind, LocalSetting, Message, Occasion, Parts, ReadyMade, Sending};
+use crate::model::{Evidence, Guarantee, Outcome, Report};
 
 /// How to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub enum Mode {
     Slow,
     /// Never answers.
     Hang,
-    /// Nobody can know.
+    /// Recorded, but reported as unclear.
     Unclear,
     /// A bug in the driver.
     Panic,
@@ -41,8 +43,8 @@ const MODES: [(&str, Mode); 6] = [
 
 /// On what to fail, and how: `mode=match` entries, separated by commas.
 ///
-/// A match is an event type or an idempotency key. The mode may be left out (`transient`), and `mode*2=match` fails the first two attempts
-/// only. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
+/// A match is an event type or an idempotency key. The mode may be left out (`transient`), and `mode*2=match` fails the
+/// first two attempts only. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FailOn(Vec<Rule>);
 
@@ -94,6 +96,24 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
     Ok(Rule { mode: *mode, first, matching: matching.to_owned() })
 }
 
+const KEY_WINDOW: KeyWindow = KeyWindow::day(1..=315_360_000);
+
+pub(super) fn kind() -> Kind {
+    Kind {
+        name: "capture".into(),
+        channel: "*".into(),
+        guarantee: Guarantee::Idempotent,
+        destination: Destination::Record,
+        secrets: vec![],
+        new_secret: None,
+        key_window: KEY_WINDOW,
+        // Otherwise a caller with a key could have any file of the server written.
+        local_settings: vec![LocalSetting { name: "journal".into(), reason: "names a file of the server".into() }],
+        ready_made: Some(ReadyMade { occasion: Occasion::NewDatabase, settings: json!({}), concurrency: 16 }),
+        build: Arc::new(build),
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
@@ -103,7 +123,7 @@ struct Settings {
     slow_ms: u64,
     /// A regular file to which every send is appended as a line of JSON.
     journal: Option<PathBuf>,
-    /// Whether to record what would have been sent. Without, it does nothing at all: for measuring.
+    /// Whether to record what would have been sent. If false, a send does nothing: for measuring.
     record: bool,
     /// How long a receiver would remember the key: a second to ten years.
     key_window_s: u64,
@@ -111,7 +131,7 @@ struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { fail_on: String::new(), slow_ms: 2000, journal: None, record: true, key_window_s: 86_400 }
+        Self { fail_on: String::new(), slow_ms: 2000, journal: None, record: true, key_window_s: KEY_WINDOW.default_s }
     }
 }
 
@@ -120,14 +140,12 @@ struct Capture {
     rules: [FailOn; 2],
 }
 
-pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let settings: Settings = super::settings(parts.settings)?;
     if settings.slow_ms > 300_000 {
         return Err(format!("settings.slow_ms: is {}; 0 to 300000 are allowed", settings.slow_ms));
     }
-    if !(1..=315_360_000).contains(&settings.key_window_s) {
-        return Err(format!("settings.key_window_s: is {}; 1 to 315360000 are allowed", settings.key_window_s));
-    }
+    KEY_WINDOW.check(settings.key_window_s)?;
     let rules = [FailOn::parse(&settings.fail_on)?, parts.capture_fail_on.clone()];
     Ok(Box::new(Capture { settings, rules }))
 }
@@ -190,7 +208,7 @@ impl Capture {
         let sent = serde_json::to_string(&sent).unwrap_or_default();
         if let Some(path) = self.settings.journal.clone() {
             let line = format!("{sent}\n");
-            // A disk may take its time: on a thread where nobody else waits for it.
+            // A disk may be slow: write on a thread of its own, so that no other send waits.
             let appended = tokio::task::spawn_blocking(move || append(&path, &line)).await.unwrap_or_else(|e| Err(e.into()));
             if let Err(problem) = appended {
                 return Report::from(Outcome::config("capture_journal")).because(format!("settings.journal: {problem}"));
@@ -202,11 +220,12 @@ impl Capture {
     }
 }
 
-/// Appends to a regular file, and to nothing else: who writes to a pipe waits for a reader, and who opens a device may set it off.
+/// Appends to a regular file, and to nothing else: a write to a pipe waits for a reader, and opening a device may have
+/// effects.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     let is_file = |found: Metadata| if found.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) };
     std::fs::metadata(path).map_or(Ok(()), is_file)?;
-    // It may have become one just now. Opened so, it is not waited for; to a regular file that makes no difference.
+    // It may have become a pipe just now: opened so, the call does not wait. A regular file is opened as usual.
     let no_wait = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path)?;
     is_file(file.metadata()?)?;
@@ -216,11 +235,9 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use rustix::fs::{CWD, mkfifoat};
-    use serde_json::json;
 
     use super::*;
     use crate::egress::{Egress, EgressSettings};
-    use crate::model::Guarantee;
     use crate::secret::Secrets;
 
     #[test]

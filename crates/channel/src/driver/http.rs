@@ -3,23 +3,23 @@
 use std::time::{Duration, SystemTime};
 
 use crate::clock;
-use crate::egress::{Answer, Failure, Phase};
+use crate::egress::{EgressFailure, HttpAnswer, Phase};
 use crate::model::{Evidence, Guarantee, Outcome, Report};
 
-/// No provider is believed when it asks for more.
+/// The longest wait that a provider may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
-/// Characters of an answer kept for the audit.
+/// Characters of an answer that are kept in the attempt log.
 const EXCERPT_CHARS: usize = 512;
 
-/// What a failed or answered call means. `secrets` are blotted out of what is kept.
-pub(crate) fn report(result: Result<Answer, Failure>, guarantee: Guarantee, secrets: &[String]) -> Report {
+/// What a failed or answered call means. `secrets` are redacted in the excerpt that is kept.
+pub(crate) fn report(result: Result<HttpAnswer, EgressFailure>, guarantee: Guarantee, secrets: &[String]) -> Report {
     match result {
         Err(failure) => failed(&failure),
         Ok(answer) => answered(&answer, guarantee, secrets),
     }
 }
 
-fn failed(failure: &Failure) -> Report {
+fn failed(failure: &EgressFailure) -> Report {
     let outcome = match failure.phase {
         // Our own filter or a malformed URL: the next attempt would meet the same.
         Phase::Refused => Outcome::refused(failure.code),
@@ -29,13 +29,13 @@ fn failed(failure: &Failure) -> Report {
     Report::from(outcome).because(failure.detail.clone())
 }
 
-fn answered(answer: &Answer, guarantee: Guarantee, secrets: &[String]) -> Report {
+fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
     let code = || format!("http_{}", answer.status);
     let after = retry_after(answer);
     let outcome = match answer.status {
         200..=299 => Outcome::Sent,
         401..=403 | 407 => Outcome::config(code()),
-        // Somebody holds our key at this moment; where keys count, that is a reason to come back.
+        // Another request holds our key at this moment. Where keys count, the next attempt may succeed.
         409 | 423 if guarantee == Guarantee::Idempotent => Outcome::Deferred { code: code(), after },
         425 | 429 | 503 | 507 => Outcome::Deferred { code: code(), after },
         // The request was read and something broke behind it.
@@ -58,8 +58,9 @@ fn sentence(status: u16) -> String {
     }
 }
 
-/// Seconds, with or without a fraction, or a date. A wait of nothing, of the past or of nonsense is none.
-fn retry_after(answer: &Answer) -> Option<Duration> {
+/// The wait that the answer asks for, in seconds, with or without a fraction, or as a date. Zero, a date in the past
+/// and a malformed value are none.
+fn retry_after(answer: &HttpAnswer) -> Option<Duration> {
     let text = answer.headers.get("retry-after")?.to_str().ok()?.trim();
     let wait = match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 => Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT),
@@ -73,17 +74,17 @@ fn retry_after(answer: &Answer) -> Option<Duration> {
     Some(wait.min(LONGEST_WAIT))
 }
 
-/// The beginning of the answer as one line of text, with our own secrets blotted out.
+/// The beginning of the answer as one line of text, with our own secrets redacted.
 pub(super) fn excerpt(body: &[u8], secrets: &[String]) -> String {
-    // Blotted before it is cut: half a secret is one too.
+    // Redacted before it is cut: half a secret would not be found.
     let text = String::from_utf8_lossy(body).into_owned();
-    let text = secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| blotted(text, secret));
+    let text = secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| redacted(text, secret));
     let line: String = text.chars().take(EXCERPT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
 }
 
-/// Without that secret, in whichever case it is written: `%2f` is `%2F`, and some lower what they repeat.
-fn blotted(text: String, secret: &str) -> String {
+/// Without that secret, in upper or lower case: `%2f` is `%2F`, and some receivers change the case of what they repeat.
+fn redacted(text: String, secret: &str) -> String {
     let (lower, secret) = (text.to_ascii_lowercase(), secret.to_ascii_lowercase());
     let (mut left, mut from) = (String::new(), 0);
     for (at, found) in lower.match_indices(&secret) {
@@ -104,12 +105,12 @@ mod tests {
     use ::http::{HeaderMap, HeaderValue};
     use bytes::Bytes;
 
-    fn answer(status: u16, retry_after: Option<&str>) -> Answer {
+    fn answer(status: u16, retry_after: Option<&str>) -> HttpAnswer {
         let mut headers = HeaderMap::new();
         if let Some(value) = retry_after {
             headers.insert("retry-after", HeaderValue::from_str(value).unwrap());
         }
-        Answer { status, headers, body: Bytes::new(), truncated: false, body_complete: true }
+        HttpAnswer { status, headers, body: Bytes::new(), truncated: false, body_complete: true }
     }
 
     fn waits(text: &str) -> Option<u64> {

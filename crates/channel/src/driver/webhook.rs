@@ -1,7 +1,8 @@
 //! `webhook`: signed JSON to an http(s) endpoint, as Standard Webhooks describes it.
 //!
-//! `webhook-id` is the delivery's key, the same on every attempt, so that a receiver can tell a repetition. The body is the same on every attempt
-//! too; only `webhook-timestamp` and with it the signature change. Several secrets sign several times, so that they can be rotated.
+//! `webhook-id` is the delivery's key, the same on every attempt, so that a receiver can tell a repetition. The body is
+//! the same on every attempt too; only `webhook-timestamp` and with it the signature change. Several secrets sign
+//! several times, so that they can be rotated.
 
 use ::http::header::{CONTENT_TYPE, USER_AGENT};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -14,15 +15,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use url::Url;
 use uuid::Uuid;
 
-use super::blots::Blots;
-use super::{Driver, Message, Parts, Sending, http};
+use super::redact::Redactions;
+use super::{Destination, Driver, KeyWindow, Kind, Message, NewSecret, Parts, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress};
 use crate::model::{Because, Guarantee, Outcome, Report, StoredNotification};
-use crate::secret::Secret;
+use crate::secret::{Secret, random};
 
 const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
@@ -30,7 +32,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What we set on every request, beside `webhook-…`; and what the connection is made of. Given by somebody else, it would not be sent, or be sent wrongly.
+/// Headers that this driver sets on every request, beside `webhook-…`, and those that belong to the connection. A
+/// setting for one of them would not be sent, or be sent wrongly.
 const RESERVED: [&str; 15] = [
     "connection",
     "content-length",
@@ -50,16 +53,37 @@ const RESERVED: [&str; 15] = [
 ];
 /// Headers of our own, and the host.
 const OWN_HEADERS: usize = 8;
+const KEY_WINDOW: KeyWindow = KeyWindow::day(60..=2_592_000);
+
+pub(super) fn kind() -> Kind {
+    Kind {
+        name: "webhook".into(),
+        channel: "webhook".into(),
+        guarantee: Guarantee::Idempotent,
+        destination: Destination::Service,
+        secrets: vec!["secret".into()],
+        new_secret: Some(NewSecret { name: "secret".into(), make: new_secret }),
+        key_window: KEY_WINDOW,
+        local_settings: vec![],
+        ready_made: None,
+        build: Arc::new(build),
+    }
+}
+
+/// A new secret in the form that Standard Webhooks libraries expect.
+fn new_secret() -> Secret {
+    Secret::new(format!("whsec_{}", STANDARD.encode(random::<32>())))
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// Where to send what names this provider without an URL of its own.
+    /// Where to send messages to recipients that name this provider without a URL of their own.
     url: Option<String>,
     /// Further headers on every request.
     headers: BTreeMap<String, String>,
-    /// What a receiver's wish to wait, its refusal of our account and its slowness concern: its `host`, or the whole `lane`. Default `host` without an
-    /// URL, and `lane` with one: then there is one receiver.
+    /// What is held, paused or limited when a receiver asks to wait, refuses our account or is slow: its `host`, or the
+    /// whole `lane`. Default `host` without a URL, and `lane` with one: then there is one receiver.
     isolate: Option<Isolate>,
     /// What 401, 402, 403 and 407 do: `pause` the host or lane (default), or `park` the one delivery.
     on_auth_error: OnAuthError,
@@ -84,7 +108,7 @@ enum OnAuthError {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { url: None, headers: BTreeMap::new(), isolate: None, on_auth_error: OnAuthError::Pause, key_window_s: 86_400 }
+        Self { url: None, headers: BTreeMap::new(), isolate: None, on_auth_error: OnAuthError::Pause, key_window_s: KEY_WINDOW.default_s }
     }
 }
 
@@ -99,11 +123,9 @@ struct Webhook {
     egress: Egress,
 }
 
-pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
+fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let settings: Settings = super::settings(parts.settings)?;
-    if !(60..=2_592_000).contains(&settings.key_window_s) {
-        return Err(format!("settings.key_window_s: is {}; 60 to 2592000 are allowed", settings.key_window_s));
-    }
+    KEY_WINDOW.check(settings.key_window_s)?;
     let url = settings
         .url
         .as_deref()
@@ -173,11 +195,11 @@ impl Driver for Webhook {
             let fresh = self.guarantee == Guarantee::AtMostOnce;
             let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
             let result = self.egress.send(call).await;
-            let blots = match &result {
-                Ok(answer) if !answer.body.is_empty() => self.blots(message.target),
+            let secrets = match &result {
+                Ok(answer) if !answer.body.is_empty() => self.redactions(message.target),
                 _ => vec![],
             };
-            self.own_rules(http::report(result, self.guarantee, &blots))
+            self.own_rules(http::report(result, self.guarantee, &secrets))
         })
     }
 
@@ -219,14 +241,15 @@ impl Webhook {
         Some(headers)
     }
 
-    /// A receiver may echo what it was sent: neither the secrets nor the address's path and query may come back into the audit.
-    fn blots(&self, target: &str) -> Vec<String> {
-        let mut blots = Blots::default();
+    /// The texts to redact in the answer. A receiver may echo the request, and neither the secrets nor the address's
+    /// path and query may get into the attempt log.
+    fn redactions(&self, target: &str) -> Vec<String> {
+        let mut redactions = Redactions::default();
         // Revealed to be looked for.
-        self.secret.iter().for_each(|secret| blots.secrets(secret.reveal()));
-        self.headers.values().for_each(|value| blots.header(&String::from_utf8_lossy(value.as_bytes())));
-        blots.address(target, self.url_for(target).ok().as_ref());
-        blots.into_texts()
+        self.secret.iter().for_each(|secret| redactions.secrets(secret.reveal()));
+        self.headers.values().for_each(|value| redactions.header(&String::from_utf8_lossy(value.as_bytes())));
+        redactions.address(target, self.url_for(target).ok().as_ref());
+        redactions.into_texts()
     }
 
     fn own_rules(&self, mut report: Report) -> Report {
@@ -240,7 +263,7 @@ impl Webhook {
     }
 }
 
-/// What a receiver reads. The payload goes out digit for digit as it was stored.
+/// The body of the request. The payload goes out digit for digit as it was stored.
 #[derive(Serialize)]
 struct Body<'a> {
     r#type: &'a str,
@@ -267,7 +290,7 @@ struct Body<'a> {
     webhook: Option<Box<RawValue>>,
 }
 
-/// The same bytes on every attempt: nothing in it depends on when or how often it is sent.
+/// The body, byte for byte the same on every attempt: nothing in it depends on when or how often it is sent.
 pub(crate) fn body(note: &StoredNotification) -> Bytes {
     let body = Body {
         r#type: &note.event_type,

@@ -1,26 +1,31 @@
-//! From a place to an open connection: resolve once, filter, connect to a filtered address, TLS if asked.
+//! From an endpoint to an open stream: resolve once, filter, connect to a filtered address, TLS if asked.
+//!
+//! Every outgoing connection begins here, whatever protocol runs over it. So the filter of addresses is in one place.
 
-use std::future::Future;
+mod address;
+mod endpoint;
+mod stream;
+mod tls;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
-use tokio::sync::OnceCell;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use url::Host;
 
-use super::address::Filter;
-use super::connection::{Connection, Deadline, Late, text};
-use super::place::Place;
-use super::{EgressError, EgressSettings, Failure, Phase};
+pub use address::forbidden;
+pub use endpoint::Endpoint;
+pub use stream::{DialledStream, WriteCounter};
+
+use super::deadline::{Deadline, Late};
+use super::failure::text;
+use super::{EgressError, EgressFailure, EgressSettings, Phase};
+use address::Filter;
+use stream::ByteStream;
+use tls::TlsClient;
 
 /// The most addresses of one host that are tried before giving up.
 const ADDRESSES_TRIED: usize = 8;
@@ -47,15 +52,21 @@ impl Resolver for SystemResolver {
     }
 }
 
-/// Opens connections.
+/// Whether a stream is encrypted from its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tls<'a> {
+    /// Not encrypted. A protocol with STARTTLS begins so, and then calls [`DialledStream::start_tls`].
+    None,
+    /// Encrypted from the first byte. The protocols are offered by ALPN; an empty list offers none.
+    Implicit(&'a [&'a str]),
+}
+
+/// Opens streams.
 pub(super) struct Dialer {
     filter: Filter,
     resolver: Arc<dyn Resolver>,
     connect_timeout: Duration,
-    extra_roots: Vec<CertificateDer<'static>>,
-    /// Made at the first TLS connection: reading the system's roots costs files and milliseconds that a
-    /// process without webhooks never needs.
-    tls: OnceCell<TlsConnector>,
+    tls: Arc<TlsClient>,
 }
 
 impl Dialer {
@@ -65,43 +76,41 @@ impl Dialer {
             filter: Filter::new(&settings.allow),
             resolver,
             connect_timeout: Duration::from_secs(settings.connect_timeout_s),
-            extra_roots: settings.ca_file.as_deref().map_or(Ok(Vec::new()), read_roots)?,
-            tls: OnceCell::new(),
+            tls: Arc::new(TlsClient::new(settings.ca_file.as_deref())?),
         })
     }
 
-    /// Opens a connection to `place`. Nothing of the request is written.
-    pub(super) async fn open(&self, place: &Place, deadline: Deadline) -> Result<Box<Connection>, Failure> {
-        let addresses = self.addresses(place, deadline).await?;
-        let tcp = self.connect(place, &addresses, deadline).await?;
-        let opened = if place.tls {
-            Connection::open(self.handshake(place, tcp, deadline).await?, true).await
-        } else {
-            Connection::open(tcp, false).await
+    /// Opens a stream to `endpoint`. Nothing but the TLS handshake is written.
+    pub(super) async fn dial(&self, endpoint: &Endpoint, tls: Tls<'_>, deadline: Deadline) -> Result<DialledStream, EgressFailure> {
+        let addresses = self.addresses(endpoint, deadline).await?;
+        let tcp = self.connect(endpoint, &addresses, deadline).await?;
+        let stream: Box<dyn ByteStream> = match tls {
+            Tls::None => Box::new(tcp),
+            Tls::Implicit(protocols) => Box::new(self.tls.handshake(endpoint, tcp, protocols, deadline).await?),
         };
-        opened.map_err(|error| place.failure(Phase::Connect, "connect", &text(&error)))
+        Ok(DialledStream::new(stream, tls != Tls::None, endpoint.clone(), Arc::clone(&self.tls)))
     }
 
-    /// Refuses a place whose host is written as a forbidden address.
-    pub(super) fn check_literal(&self, place: &Place) -> Result<(), Failure> {
-        match place.literal().and_then(|ip| self.filter.blocked(ip)) {
-            Some(reason) => Err(blocked(place, reason)),
+    /// Refuses an endpoint whose host is written as a forbidden address.
+    pub(super) fn check_literal(&self, endpoint: &Endpoint) -> Result<(), EgressFailure> {
+        match endpoint.literal().and_then(|ip| self.filter.blocked(ip)) {
+            Some(reason) => Err(blocked(endpoint, reason)),
             None => Ok(()),
         }
     }
 
-    /// The addresses of `place` that may be connected to.
-    async fn addresses(&self, place: &Place, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
-        let found = match &place.host {
-            Host::Domain(name) => self.resolve(place, name, deadline).await?,
+    /// The addresses of `endpoint` that may be connected to.
+    async fn addresses(&self, endpoint: &Endpoint, deadline: Deadline) -> Result<Vec<IpAddr>, EgressFailure> {
+        let found = match &endpoint.host {
+            Host::Domain(name) => self.resolve(endpoint, name, deadline).await?,
             Host::Ipv4(ip) => vec![IpAddr::V4(*ip)],
             Host::Ipv6(ip) => vec![IpAddr::V6(*ip)],
         };
-        self.filter.keep(&found).map_err(|reason| blocked(place, reason))
+        self.filter.keep(&found).map_err(|reason| blocked(endpoint, reason))
     }
 
-    async fn resolve(&self, place: &Place, name: &str, deadline: Deadline) -> Result<Vec<IpAddr>, Failure> {
-        let fail = |code, detail: &str| place.failure(Phase::Resolve, code, detail);
+    async fn resolve(&self, endpoint: &Endpoint, name: &str, deadline: Deadline) -> Result<Vec<IpAddr>, EgressFailure> {
+        let fail = |code, detail: &str| endpoint.failure(Phase::Resolve, code, detail);
         match deadline.run(self.resolver.resolve(name)).await {
             Err(Late) => Err(fail("timeout", "the name was not resolved in time")),
             Ok(Err(error)) => Err(fail("dns", &text(&error))),
@@ -111,18 +120,18 @@ impl Dialer {
     }
 
     /// Connects to the first address that answers; the last failure is the one reported.
-    async fn connect(&self, place: &Place, addresses: &[IpAddr], deadline: Deadline) -> Result<TcpStream, Failure> {
-        let late = || place.failure(Phase::Connect, "connect_timeout", "no connection in time");
+    async fn connect(&self, endpoint: &Endpoint, addresses: &[IpAddr], deadline: Deadline) -> Result<TcpStream, EgressFailure> {
+        let late = || endpoint.failure(Phase::Connect, "connect_timeout", "no connection in time");
         let mut failure = late();
         for ip in addresses.iter().take(ADDRESSES_TRIED) {
-            let socket = SocketAddr::new(*ip, place.port);
+            let socket = SocketAddr::new(*ip, endpoint.port);
             failure = match deadline.run_within(self.connect_timeout, TcpStream::connect(socket)).await {
                 Ok(Ok(tcp)) => {
                     // Without it the small requests we send wait for acknowledgements. Not fatal.
                     let _ = tcp.set_nodelay(true);
                     return Ok(tcp);
                 }
-                Ok(Err(error)) => place.failure(Phase::Connect, "connect", &text(&error)),
+                Ok(Err(error)) => endpoint.failure(Phase::Connect, "connect", &text(&error)),
                 Err(Late) => late(),
             };
             if deadline.left().is_zero() {
@@ -131,65 +140,9 @@ impl Dialer {
         }
         Err(failure)
     }
-
-    async fn handshake(&self, place: &Place, tcp: TcpStream, deadline: Deadline) -> Result<TlsStream<TcpStream>, Failure> {
-        let fail = |code, detail: &str| place.failure(Phase::Tls, code, detail);
-        let name = server_name(&place.host).ok_or_else(|| fail("tls", "the host cannot be named in TLS"))?;
-        let shake = async {
-            let connector = self.tls.get_or_try_init(|| connector(self.extra_roots.clone())).await?;
-            connector.connect(name, tcp).await
-        };
-        match deadline.run(shake).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(fail("tls", &text(&error))),
-            Err(Late) => Err(fail("timeout", "no TLS handshake in time")),
-        }
-    }
 }
 
-fn blocked(place: &Place, reason: &str) -> Failure {
+fn blocked(endpoint: &Endpoint, reason: &str) -> EgressFailure {
     let detail = format!("the address is not allowed ({reason}); egress.allow can open it");
-    place.failure(Phase::Refused, "blocked_address", &detail)
-}
-
-/// The name the peer must prove. A trailing dot is for resolvers; certificates do not carry it.
-fn server_name(host: &Host<String>) -> Option<ServerName<'static>> {
-    match host {
-        Host::Domain(name) => ServerName::try_from(name.trim_end_matches('.').to_owned()).ok(),
-        Host::Ipv4(ip) => Some(ServerName::IpAddress(IpAddr::V4(*ip).into())),
-        Host::Ipv6(ip) => Some(ServerName::IpAddress(IpAddr::V6(*ip).into())),
-    }
-}
-
-fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, EgressError> {
-    let fail = |reason: String| EgressError::CaFile { path: path.to_owned(), reason };
-    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let roots: Vec<_> = certificates.map_err(|error| fail(error.to_string()))?;
-    if roots.is_empty() {
-        return Err(fail("it holds no certificate".to_owned()));
-    }
-    // Refuse at start what would otherwise fail at the first call.
-    roots.iter().try_for_each(|root| {
-        let added = RootCertStore::empty().add(root.clone());
-        added.map_err(|error| fail(error.to_string()))
-    })?;
-    Ok(roots)
-}
-
-/// TLS 1.2 and 1.3 by ring, HTTP/1.1 only, trusting the system's roots and `extra`.
-async fn connector(extra: Vec<CertificateDer<'static>>) -> io::Result<TlsConnector> {
-    let system = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await?;
-    if !system.errors.is_empty() {
-        tracing::warn!(errors = system.errors.len(), "some system root certificates could not be read");
-    }
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(system.certs.into_iter().chain(extra));
-    if roots.is_empty() {
-        return Err(io::Error::other("no root certificates found; set egress.ca_file"));
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let mut config = builder.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
+    endpoint.failure(Phase::Refused, "blocked_address", &detail)
 }

@@ -10,7 +10,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Somebody of that name.
+    /// An actor of that name.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), request_id: None }
     }
@@ -27,7 +27,7 @@ impl Actor {
         Self::new(format!("user:{id}"))
     }
 
-    /// The same, by a request.
+    /// Adds the request that it was done by.
     #[must_use]
     pub fn by_request(self, id: impl Into<String>) -> Self {
         Self { request_id: Some(id.into()), ..self }

@@ -19,7 +19,7 @@ pub struct DeliveryKey {
 }
 
 impl DeliveryKey {
-    /// The same without the tenant, as people write it.
+    /// The id that people see: the key without the tenant.
     #[must_use]
     pub fn id(&self) -> DeliveryId {
         DeliveryId { notification: self.notification, n: self.n }
@@ -81,7 +81,7 @@ pub struct Delivery {
     pub lost_since: Option<Timestamp>,
     /// An at_most_once send had been announced under an earlier lease.
     pub intent_stands: bool,
-    /// Some attempt of this round may have arrived without our knowing.
+    /// Some attempt of this round was unclear: it may have arrived.
     pub unclear: bool,
     /// When the provider may first have seen the key.
     pub first_try_at: Option<Timestamp>,
@@ -94,7 +94,8 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// The notification's row as its only target, without a row of the target's own. Expansion would have given it the same number.
+    /// The notification's row as its only target, without a row of the target's own. Expansion would have given the
+    /// target the same number.
     #[must_use]
     pub fn of_only_target(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
@@ -106,7 +107,7 @@ impl Delivery {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The provider will not have it.
+    /// The provider rejected it.
     Rejected,
     /// The policy's attempts are used up.
     Exhausted,

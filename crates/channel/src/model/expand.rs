@@ -1,4 +1,4 @@
-//! From a notification to its deliveries: pure, so that doing it twice gives the same.
+//! From a notification to its deliveries: pure, so that expanding it twice gives the same deliveries.
 
 use std::collections::HashSet;
 
@@ -11,8 +11,8 @@ use super::{FinishedState, Provider, Reason, StoredNotification};
 pub enum Expansion {
     /// One entry per target, numbered from 1 in this order.
     Deliveries(Vec<Target>),
-    /// One target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only such a one may be sent from its
-    /// notification's own row; a list could have grown by the time somebody takes over.
+    /// One target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only such a
+    /// notification may be sent from its own row; a list could have grown by the time another worker takes it over.
     OneDelivery(Target),
     /// The notification itself cannot be expanded; it is parked whole, and nothing is sent.
     Parked {
@@ -30,7 +30,7 @@ pub struct Target {
     pub channel: String,
     /// The address.
     pub target: String,
-    /// The lane, or the state it ends in at once.
+    /// The lane, or the state it ends in immediately.
     pub fate: Fate,
 }
 
@@ -73,7 +73,8 @@ impl Routes<'_> {
         self.0.iter().find(|p| p.name == name)
     }
 
-    /// The default of that channel, or the one that serves every channel. An inbox is no address that any other could serve.
+    /// The default of that channel, or the one that serves every channel. No other channel's provider can serve an
+    /// inbox.
     fn default_of(&self, channel: &str) -> Option<&Provider> {
         let serving = |wanted: &str| self.0.iter().find(|p| p.is_default && p.enabled && p.channel == wanted);
         serving(channel).or_else(|| if channel == IN_APP { None } else { serving("*") })
@@ -120,14 +121,15 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     }
 }
 
-/// Whom it names that are reached on that channel, as it was enqueued. Nobody, when its recipients cannot be read.
+/// The recipients that are reached on that channel, as it was enqueued. None when its recipients cannot be read.
 #[must_use]
 pub fn reached_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
     read.filter(|recipient| channels_for(recipient, note, routes).iter().any(|reached| reached == channel)).collect()
 }
 
-/// Whether there is one address, and one channel at most for it to be reached on: a phone has several, and a user's other addresses are looked up.
+/// Whether there is one address, and one channel at most to reach it on. A phone has several channels, and a user's
+/// other addresses are looked up.
 fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
     let [only] = entries else { return false };
     let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
@@ -135,8 +137,8 @@ fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool 
     !several_channels && !looked_up
 }
 
-/// Whether it goes to an inbox while the tenant has no provider for that, which is to be made then. One that somebody disabled or took the name
-/// for something else is left as it is.
+/// Whether it goes to an inbox while the tenant has no provider for inboxes, which is to be made then. A provider that
+/// is disabled, or has the name for another channel, is left as it is.
 #[must_use]
 pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
     let is_there = || routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP);
@@ -145,15 +147,15 @@ pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
     has_user() && is_wanted() && !is_there()
 }
 
-/// Nobody is left out without a word: who has no address on the channels named is skipped, and says so.
+/// The target of a recipient that has no address on the channels named: it is skipped, and the detail says so.
 fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
     let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
     let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
     Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
 }
 
-/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are numbered by the notification
-/// alone, so the same number is the same target, addressed to the same provider if one was named.
+/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are
+/// numbered by the notification alone, so the same number is the same target, for the same provider if one was named.
 #[must_use]
 pub fn route(note: &StoredNotification, n: i32, routes: Routes<'_>) -> Fate {
     let place = usize::try_from(n - 1).unwrap_or(usize::MAX);
@@ -204,8 +206,9 @@ fn implied(recipient: &Recipient) -> &'static [&'static str] {
     }
 }
 
-/// `channels` narrows what the address implies; a phone number can also be widened to other channels that take numbers. A provider named
-/// directly decides its channel: what `channels` says concerns other addresses.
+/// The channels that a recipient is reached on. `channels` of the notification narrows what the address implies; a
+/// phone number can also be widened to other channels that take numbers. A provider that is named decides its channel,
+/// whatever `channels` says.
 fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
     if let Recipient::Provider { provider, .. } = recipient {
         let channel = routes.named(provider).map_or("*", |p| p.channel.as_str());
@@ -223,7 +226,7 @@ fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes
 
 fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) -> Fate {
     if let Err(problem) = recipient.check() {
-        // A bad address skips its channel and fails nobody else.
+        // A bad address skips its own delivery and no other.
         let detail = format!("recipients[{place}].{} {problem}", recipient.kind());
         return Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail };
     }

@@ -1,6 +1,6 @@
 use postcommit::Timestamp;
 
-/// A message as the channel `in_app` leaves it: the channel is its own destination, so it is written along with the outcome.
+/// A message for an inbox. The inbox is its own destination, so the message is written along with the outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InboxMessage {
     /// Whose inbox: 1 to 255 characters, no line breaks.

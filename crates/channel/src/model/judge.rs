@@ -6,28 +6,29 @@ use postcommit::Timestamp;
 
 use super::{Because, Guarantee, Outcome, Policy, Reason};
 
-/// Leases of one delivery that may run out before it is parked: a payload that kills its worker must not do so for ever.
+/// Leases of one delivery that may run out before it is parked: a payload that kills its worker must not do so forever.
 pub const MAX_LOSSES: u32 = 10;
 
-/// Attempts of one delivery in all its rounds, counted and uncounted alike. Then it is parked, whatever asks for one more.
+/// Attempts of one delivery in all its rounds, counted and uncounted alike. After that it is parked in any case.
 pub const MAX_ATTEMPTS_IN_ALL: u32 = 1000;
 
-/// The share of the provider's key window inside which an unclear attempt is repeated. The rest outlasts the slowest attempt.
+/// The share of the provider's key window inside which an unclear attempt is repeated. The rest outlasts the slowest
+/// attempt.
 const WINDOW_SHARE: f64 = 0.8;
 
 /// What we decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Over, and well.
+    /// The delivery is over, and succeeded.
     Done,
-    /// Once more, then. `counted` attempts use up the policy.
+    /// One more attempt. `counted` attempts use up the policy.
     Again {
         /// When; never after the expiry.
         at: Timestamp,
         /// Whether the policy counts this attempt.
         counted: bool,
     },
-    /// For a person to look at.
+    /// Operator action is needed.
     Park(Reason),
 }
 
@@ -55,13 +56,13 @@ pub struct Case<'a> {
     pub guarantee: Guarantee,
     /// How long the provider remembers our key.
     pub key_window: Duration,
-    /// When it may first have seen it.
+    /// When the provider may first have seen the key.
     pub first_try_at: Timestamp,
-    /// Never sent after this.
+    /// The expiry: no send begins after it.
     pub expires_at: Timestamp,
     /// Now.
     pub now: Timestamp,
-    /// Chance in 0..1, for jitter.
+    /// A random number in 0..1, for jitter.
     pub chance: f64,
 }
 
@@ -73,7 +74,7 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Deferred { after, .. } => again(case, after.unwrap_or_default()),
         Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
         Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
-        // Nobody has said that it was not taken.
+        // No answer says that the provider did not take it.
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
@@ -108,7 +109,8 @@ fn again(case: &Case<'_>, after: Duration) -> Verdict {
     Verdict::Again { at: case.now.plus(wait).min(case.expires_at.max(case.now)), counted: true }
 }
 
-/// The lease of the attempt ran out. What may have been sent uses up the policy; what certainly was not uses up nothing.
+/// The lease of the attempt ran out. What may have been sent uses up the policy; what certainly was not uses up
+/// nothing.
 #[cold]
 fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
     let may_have_been_sent = matches!(case.outcome, Outcome::Unclear { .. });
@@ -116,9 +118,10 @@ fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
         return Verdict::Park(Reason::Exhausted);
     }
     let at = match lost.losses {
-        // If it is lost again, it may be our writes that fail: then the provider must not see more of it than the policy says.
+        // If it is lost again, our own writes may be failing: then the provider must not see more attempts than the
+        // policy allows.
         2.. if may_have_been_sent => lost.since.plus(case.policy.wait(case.attempt, case.chance)).max(case.now),
-        // One worker has died, which happens, and the lease has been waited out: what it held must not wait longer.
+        // One worker has died, and its lease has been waited out: the delivery must not wait longer.
         _ => case.now,
     };
     Verdict::Again { at: at.min(case.expires_at.max(case.now)), counted: may_have_been_sent }

@@ -61,20 +61,20 @@ pub struct StoredNotification {
     pub correlation_id: Option<String>,
     /// When it was enqueued.
     pub created_at: Timestamp,
-    /// Which of its deliveries somebody asked to take back while they were under way; 0 is all.
+    /// The deliveries that were cancelled while they were under way; 0 is all.
     #[serde(skip)]
     pub cancelled: Vec<i32>,
 }
 
 impl StoredNotification {
-    /// Whether this delivery of it was to be taken back.
+    /// Whether this delivery of it was cancelled.
     #[must_use]
     pub fn is_cancelled(&self, n: i32) -> bool {
         self.cancelled.contains(&0) || self.cancelled.contains(&n)
     }
 
-    /// The site it came from as KPIs know it: at most [`SITE_CHARS`] of its name, empty when there is none. None when it is no text: how that is written is the
-    /// database's matter.
+    /// The site it came from as KPIs know it: at most [`SITE_CHARS`] of its name, empty when there is none. None when
+    /// it is not a text: the database alone decides how that is written.
     #[must_use]
     pub fn site_label(&self) -> Option<Box<str>> {
         match self.source.as_ref().and_then(|source| source.get("site")) {
@@ -84,7 +84,7 @@ impl StoredNotification {
         }
     }
 
-    /// The span that enqueued it. What is no `traceparent` is ignored: plain SQL may have written anything.
+    /// The span that enqueued it. A malformed `traceparent` is ignored: plain SQL may have written any text.
     #[must_use]
     pub fn traceparent(&self) -> Option<TraceParent> {
         self.source.as_ref()?.get("traceparent")?.as_str()?.parse().ok()

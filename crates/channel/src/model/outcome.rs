@@ -7,7 +7,7 @@ use super::InboxMessage;
 pub enum Outcome {
     /// The provider took responsibility.
     Sent,
-    /// It has arrived: the channel is itself the destination, or confirmed at once.
+    /// It has arrived: the channel is itself the destination, or confirmed it immediately.
     Delivered,
     /// Certainly not done this time; may be tried again.
     Deferred {
@@ -33,11 +33,11 @@ pub enum Outcome {
 /// Why a provider rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// This message or this recipient: others may fare better.
+    /// This message or this recipient: others may be accepted.
     Refused,
-    /// Our account or settings: nothing on this lane would fare better, so it is paused.
+    /// Our account or settings: every message of this lane would be rejected, so the lane is paused.
     Config,
-    /// An answer nobody has described. Tried once more, by setting.
+    /// An answer that the driver does not know. Tried again as often as the policy says.
     Unrecognised,
 }
 
@@ -63,7 +63,7 @@ impl Outcome {
         }
     }
 
-    /// A deferral with no wish about when.
+    /// A deferral without a wait that the provider asked for.
     pub fn deferred(code: impl Into<String>) -> Self {
         Self::Deferred { code: code.into(), after: None }
     }
@@ -78,7 +78,7 @@ impl Outcome {
         Self::Rejected { code: code.into(), because: Because::Config }
     }
 
-    /// An outcome nobody can know.
+    /// An outcome that cannot be known.
     pub fn unclear(code: impl Into<String>) -> Self {
         Self::Unclear { code: code.into() }
     }
@@ -91,7 +91,7 @@ pub struct Report {
     pub outcome: Outcome,
     /// What backs it.
     pub evidence: Evidence,
-    /// What `in_app` delivers. It is written in the transaction that settles the delivery, and only then: exactly once, by construction.
+    /// The message for an inbox. The transaction that settles the delivery writes it, so it is written exactly once.
     pub message: Option<Box<InboxMessage>>,
 }
 
@@ -113,7 +113,7 @@ impl From<Outcome> for Report {
 }
 
 impl Report {
-    /// The same with a sentence for people.
+    /// Adds a sentence for people.
     #[must_use]
     pub fn because(mut self, detail: impl Into<String>) -> Self {
         self.evidence.detail = Some(detail.into());

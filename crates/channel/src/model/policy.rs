@@ -12,7 +12,7 @@ pub struct Policy {
     /// Attempts in all, 1 to 100. Default 5. After the last one the delivery is parked as `exhausted`.
     #[serde(default = "five")]
     pub max_attempts: u16,
-    /// How often an answer that nobody has described is tried again, 0 to 100. Default 1.
+    /// How often an answer that the driver does not know is tried again, 0 to 100. Default 1.
     #[serde(default = "one")]
     pub unknown_retries: u16,
 }
@@ -122,7 +122,7 @@ fn check_name(field: &str, name: Option<&str>) -> Result<(), PolicyError> {
     Err(refuse(field, format!("{is}; known are {}", NAMES.join(", "))))
 }
 
-/// A field that is missing is named, as those are that hold something wrong.
+/// Names a field that is missing.
 fn refuse_read(words: &str) -> PolicyError {
     match words.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
         Some((field, _)) => refuse(field, "is missing".into()),

@@ -5,11 +5,12 @@ use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{IN_APP, Policy, Rate};
+use super::{Policy, Rate};
 
 /// Bytes of a provider's settings, as JSON text: every process keeps them.
 pub const SETTINGS_BYTES: usize = 64 * 1024;
-/// Providers of one tenant; the `in_app` that is made by itself is made in any case. Every process keeps all of them, and looks at each lane's queue.
+/// Providers of one tenant; one that is made without an operator does not count. Every process keeps all of them, and
+/// looks at each lane's queue.
 pub const PROVIDERS: usize = 200;
 
 /// What may happen when an attempt's outcome is unclear.
@@ -70,16 +71,17 @@ pub struct Provider {
     pub secrets: Option<Vec<u8>>,
     /// What happens when an outcome is unclear.
     pub guarantee: Guarantee,
-    /// When that was last changed; long ago if never.
+    /// When the guarantee was last changed; 1970 if never.
     #[serde(skip)]
     pub guarantee_since: Timestamp,
     /// When and how often a failed attempt is repeated.
     pub policy: Policy,
-    /// Sends under way at once, per server process.
+    /// Concurrent sends per server process.
     pub concurrency: i32,
     /// Sends a second, by all processes together; none is no limit.
     pub rate_per_s: Option<f64>,
-    /// Sends at once after a pause, where there is a rate; none is what fits one second.
+    /// Sends that may follow each other immediately after a pause, where there is a rate; none is the sends of one
+    /// second.
     pub burst: Option<i32>,
     /// Longest time one send may take.
     pub timeout_ms: i32,
@@ -89,25 +91,20 @@ pub struct Provider {
     pub enabled: bool,
     /// Why its lane is paused, if it is.
     pub paused: Option<String>,
-    /// Whether its tenant is suspended: then nothing of it is sent, as if the lane were paused.
+    /// Whether its tenant is suspended. Then its lane is closed, as if it were paused.
     pub suspended: bool,
-    /// Until when a provider's own wish holds the lane.
+    /// The end of the hold that the provider's own answer asked for.
     pub not_before: Option<Timestamp>,
     /// Counts changes.
     pub revision: i32,
-    /// False when somebody edited the row by hand into what cannot be read: what is shown then stands for it, and any change mends it.
+    /// False when the row was edited by hand and cannot be read. Its unreadable fields then have defaults, and any
+    /// change of the provider writes them.
     #[serde(skip)]
     pub is_readable: bool,
 }
 
 impl Provider {
-    /// Whether it delivers into inboxes of our own: settling writes them.
-    #[must_use]
-    pub fn is_inbox(&self) -> bool {
-        self.driver == IN_APP
-    }
-
-    /// Whether nothing of its lane is to be sent until somebody says so.
+    /// Whether its lane is closed until an operator opens it.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.paused.is_some() || self.suspended
@@ -123,12 +120,6 @@ impl Provider {
     #[must_use]
     pub fn rate(&self) -> Option<Rate> {
         self.rate_per_s.map(|per_s| Rate::new(per_s, self.burst))
-    }
-
-    /// How long the provider remembers our key; settings may say so as `key_window_s`. Default a day.
-    #[must_use]
-    pub fn key_window(&self) -> Duration {
-        Duration::from_secs(self.settings.get("key_window_s").and_then(Value::as_u64).unwrap_or(86_400))
     }
 }
 
@@ -149,11 +140,12 @@ pub struct ProviderDraft {
     pub guarantee: Guarantee,
     /// When and how often a failed attempt is repeated.
     pub policy: Policy,
-    /// Sends under way at once, per server process: 1 to 1,000.
+    /// Concurrent sends per server process: 1 to 1,000.
     pub concurrency: i32,
     /// Sends a second, by all processes together: 0.001 to 10,000; none is no limit.
     pub rate_per_s: Option<f64>,
-    /// Sends at once after a pause: 1 to 10,000, and only with a rate; none is what fits one second.
+    /// Sends that may follow each other immediately after a pause: 1 to 10,000, and only with a rate; none is the sends
+    /// of one second.
     pub burst: Option<i32>,
     /// Longest time one send may take, in milliseconds: 100 to 300,000.
     pub timeout_ms: i32,
@@ -184,28 +176,7 @@ impl From<Provider> for ProviderDraft {
 }
 
 impl ProviderDraft {
-    /// The provider of a tenant's inboxes, as it is made when first needed. A send is no more than handing the message on, so many may be under way;
-    /// and an inbox knows a delivery for as long as it holds the message, which no notification outlives by far: ten years will do.
-    #[must_use]
-    pub fn in_app() -> Self {
-        Self {
-            name: IN_APP.into(),
-            channel: IN_APP.into(),
-            driver: IN_APP.into(),
-            settings: json!({"key_window_s": 315_360_000}),
-            secrets: None,
-            guarantee: Guarantee::Idempotent,
-            policy: Policy::default(),
-            concurrency: 1000,
-            timeout_ms: 30_000,
-            is_default: true,
-            enabled: true,
-            rate_per_s: None,
-            burst: None,
-        }
-    }
-
-    /// Holds the numbers and names to their limits.
+    /// Checks numbers and names against their limits.
     ///
     /// # Errors
     /// Naming the field and what is allowed.
@@ -246,8 +217,8 @@ impl ProviderChange {
         self.from.is_readable && self.to == self.from.clone().into()
     }
 
-    /// What changes, field by field: the value before and after. Of settings and secrets the names alone: a setting may be a URL with a token in it, or a
-    /// header with one.
+    /// What changes, field by field: the value before and after. Of settings and secrets only the names: a setting may
+    /// be a URL or a header with a token in it.
     #[must_use]
     pub fn fields(&self) -> Value {
         let (was, is) = (written(&self.from.clone().into()), written(&self.to));
@@ -286,7 +257,8 @@ fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Holds a name to what tenants, channels and providers may be called. `.` and `..` are no names: a client takes them out of the path of a URL.
+/// Checks the name of a tenant, channel or provider. `.` and `..` are refused: HTTP clients remove them from the path
+/// of a URL.
 pub fn short_name(field: &str, name: &str) -> Result<(), String> {
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
     if plain && (1..=63).contains(&name.len()) && !matches!(name, "." | "..") {

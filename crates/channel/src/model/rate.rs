@@ -1,8 +1,8 @@
-//! How often a provider may be called: a bucket of permits that comes back with time, and the arithmetic of it.
+//! The token bucket: how often a provider may be called, and how often a client may call the API.
 //!
-//! What is used up is counted in permits, not in time, so that a changed rate takes effect on what was used before it. In any time t at most
-//! `burst + per_s × t` permits are given. PostgreSQL does the same sum in the statement that claims (`store/queue/limited.rs`); `tests/it/rates.rs` holds the two to
-//! each other.
+//! A bucket counts the permits that are used up, not times, so that a changed rate applies to what was used before the
+//! change. In any time t at most `burst + per_s × t` permits are given. PostgreSQL does the same sum in the statement
+//! that claims (`store/queue/limited.rs`); `tests/it/rates.rs` of the engine compares the two.
 
 use std::time::Duration;
 
@@ -12,38 +12,40 @@ use postcommit::Timestamp;
 const MIN_PER_S: f64 = 0.001;
 /// The most sends a second.
 const MAX_PER_S: f64 = 10_000.0;
-/// The most sends at once.
+/// The largest burst.
 const MAX_BURST: i32 = 10_000;
 
-/// The database's clock may seem to go back this far without having done so: statements that began earlier come later. What is more was a step of the clock.
+/// The database's clock may seem to go back this far without having done so: a statement that began earlier may come
+/// later. More than this was a step of the clock.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// A claim for each permit, as they come back one by one, would cost more than the sends: where the burst allows it, those of this time are waited for.
+/// One claim per permit would cost more than the sends. Where the burst allows it, a wait lasts until the permits of
+/// this time have come back.
 const WORTH: Duration = Duration::from_millis(20);
 
-/// No wait is longer, whatever somebody wrote into the database by hand.
+/// The longest wait, whatever was written into the database by hand.
 const LONGEST_MS: f64 = 1e12;
 
-/// A limit.
+/// A limit on sends or requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
-    /// Sends a second: 0.001 to 10,000.
+    /// Permits per second. For a provider: 0.001 to 10,000.
     pub per_s: f64,
-    /// Sends at once after a pause: 1 to 10,000.
+    /// Permits that may be taken together after a pause, 1 or more. For a provider: at most 10,000.
     pub burst: i32,
 }
 
-/// What of a limit is used up.
+/// The permits of a limit that are used up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {
     /// Permits, 0 or more.
     pub used: f64,
-    /// At this time, by the database's clock.
+    /// The time at which `used` was true, by the caller's clock: the database's for providers.
     pub as_of: Timestamp,
 }
 
 impl Rate {
-    /// A limit; without a burst it is what fits one second, and at least 1.
+    /// A limit. Without a burst, the burst is the permits of one second, and at least 1.
     #[must_use]
     pub fn new(per_s: f64, burst: Option<i32>) -> Self {
         Self { per_s, burst: burst.unwrap_or(per_s.clamp(1.0, MAX_PER_S) as i32) }
@@ -64,21 +66,35 @@ impl Rate {
         }
     }
 
-    /// The same bucket now: time has given some back. When the clock has gone back, nothing has come back, and time counts from the new now.
+    /// The bucket at `now`, with the permits that time has given back. When the clock has stepped back, no permit comes
+    /// back, and time counts from `now`.
     #[must_use]
     pub fn refill(&self, bucket: Bucket, now: Timestamp) -> Bucket {
         let elapsed = seconds_between(bucket.as_of, now).max(0.0);
         let stepped_back = bucket.as_of > now.plus(JITTER);
-        Bucket { used: (bucket.used - self.per_s * elapsed).max(0.0), as_of: if stepped_back { now } else { bucket.as_of.max(now) } }
+        let as_of = if stepped_back { now } else { bucket.as_of.max(now) };
+        Bucket { used: (bucket.used - self.per_s * elapsed).max(0.0), as_of }
     }
 
-    /// Permits that a bucket of now has, up to so many.
+    /// Permits left in a bucket that is refilled already, at most `up_to`.
     #[must_use]
     pub fn permits(&self, bucket: Bucket, up_to: i32) -> i32 {
         ((f64::from(self.burst) - bucket.used).floor() as i32).clamp(0, up_to.max(0))
     }
 
-    /// How long to wait until asking is worth it again. Zero when there is a permit.
+    /// Takes one permit.
+    ///
+    /// # Errors
+    /// How long to wait for one.
+    pub fn take(&self, bucket: Bucket, now: Timestamp) -> Result<Bucket, Duration> {
+        let bucket = self.refill(bucket, now);
+        if self.permits(bucket, 1) == 0 {
+            return Err(self.wait(bucket, now));
+        }
+        Ok(Bucket { used: bucket.used + 1.0, ..bucket })
+    }
+
+    /// How long to wait until the next permits have come back. Zero when there is a permit.
     #[must_use]
     pub fn wait(&self, bucket: Bucket, now: Timestamp) -> Duration {
         let bucket = self.refill(bucket, now);

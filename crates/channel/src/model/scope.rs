@@ -48,7 +48,7 @@ impl Scope {
             .ok_or_else(|| format!("scopes: {name:?} is not known; allowed are {}", Self::ALL.map(Self::name).join(", ")))
     }
 
-    /// Whether who has this one may do what the other allows.
+    /// Whether this scope allows everything that the other does.
     #[must_use]
     pub fn includes(self, other: Self) -> bool {
         use Scope::{Admin, Edit, Enqueue, Operate, Ops, Read};
@@ -73,7 +73,7 @@ impl Scopes {
         self.0.iter().any(|own| own.includes(scope))
     }
 
-    /// Whether everything that the others allow is allowed: nobody gives away more than they have.
+    /// Whether everything that the others allow is allowed: a key cannot give away more than it has.
     #[must_use]
     pub fn cover(&self, others: &Self) -> bool {
         others.0.iter().all(|other| self.allows(*other))

@@ -1,5 +1,6 @@
 //! Where egress connects to, and where it never does.
 
+mod dial;
 mod exchange;
 mod peer;
 mod reuse;

@@ -1,11 +1,8 @@
 //! Encryption of connections to PostgreSQL: with `sslmode=require`, and then the server's certificate is always checked.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use postcommit_channel::tls;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::DbError;
@@ -21,20 +18,8 @@ pub fn split_root_certificates(url: &str) -> (String, Option<PathBuf>) {
 
 /// Trusts the given roots, or the system's.
 pub fn connector(root_certificates: Option<&Path>) -> Result<MakeRustlsConnect, DbError> {
-    let mut roots = RootCertStore::empty();
-    match root_certificates {
-        Some(file) => {
-            let unreadable = |e: rustls::pki_types::pem::Error| DbError::Url(format!("sslrootcert {}: {e}", file.display()));
-            for certificate in CertificateDer::pem_file_iter(file).map_err(unreadable)? {
-                roots.add(certificate.map_err(unreadable)?).map_err(|e| DbError::Url(format!("sslrootcert {}: {e}", file.display())))?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    let builder =
-        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider())).with_safe_default_protocol_versions();
-    let config = builder.map_err(|e| DbError::Unreachable(e.to_string()))?.with_root_certificates(roots).with_no_client_auth();
+    let read = |file: &Path| tls::read_roots(file).map_err(|e| DbError::Url(format!("sslrootcert {}: {e}", file.display())));
+    let roots = root_certificates.map_or_else(|| Ok(tls::system_roots()), read)?;
+    let config = tls::client_config(roots).map_err(|e| DbError::Unreachable(e.to_string()))?;
     Ok(MakeRustlsConnect::new(config))
 }

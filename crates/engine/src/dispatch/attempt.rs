@@ -183,7 +183,7 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     }
     let forgotten = || {
         let first = delivery.first_try_at.unwrap_or(now);
-        provider.guarantee == Guarantee::Idempotent && delivery.unclear && model::key_window_over(first, provider.key_window(), now)
+        provider.guarantee == Guarantee::Idempotent && delivery.unclear && model::key_window_over(first, lane.key_window, now)
     };
     let (state, code, detail) = match () {
         () if note.is_cancelled(delivery.key.n) => (FinishedState::Cancelled, "cancelled", None),
@@ -222,7 +222,7 @@ pub fn take_over(
     // Under another guarantee nothing is announced, nor what is sent from its notification's row; and others hear of a change a little later.
     let own_row = delivery.row == delivery.key.n;
     let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
-    let certainly_unsent = (announcing && !delivery.intent_stands) || (provider.is_inbox() && !elsewhere);
+    let certainly_unsent = (announcing && !delivery.intent_stands) || (lane.is_inbox() && !elsewhere);
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let lost = Some(Lost { losses: delivery.losses, since });
     let verdict = model::judge(&Case { lost, ..case(delivery, note, lane, &outcome, now) });
@@ -423,7 +423,7 @@ fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outc
         lost: None,
         policy: &lane.provider.policy,
         guarantee: lane.provider.guarantee,
-        key_window: lane.provider.key_window(),
+        key_window: lane.key_window,
         first_try_at: delivery.first_try_at.unwrap_or(now),
         expires_at: note.expires_at,
         now,

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postcommit::Timestamp;
+use postcommit_channel::driver::{self, Occasion};
 use postcommit_channel::model::{
-    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, MAX_LOSSES, Reason, StoredNotification, Target,
+    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, IN_APP, MAX_LOSSES, Reason, StoredNotification, Target,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -154,15 +155,20 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
     make_in_app(crew, lacking, now).await;
 }
 
-/// Nobody has to configure inboxes: whose tenant has no provider for them gets it now. They are claimed again at once, and find it.
+/// Inboxes need no operator: a tenant without a provider for them gets one now. The deliveries are claimed again
+/// immediately, and find it.
 async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
     let tenants: BTreeSet<i32> = lacking.iter().map(|delivery| delivery.key.tenant).collect();
+    let mut drafts = driver::ready_made(Occasion::FirstUse);
+    drafts.retain(|draft| draft.channel == IN_APP);
     let mut finish = Finish::Returned;
     for tenant in tenants {
-        if let Err(problem) = crew.tools.store.make_in_app(tenant).await {
-            let wait = crew.expanding.wait();
-            tracing::warn!(%problem, tenant, ?wait, "could not create the in-app provider; trying again after a wait");
-            finish = Finish::Again { at: now.plus(wait), counted: false };
+        for draft in &drafts {
+            if let Err(problem) = crew.tools.store.create_missing_provider(tenant, draft).await {
+                let wait = crew.expanding.wait();
+                tracing::warn!(%problem, tenant, ?wait, "could not create the in-app provider; trying again after a wait");
+                finish = Finish::Again { at: now.plus(wait), counted: false };
+            }
         }
     }
     lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None, None));

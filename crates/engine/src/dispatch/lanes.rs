@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit::Timestamp;
-use postcommit_channel::driver::{self, Driver};
+use postcommit_channel::driver::{self, Destination, Driver};
 use postcommit_channel::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
 use postcommit_channel::secret::Secrets;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -36,6 +36,8 @@ pub struct Lane {
     pub name: Arc<str>,
     /// The driver, or why it cannot be built.
     pub driver: Result<Arc<dyn Driver>, String>,
+    /// How long the provider remembers the key of a delivery.
+    pub key_window: Duration,
     /// Slots: how many sends may be in flight.
     pub slots: Arc<Semaphore>,
     /// Whether queue rows wait on this lane: they go first.
@@ -78,8 +80,14 @@ impl Lane {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
+        let key_window = driver::key_window(&provider);
         let (backlog, permits, local_close, backoff) = Default::default();
-        Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, provider, driver }
+        Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, key_window, provider, driver }
+    }
+
+    /// Whether its deliveries go into inboxes, which settling writes.
+    pub fn is_inbox(&self) -> bool {
+        driver::destination(&self.provider.driver) == Destination::Inbox
     }
 
     /// Attaches the hosts if the driver tells them apart.

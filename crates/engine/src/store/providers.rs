@@ -133,12 +133,11 @@ impl Store {
         self.describe(tenant, draft, (insert, parameters), entry(tenant, draft)).await
     }
 
-    /// Makes the provider of a tenant's inboxes, unless it is there or somebody has taken its name or its place.
-    pub async fn make_in_app(&self, tenant: i32) -> Result<(), DbError> {
-        let draft = ProviderDraft::in_app();
-        let mut statements = self.alone(tenant, &draft);
-        // Two processes may find it missing at once: the second changes nothing.
-        statements.push((format!("{} WHERE {UNSERVED} ON CONFLICT DO NOTHING", insert()), columns(tenant, &draft)));
+    /// Stores a provider that is made without an operator, unless its name is taken or its channel has a default.
+    pub async fn create_missing_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
+        let mut statements = self.alone(tenant, draft);
+        // Two processes may find it missing concurrently: the second changes nothing.
+        statements.push((format!("{} WHERE {UNSERVED} ON CONFLICT DO NOTHING", insert()), columns(tenant, draft)));
         self.db.execute(statements).await.map(drop)
     }
 

@@ -97,8 +97,8 @@ on_both! {
     }
 
     async fn one_that_was_disabled_is_not_made_again(world) {
-        world.store.make_in_app(world.tenant).await.unwrap();
-        world.store.make_in_app(world.tenant).await.unwrap();
+        world.make_in_app().await;
+        world.make_in_app().await;
         world.execute("UPDATE postcommit.provider SET enabled = (1 = 0) WHERE name = 'in_app'", vec![]).await;
         let id = world.enqueue("a", json!({"recipients": [{"user": "alice"}]})).await;
         world.pass().await;
@@ -192,7 +192,7 @@ on_both! {
     }
 
     async fn a_repeated_delivery_leaves_one_message(world) {
-        world.store.make_in_app(world.tenant).await.unwrap();
+        world.make_in_app().await;
         // The worker died after claiming: the row is taken over, and its attempt repeated.
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         world.pass().await;
@@ -215,7 +215,7 @@ on_both! {
     }
 
     async fn what_did_not_settle_is_known_not_to_have_arrived_unless_it_went_elsewhere_then(world) {
-        world.store.make_in_app(world.tenant).await.unwrap();
+        world.make_in_app().await;
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         world.pass().await;
         world.pass().await;
@@ -230,7 +230,7 @@ on_both! {
     }
 
     async fn a_result_that_comes_too_late_leaves_no_message(world) {
-        world.store.make_in_app(world.tenant).await.unwrap();
+        world.make_in_app().await;
         let frozen = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         let late = delivered(&world, &frozen, "alice");
         let other = claim(&world.store, -world.tenant, 1).await.remove(0);
@@ -249,7 +249,7 @@ on_both! {
     }
 
     async fn many_at_once_are_numbered_without_gaps_for_each_user(world) {
-        world.store.make_in_app(world.tenant).await.unwrap();
+        world.make_in_app().await;
         let users: Vec<_> = (0..40).map(|i| json!({"user": format!("user-{}", i % 4)})).collect();
         for (title, user) in users.iter().enumerate() {
             world.enqueue("a", json!({"recipients": [user], "title": title.to_string()})).await;

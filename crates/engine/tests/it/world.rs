@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::{Notification, Timestamp};
-use postcommit_channel::driver::FailOn;
+use postcommit_channel::driver::{self, FailOn, Occasion};
 use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::KeySource;
@@ -144,6 +144,13 @@ impl World {
     pub async fn provider(&self, draft: ProviderDraft) -> i32 {
         assert!(self.store.create_provider(self.tenant, &draft).await.unwrap());
         self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap().id
+    }
+
+    /// The provider of the inboxes, as the expander makes it.
+    pub async fn make_in_app(&self) {
+        for draft in driver::ready_made(Occasion::FirstUse) {
+            self.store.create_missing_provider(self.tenant, &draft).await.unwrap();
+        }
     }
 
     pub async fn capture(&self, settings: serde_json::Value) -> i32 {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
-use postcommit_channel::driver;
+use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_engine::dispatch::try_provider as trial;
@@ -114,7 +114,7 @@ impl From<Refusal> for Problem {
 }
 
 fn workshop<'a>(api: &'a Api, store: &'a Store) -> Workshop<'a> {
-    Workshop { store, keys: &api.tools.keys, egress: &api.tools.egress }
+    Workshop { store, keys: &api.tools.keys, egress: &api.tools.egress, is_local: false }
 }
 
 /// All of them; there are few.
@@ -222,7 +222,7 @@ description! {
 }
 
 fn drivers() -> Object {
-    one_of(driver::KINDS.iter().map(|kind| kind.name)).description(Some("Which code talks to it.")).build()
+    one_of(driver::kinds().iter().map(|kind| kind.name.as_ref())).description(Some("Which code talks to it.")).build()
 }
 
 fn guarantees() -> Object {
@@ -260,20 +260,11 @@ pub async fn create_provider(
     Body(new): Body<NewProvider>,
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
     let store = caller.store_of_one(&api);
-    only_over_the_network(&new.settings)?;
     let (name, driver) = (new.name.clone(), new.driver.clone());
     let made = workshop(&api, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
     Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&api, &store, &caller, &name).await?, signing_secret })))
-}
-
-/// A setting that names a file of the server's is not for those who only have a key: it could be any file.
-fn only_over_the_network(settings: &Map<String, Value>) -> Result<(), Problem> {
-    if settings.contains_key("journal") {
-        return Err(Problem::invalid("settings.journal", "names a file of the server; only `postcommit providers` on the server sets it"));
-    }
-    Ok(())
 }
 
 async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
@@ -299,7 +290,6 @@ pub async fn update_provider(
     Id(name): Id<String>,
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    only_over_the_network(&given.settings)?;
     let store = caller.store_of_one(&api);
     workshop(&api, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
     Ok(Json(shown(&api, &store, &caller, &name).await?))
@@ -432,7 +422,7 @@ pub async fn test_provider(
 ) -> Result<Json<Tried>, Problem> {
     let store = caller.store_of_one(&api);
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
-    if provider.driver == "in_app" {
+    if driver::destination(&provider.driver) == Destination::Inbox {
         let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
         return Err(Problem::new(Kind::StateConflict, instead));
     }

@@ -7,7 +7,7 @@ mod unreadable;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::driver::{self, FailOn};
+use postcommit_channel::driver::{self, Destination, FailOn};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::Secrets;
@@ -197,8 +197,9 @@ async fn reused_keys(store: &Store) -> Result<Option<Finding>, Failure> {
 
 /// Whether it takes what a provider that is missing would have sent: fine for a trial, not beside providers that send.
 fn swallows(one: &Provider, all: &[Provider]) -> bool {
-    let sends = |other: &Provider| other.tenant == one.tenant && !["capture", "in_app"].contains(&other.driver.as_str());
-    one.driver == "capture" && one.is_default && one.enabled && all.iter().any(sends)
+    let goes = |provider: &Provider, to: Destination| driver::destination(&provider.driver) == to;
+    let sends = |other: &Provider| other.tenant == one.tenant && goes(other, Destination::Service);
+    goes(one, Destination::Record) && one.is_default && one.enabled && all.iter().any(sends)
 }
 
 fn swallowing(one: &Provider, found: Finding) -> Finding {

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 
 use clap::{Args, Subcommand};
+use postcommit_channel::driver::{self, Destination};
+use postcommit_channel::model::Provider;
 use postcommit_engine::store::{AttemptRow, AuditRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
 use serde_json::json;
 use uuid::Uuid;
@@ -111,7 +113,8 @@ fn missing(id: Uuid) -> Failure {
 /// A tenant's providers that record what they are given and send nothing.
 pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<String>, Failure> {
     let providers = store.providers_of(tenant).await?;
-    Ok(providers.into_iter().filter(|provider| provider.driver == "capture").map(|provider| provider.name).collect())
+    let captures = |provider: &Provider| driver::destination(&provider.driver) == Destination::Record;
+    Ok(providers.into_iter().filter(captures).map(|provider| provider.name).collect())
 }
 
 /// What became of what was to be taken back. That nothing was left to take back is no failure.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_channel::driver;
+use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::{KeySource, Secret, Secrets};
@@ -82,8 +82,7 @@ pub struct Description {
     name: String,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// capture, in_app or webhook
-    #[arg(long)]
+    #[arg(long, help = drivers())]
     driver: Option<String>,
     /// The medium it serves; * is every one [default: the driver's]
     #[arg(long)]
@@ -167,7 +166,7 @@ impl Providers {
 
 impl Description {
     async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
-        let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture, in_app or webhook"))?;
+        let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is needed: {}", drivers())))?;
         // A driver that is not known makes no tenant.
         driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
@@ -242,7 +241,18 @@ fn egress(settings: &Settings) -> Result<Egress, Failure> {
 }
 
 fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress) -> Workshop<'a> {
-    Workshop { store, keys, egress }
+    Workshop { store, keys, egress, is_local: true }
+}
+
+/// The names of all drivers, as a sentence lists them.
+fn drivers() -> String {
+    let kinds = driver::kinds();
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_ref()).collect();
+    match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
+    }
 }
 
 impl From<Refusal> for Failure {
@@ -291,7 +301,10 @@ fn after(gone: &Provider, all: &[Provider]) -> String {
         return format!("what names it from then on is parked; the channel {} does not depend on it", gone.channel);
     }
     let serving = |channel: &str| all.iter().find(|p| p.name != gone.name && p.is_default && p.enabled && p.channel == channel);
-    let note = |next: &Provider| if next.driver == "capture" { ", which records and sends nothing" } else { "" };
+    let note = |next: &Provider| match driver::destination(&next.driver) {
+        Destination::Record => ", which records and sends nothing",
+        _ => "",
+    };
     match serving(&gone.channel).or_else(|| serving("*")) {
         Some(next) => format!("the channel {} then goes to {}{}", gone.channel, next.name, note(next)),
         None if gone.channel == "*" => "nothing then serves a channel without a default of its own: what comes for one is parked".into(),

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use http::HeaderValue;
-use postcommit_channel::egress::{ANSWER_BYTES, Call, Failure, Phase};
+use postcommit_channel::egress::{ANSWER_BYTES, Call, EgressFailure, Phase};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
 use super::peer::{Peer, answered, brief, egress, failed, get, post, read_request};
 
-fn seen(failure: &Failure) -> (Phase, &'static str, bool) {
+fn seen(failure: &EgressFailure) -> (Phase, &'static str, bool) {
     (failure.phase, failure.code, failure.reached_wire())
 }
 
@@ -50,7 +50,7 @@ async fn stay_silent(mut stream: TcpStream) {
     while read_request(&mut stream).await.is_some() {}
 }
 
-async fn failure_of(peer: &Peer) -> Failure {
+async fn failure_of(peer: &Peer) -> EgressFailure {
     failed(&egress(), post(&peer.url(), "x".repeat(100))).await
 }
 

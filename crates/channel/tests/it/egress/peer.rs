@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
-use postcommit_channel::egress::{Answer, Call, Egress, EgressSettings, Failure, Resolved, Resolver};
+use postcommit_channel::egress::{Call, Egress, EgressFailure, EgressSettings, HttpAnswer, Resolved, Resolver};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -139,11 +139,11 @@ pub fn brief(call: Call) -> Call {
     Call { timeout: Duration::from_millis(500), ..call }
 }
 
-pub async fn answered(egress: &Egress, call: Call) -> Answer {
+pub async fn answered(egress: &Egress, call: Call) -> HttpAnswer {
     egress.send(call).await.unwrap()
 }
 
-pub async fn failed(egress: &Egress, call: Call) -> Failure {
+pub async fn failed(egress: &Egress, call: Call) -> EgressFailure {
     let failure = egress.send(call).await.unwrap_err();
     assert!(!failure.detail.contains("hook") && !failure.detail.contains("s3cret"), "{failure:?}");
     failure

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use postcommit_channel::egress::{Egress, EgressSettings, Failure, Phase};
+use postcommit_channel::egress::{Egress, EgressFailure, EgressSettings, Phase};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::io::AsyncWriteExt;
@@ -12,15 +12,21 @@ use tokio_rustls::TlsAcceptor;
 
 use super::peer::{OK, Peer, Script, answered, brief, failed, open, post, read_request};
 
-/// A TLS peer that names itself `tls.example`, and the PEM file of its certificate.
-async fn tls_peer() -> (Peer, tempfile::NamedTempFile) {
+/// What makes a peer `tls.example`, and the PEM file of its certificate.
+pub fn certified() -> (TlsAcceptor, tempfile::NamedTempFile) {
     let made = rcgen::generate_simple_self_signed(["tls.example".to_owned()]).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(made.cert.pem().as_bytes()).unwrap();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
     let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    let acceptor = TlsAcceptor::from(Arc::new(builder.with_single_cert(vec![made.cert.der().clone()], key).unwrap()));
+    let config = builder.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+    (TlsAcceptor::from(Arc::new(config)), file)
+}
+
+/// A TLS peer that names itself `tls.example`, and the PEM file of its certificate.
+async fn tls_peer() -> (Peer, tempfile::NamedTempFile) {
+    let (acceptor, file) = certified();
     (Peer::new(move |stream| answer_tls(acceptor.clone(), stream)).await, file)
 }
 
@@ -39,7 +45,7 @@ fn egress(settings: EgressSettings) -> Egress {
     Egress::with_resolver(&settings, Script::new(&[&["127.0.0.1"]])).unwrap()
 }
 
-fn trusting(file: &tempfile::NamedTempFile) -> Egress {
+pub fn trusting(file: &tempfile::NamedTempFile) -> Egress {
     egress(EgressSettings { ca_file: Some(file.path().to_owned()), ..EgressSettings::default() })
 }
 
@@ -47,7 +53,7 @@ fn url(name: &str, peer: &Peer) -> String {
     format!("https://{name}:{}/hook?token=s3cret", peer.port)
 }
 
-fn seen(failure: &Failure) -> (Phase, &'static str, u64) {
+fn seen(failure: &EgressFailure) -> (Phase, &'static str, u64) {
     (failure.phase, failure.code, failure.bytes_written)
 }
 

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use postcommit::Recipient;
+use postcommit_channel::driver::{self, Destination};
 use postcommit_engine::dispatch::try_provider;
 use postcommit_engine::store::{AuditEntry, Store, masked};
 use serde_json::{Value, json};
@@ -27,7 +28,8 @@ pub struct Test {
 impl Test {
     pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
         let (tenant, provider) = find(store, &self.tenant, &self.name).await?;
-        if provider.driver == "in_app" {
+        let destination = driver::destination(&provider.driver);
+        if destination == Destination::Inbox {
             let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
             return Err(Failure::new(Exit::Refused, instead));
         }
@@ -47,7 +49,7 @@ impl Test {
         details["address"] = masked(&self.to).into();
         store.note(AuditEntry::new(tenant, "provider.test", self.name.as_str()).details(details)).await?;
         told["excerpt"] = json!(evidence.excerpt);
-        output::one(format, &told, |told| text(told, provider.driver == "capture"));
+        output::one(format, &told, |told| text(told, destination == Destination::Record));
         Ok(if ["sent", "delivered"].contains(&outcome.name()) { Exit::Ok } else { Exit::Failed })
     }
 }

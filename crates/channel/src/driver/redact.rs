@@ -1,36 +1,37 @@
-//! What a receiver may echo and must not come back into the audit: secrets, and those parts of an address that only its owner knows, in every form in which
-//! programs repeat them.
+//! Texts that a receiver may echo and that must not get into the attempt log: secrets, and those parts of an address
+//! that only its owner knows, in every form in which programs repeat them.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::{Position, Url};
 
-/// A path segment or header of fewer characters is a word, such as `hooks`: to blot it out would make the answer unreadable, and it is no secret.
+/// A path segment or header of fewer characters is a word, such as `hooks`. Redacting it would make the answer
+/// unreadable, and it is no secret.
 const WORD: usize = 8;
-/// The same for what a query gives a name to.
+/// A value of fewer characters in a query is no secret.
 const GIVEN: usize = 4;
-/// As `encodeURIComponent` and its like leave a text.
+/// What `encodeURIComponent` and similar functions leave as it is.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const ENCODED_BUT_SLASHES: &AsciiSet = &ENCODED.remove(b'/');
 
-/// Texts to be blotted out.
+/// Texts to be redacted.
 #[derive(Default)]
-pub(super) struct Blots(BTreeSet<String>);
+pub(super) struct Redactions(BTreeSet<String>);
 
-impl Blots {
+impl Redactions {
     /// One secret, or several separated by spaces.
     pub(super) fn secrets(&mut self, text: &str) {
         text.split_whitespace().for_each(|secret| self.every_form(secret, 1));
     }
 
-    /// A header's value, and each word of it: `Bearer` is none, what follows is.
+    /// A header's value, and each word of it that may be a secret: not `Bearer`, but the token after it.
     pub(super) fn header(&mut self, value: &str) {
         self.every_form(value, WORD);
         value.split_whitespace().for_each(|word| self.every_form(word, WORD));
     }
 
-    /// Where something is sent: as it was given, its path and query together and apart, and each part of them.
+    /// The address of a message: as it was given, its path and query together and apart, and each part of them.
     pub(super) fn address(&mut self, given: &str, url: Option<&Url>) {
         self.every_form(given, 1);
         let Some(url) = url else { return };
@@ -47,14 +48,15 @@ impl Blots {
         }
     }
 
-    /// The longest first: what holds another is blotted out as a whole.
+    /// The longest first, so that a text which contains another is redacted as a whole.
     pub(super) fn into_texts(self) -> Vec<String> {
         let mut texts: Vec<String> = self.0.into_iter().collect();
         texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
         texts
     }
 
-    /// Encoded, decoded, decoded as a form, encoded anew; and each of them as a text within JSON. Nothing of what has fewer characters than `least`.
+    /// Adds `part` encoded, decoded, decoded as a form and encoded anew, and each of them as a text within JSON. Adds
+    /// nothing when `part` has fewer characters than `least`.
     fn every_form(&mut self, part: &str, least: usize) {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let (plain, of_form) = (decoded(part), decoded(&part.replace('+', " ")));
@@ -76,16 +78,16 @@ mod tests {
     use crate::driver::http::excerpt;
 
     fn left(target: &str, echo: &str) -> String {
-        let mut blots = Blots::default();
-        blots.secrets("whsec_c2VjcmV0 whsec_b2xk");
-        blots.header("Bearer tok_4711_abc");
-        blots.header("short");
-        blots.address(target, Url::parse(target).ok().as_ref());
-        excerpt(echo.as_bytes(), &blots.into_texts())
+        let mut redactions = Redactions::default();
+        redactions.secrets("whsec_c2VjcmV0 whsec_b2xk");
+        redactions.header("Bearer tok_4711_abc");
+        redactions.header("short");
+        redactions.address(target, Url::parse(target).ok().as_ref());
+        excerpt(echo.as_bytes(), &redactions.into_texts())
     }
 
     #[test]
-    fn whatever_is_echoed_of_an_address_is_blotted_out_in_every_form() {
+    fn an_echoed_address_is_redacted_in_every_form() {
         let target = "https://h.example/hooks/T0/s3cr%2Fet%20path?token=a%2Bb%20c+d/e&x=1&lone-s3cret";
         for echo in [
             target,
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_json_is_blotted_out_as_it_is_escaped() {
+    fn a_text_of_json_is_redacted_as_it_is_escaped() {
         let echo = serde_json::json!({"path": "/a/s3cret\"\\way", "q": "va\"lue"}).to_string();
         assert_eq!(left("http://h/a/s3cret%22%5Cway?q=va%22lue", &echo), r#"{"path":"[redacted]","q":"[redacted]"}"#);
     }

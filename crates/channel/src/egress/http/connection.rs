@@ -1,7 +1,7 @@
-//! One HTTP/1.1 connection: a request goes out, an answer comes back, and what happened is told apart.
+//! One HTTP/1.1 connection: a request goes out, an answer comes back, and each way to fail has its own code.
 //!
-//! A connection has no task of its own. Whoever makes a call drives it, so that handing over the request and
-//! the answer wakes nobody; between two calls the pool looks after it now and then.
+//! A connection has no task of its own. The call polls it, so that handing over the request and the answer wakes no
+//! other task; between two calls the pool polls it now and then.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
@@ -21,51 +21,15 @@ use tokio::task::unconstrained;
 use tokio::time::{Sleep, sleep};
 
 use super::pool::Reusable;
-use super::wire::{Meter, Stream, Wire};
-use super::{ANSWER_BYTES, Answer, Failure, Phase};
-use crate::clock;
+use super::{ANSWER_BYTES, HttpAnswer};
+use crate::egress::deadline::{Deadline, Late};
+use crate::egress::failure::{chain, text};
+use crate::egress::{DialledStream, EgressFailure, Endpoint, Phase, WriteCounter};
 
 /// The most bytes of an answer's head, and of its body in flight, that are buffered.
 const BUFFER_BYTES: usize = 65_536;
-/// The most characters of an error's text that are kept.
-const DETAIL_CHARS: usize = 200;
 /// How long a connection may take to come to rest after its answer was read, before it is dropped.
 const REST: Duration = Duration::from_millis(50);
-/// The longest a call may take, whatever its timeout says.
-const LONGEST: Duration = Duration::from_secs(3600);
-
-/// The moment by which a whole call must be over.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline(Instant);
-
-impl Deadline {
-    pub(super) fn after(timeout: Duration) -> Self {
-        Self(clock::monotonic() + timeout.min(LONGEST))
-    }
-
-    pub(super) fn left(self) -> Duration {
-        self.0.saturating_duration_since(clock::monotonic())
-    }
-
-    /// Runs `work` until the deadline; does not begin it when that has passed.
-    pub(super) async fn run<F: Future>(self, work: F) -> Result<F::Output, Late> {
-        self.run_within(LONGEST, work).await
-    }
-
-    /// Runs `work` until the deadline, but no longer than `limit`.
-    pub(super) async fn run_within<F: Future>(self, limit: Duration, work: F) -> Result<F::Output, Late> {
-        let left = self.left().min(limit);
-        if left.is_zero() {
-            return Err(Late);
-        }
-        tokio::time::timeout(left, work).await.map_err(|_| Late)
-    }
-}
-
-/// The deadline has passed.
-#[derive(Debug, thiserror::Error)]
-#[error("no answer in time")]
-pub(super) struct Late;
 
 /// Why a request brought no head of an answer.
 #[derive(Debug, thiserror::Error)]
@@ -77,19 +41,19 @@ enum SendError {
 }
 
 /// An open connection. Dropping it closes it, and no byte leaves afterwards.
-pub(super) struct Connection {
+pub(in crate::egress) struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    driver: Driver,
-    meter: Arc<Meter>,
+    io: ConnectionIo,
+    counter: Arc<WriteCounter>,
 }
 
 impl Connection {
     /// Readies `stream` for requests; writes nothing yet.
-    pub(super) async fn open(stream: impl Stream, tls: bool) -> hyper::Result<Box<Self>> {
-        let meter = Arc::new(Meter::default());
-        let wire = TokioIo::new(Wire::new(stream, tls, Arc::clone(&meter)));
-        let (sender, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(wire).await?;
-        Ok(Box::new(Self { sender, driver: Driver { connection, ended: false }, meter }))
+    pub(super) async fn open(stream: DialledStream, endpoint: &Endpoint) -> Result<Box<Self>, EgressFailure> {
+        let counter = stream.counter();
+        let handshake = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|error| endpoint.failure(Phase::Connect, "connect", &text(&error)))?;
+        Ok(Box::new(Self { sender, io: ConnectionIo { connection, ended: false }, counter }))
     }
 
     /// Sends `request` and reads the answer. The connection comes back when it can carry another request.
@@ -97,8 +61,8 @@ impl Connection {
         mut self: Box<Self>,
         request: Request<Full<Bytes>>,
         deadline: Deadline,
-    ) -> Result<(Answer, Option<Box<Self>>), Failure> {
-        self.meter.begin();
+    ) -> Result<(HttpAnswer, Option<Box<Self>>), EgressFailure> {
+        self.counter.begin();
         let left = deadline.left();
         if left.is_zero() {
             return Err(self.fail("timeout", &Late));
@@ -111,7 +75,7 @@ impl Connection {
         };
         let (head, body) = response.into_parts();
         let (body, end) = self.read(body, timer.as_mut()).await;
-        let answer = Answer {
+        let answer = HttpAnswer {
             status: head.status.as_u16(),
             headers: head.headers,
             body,
@@ -122,9 +86,9 @@ impl Connection {
         Ok((answer, at_rest.then_some(self)))
     }
 
-    /// Gives the connection up and tells how much of the request had gone out by then.
-    fn fail(&self, code: &'static str, error: &(dyn Error + 'static)) -> Failure {
-        Failure { phase: Phase::Request, bytes_written: self.meter.close(), code, detail: text(error) }
+    /// Gives the connection up; the failure says how much of the request had gone out by then.
+    fn fail(&self, code: &'static str, error: &(dyn Error + 'static)) -> EgressFailure {
+        EgressFailure { phase: Phase::Request, bytes_written: self.counter.close(), code, detail: text(error) }
     }
 
     /// Writes `request` and waits for the head of the answer.
@@ -134,7 +98,7 @@ impl Connection {
         timer: Pin<&mut Sleep>,
     ) -> Result<Result<Response<Incoming>, SendError>, Late> {
         let answer = self.sender.try_send_request(request);
-        match self.driver.run_for(answer, timer).await? {
+        match self.io.run_for(answer, timer).await? {
             Some(answer) => Ok(answer.map_err(|unsent| SendError::Http(unsent.into_error()))),
             None => Ok(Err(SendError::Ended)),
         }
@@ -144,7 +108,7 @@ impl Connection {
     async fn read(&mut self, mut body: Incoming, mut timer: Pin<&mut Sleep>) -> (Bytes, End) {
         let mut kept = BytesMut::new();
         let end = loop {
-            let frame = match self.driver.run_for(body.frame(), timer.as_mut()).await {
+            let frame = match self.io.run_for(body.frame(), timer.as_mut()).await {
                 Ok(Some(Some(Ok(frame)))) => frame,
                 Ok(Some(None)) => break End::Whole,
                 Ok(Some(Some(Err(_))) | None) | Err(Late) => break End::Broken,
@@ -165,41 +129,41 @@ impl Connection {
     async fn comes_to_rest(&mut self, deadline: Deadline) -> bool {
         if !self.sender.is_ready() {
             let timer = pin!(sleep(deadline.left().min(REST)));
-            let rested = self.driver.run_for(self.sender.ready(), timer).await;
-            return matches!(rested, Ok(Some(Ok(())))) && !self.driver.ended;
+            let rested = self.io.run_for(self.sender.ready(), timer).await;
+            return matches!(rested, Ok(Some(Ok(())))) && !self.io.ended;
         }
-        !self.driver.ended
+        !self.io.ended
     }
 }
 
 impl Reusable for Box<Connection> {
     fn usable(&mut self) -> bool {
-        // A look without waiting: the peer may have closed it meanwhile, or said something that nobody asked for.
-        self.driver.advance(&mut Context::from_waker(Waker::noop())).is_pending() && self.sender.is_ready()
+        // A look without waiting: the peer may have closed it meanwhile, or sent bytes that were not asked for.
+        self.io.advance(&mut Context::from_waker(Waker::noop())).is_pending() && self.sender.is_ready()
     }
 }
 
-/// What reads and writes on a connection, as long as somebody polls it.
-struct Driver {
-    connection: http1::Connection<TokioIo<Wire>, Full<Bytes>>,
+/// Reads and writes on a connection while it is polled.
+struct ConnectionIo {
+    connection: http1::Connection<TokioIo<DialledStream>, Full<Bytes>>,
     ended: bool,
 }
 
-impl Driver {
+impl ConnectionIo {
     /// Ready when the connection has ended.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // The call on the connection learns of its error; without a call there is nobody to tell.
+        // The call on the connection gets its error; without a call no one needs it.
         self.ended = self.ended || Pin::new(&mut self.connection).poll(cx).is_ready();
         if self.ended { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Drives the connection until it has brought about `hoped`; None when it ends without.
+    /// Polls the connection until `hoped` is ready; None when the connection ends first.
     ///
-    /// A request handed over in the very moment in which the connection ends is left in their channel, neither
-    /// sent nor given back: without a look at the end such a call would sit out its whole timeout.
+    /// A request handed over at the moment in which the connection ends stays in hyper's channel, neither sent nor
+    /// given back. Without a look at the end such a call would wait for its whole timeout.
     async fn run_for<T>(&mut self, hoped: impl Future<Output = T>, mut timer: Pin<&mut Sleep>) -> Result<Option<T>, Late> {
-        // What is hoped for changes only while the connection is advanced, so nothing else need wake us for it.
-        // Being woken for it, too, would be a second poll for each step.
+        // `hoped` changes only while the connection is advanced, so nothing else need wake this task for it. Being
+        // woken for it too would be a second poll for each step.
         let mut hoped = pin!(unconstrained(hoped));
         poll_fn(|cx| {
             let ended = self.advance(cx).is_ready();
@@ -232,14 +196,4 @@ fn code(error: &SendError) -> &'static str {
         Some(ErrorKind::InvalidData) => "tls",
         _ => "closed",
     }
-}
-
-/// The text of `error` and its causes, cut to a sane length.
-pub(super) fn text(error: &(dyn Error + 'static)) -> String {
-    let causes: Vec<String> = chain(error).map(ToString::to_string).collect();
-    causes.join(": ").chars().take(DETAIL_CHARS).collect()
-}
-
-fn chain<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
 }

@@ -1,0 +1,69 @@
+//! TLS of dialled streams, from the first byte or after STARTTLS.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use tokio::sync::OnceCell;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::endpoint::Endpoint;
+use super::stream::ByteStream;
+use crate::egress::deadline::{Deadline, Late};
+use crate::egress::failure::text;
+use crate::egress::{EgressError, EgressFailure, Phase};
+use crate::tls;
+
+/// Makes handshakes that trust the system's roots and those of `egress.ca_file`.
+pub(super) struct TlsClient {
+    extra_roots: RootCertStore,
+    /// Made at the first handshake: reading the system's roots costs files and milliseconds that a process which
+    /// sends nothing over TLS never needs.
+    connector: OnceCell<TlsConnector>,
+}
+
+impl TlsClient {
+    /// # Errors
+    /// The file of extra roots cannot be read or holds no usable certificate.
+    pub(super) fn new(ca_file: Option<&Path>) -> Result<Self, EgressError> {
+        // Read when egress starts, so that a bad file is not found at the first handshake.
+        let fail = |path: &Path, reason| EgressError::CaFile { path: path.to_owned(), reason };
+        let read = |path: &Path| tls::read_roots(path).map_err(|reason| fail(path, reason));
+        let extra_roots = ca_file.map_or(Ok(RootCertStore::empty()), read)?;
+        Ok(Self { extra_roots, connector: OnceCell::new() })
+    }
+
+    /// Makes the handshake over `stream`. The peer must prove the endpoint's own name. `protocols` are offered by ALPN.
+    pub(super) async fn handshake<S: ByteStream>(
+        &self,
+        endpoint: &Endpoint,
+        stream: S,
+        protocols: &[&str],
+        deadline: Deadline,
+    ) -> Result<TlsStream<S>, EgressFailure> {
+        let fail = |code, detail: &str| endpoint.failure(Phase::Tls, code, detail);
+        let name = endpoint.server_name().ok_or_else(|| fail("tls", "the host cannot be named in TLS"))?;
+        let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let handshake = async {
+            let connector = self.connector.get_or_try_init(|| connector(&self.extra_roots)).await?;
+            connector.with_alpn(protocols).connect(name, stream).await
+        };
+        match deadline.run(handshake).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(fail("tls", &text(&error))),
+            Err(Late) => Err(fail("timeout", "no TLS handshake in time")),
+        }
+    }
+}
+
+async fn connector(extra: &RootCertStore) -> io::Result<TlsConnector> {
+    let mut roots = tokio::task::spawn_blocking(tls::system_roots).await?;
+    roots.extend(extra.roots.iter().cloned());
+    if roots.is_empty() {
+        return Err(io::Error::other("no root certificates found; set egress.ca_file"));
+    }
+    let config = tls::client_config(roots).map_err(io::Error::other)?;
+    Ok(TlsConnector::from(Arc::new(config)))
+}
