@@ -45,5 +45,4 @@ mod trips;
 mod turns;
 mod types;
 mod unreadable;
-mod upgrade;
 mod webhook;
