@@ -6,6 +6,7 @@ mod installation;
 mod isolation;
 mod migrate;
 pub mod postgres;
+mod repeatable;
 mod roles;
 mod session;
 pub mod sqlite;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 
 pub use client::{Asked, Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
+pub use repeatable::schema_hash;
 pub use trips::Trips;
 pub use value::{Cells, FromValue, Row, Value};
 pub use watch::Bell;
@@ -48,6 +50,9 @@ pub enum DbError {
         /// What we need.
         needed: i32,
     },
+    /// Its functions, triggers and views are those of another version of this program.
+    #[error("the functions of the database are those of another version of this program; run `postcommit migrate`")]
+    OtherFunctions,
     /// The URL is not one of ours.
     #[error("database.url: {0}; allowed are postgres://… and sqlite:path")]
     Url(String),

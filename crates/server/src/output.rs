@@ -65,7 +65,7 @@ impl From<DbError> for Failure {
         let exit = match &error {
             DbError::Unreachable(_) => Exit::Unreachable,
             DbError::Url(_) => Exit::Usage,
-            DbError::TooNew { .. } | DbError::TooOld { .. } | DbError::Refused { .. } => Exit::Refused,
+            DbError::TooNew { .. } | DbError::TooOld { .. } | DbError::OtherFunctions | DbError::Refused { .. } => Exit::Refused,
             DbError::Unreadable(_) => Exit::Failed,
         };
         Self::new(exit, error.to_string())

@@ -1,5 +1,5 @@
--- Roles of other installations lose what they hold here: those of the database that this one is a copy of, and those that all databases of a cluster
--- shared before schema 12. Repeatable. roles.sql and isolation.sql ran before: the schema has its owner, this installation's roles have their grants.
+-- Roles of another installation lose what they hold here: those of the database that this one is a copy of. Repeatable.
+-- roles.sql and isolation.sql ran before: the schema has its owner, and this installation's roles have their grants.
 -- {oid} is the OID of this database.
 DO $$
 DECLARE
@@ -9,7 +9,7 @@ DECLARE
 BEGIN
   FOR foreigner IN
     SELECT DISTINCT r.oid, r.rolname FROM pg_roles r JOIN pg_shdepend d ON d.refclassid = 'pg_authid'::regclass AND d.refobjid = r.oid
-    WHERE r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$' AND r.rolname !~ '^postcommit_[a-z]+_{oid}$'
+    WHERE r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$' AND r.rolname !~ '^postcommit_[a-z]+_{oid}$'
       AND (d.dbid = {oid} OR (d.dbid = 0 AND d.classid = 'pg_database'::regclass AND d.objid = {oid}))
   LOOP
     FOR thing IN

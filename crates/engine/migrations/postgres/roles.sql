@@ -1,5 +1,6 @@
--- Four roles without login, for those who want to separate them: GRANT one to the login that needs it. (A fifth, postcommit_tenant_{oid}, is for
--- isolation.sql.) Repeatable. They have been made before. The owner owns the schema; the producer can call two functions and read nothing.
+-- Four roles without login, for installations that separate them: GRANT one to the login that needs it. (A fifth role,
+-- postcommit_tenant_{oid}, is for isolation.sql.) Repeatable; db/roles.rs has created the roles before. The owner owns the
+-- schema; a producer can call three functions and read nothing.
 -- {oid} is the OID of this database: a role belongs to one installation.
 DO $$
 DECLARE
@@ -8,13 +9,13 @@ DECLARE
   taking text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
   member text;
 BEGIN
-  -- Who runs this, and the login that owned the schema until now, can do afterwards what they could before.
+  -- The login that runs this, and the login that owned the schema until now, keep what they could do.
   FOR member IN SELECT r.rolname FROM pg_roles r
       WHERE (r.rolname = current_user OR r.oid = (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'))
-        AND NOT r.rolsuper AND r.rolname !~ '^postcommit_owner(_[0-9]+)?$' AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking)) LOOP
+        AND NOT r.rolsuper AND r.rolname !~ '^postcommit_owner_[0-9]+$' AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking)) LOOP
     BEGIN
       EXECUTE format('GRANT postcommit_owner_{oid} TO %I', member);
-    -- Somebody else did at this moment (before PostgreSQL 16 the catalogue says so by an internal error), or only an administrator may.
+    -- Another process granted it concurrently (before PostgreSQL 16 that is an internal error), or only an administrator may.
     EXCEPTION WHEN unique_violation OR internal_error OR insufficient_privilege THEN NULL;
     END;
   END LOOP;
@@ -48,28 +49,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postcommit TO postc
 GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader_{oid};
 REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader_{oid};
 REVOKE SELECT ON postcommit.provider FROM postcommit_reader_{oid};
-GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision, created_at, updated_at) ON postcommit.provider TO postcommit_reader_{oid};
--- With it anybody could sign a user token. Asked for, because this file also runs between older migrations.
-DO $$
-BEGIN
-  IF to_regclass('postcommit.inbox_token_key') IS NOT NULL THEN
-    REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader_{oid};
-  END IF;
-END $$;
--- Hashes of keys and sessions are nobody's reading, and the audit log is nobody's writing. Not there yet while older schemas are brought up to date.
-DO $$
-BEGIN
-  IF to_regclass('postcommit.api_key') IS NOT NULL THEN
-    REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader_{oid};
-    GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key TO postcommit_reader_{oid};
-    REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker_{oid};
-  END IF;
-END $$;
-DO $$
-BEGIN
-  -- Roles are renewed after each step of a migration: those before have no such columns.
-  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'postcommit.provider'::regclass AND attname = 'rate_per_s') THEN
-    GRANT SELECT (rate_per_s, burst) ON postcommit.provider TO postcommit_reader_{oid};
-  END IF;
-END $$;
--- Partitions made later: the views and functions run as their owner, the worker goes through the parents.
+GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused,
+    not_before, revision, created_at, updated_at, rate_per_s, burst) ON postcommit.provider TO postcommit_reader_{oid};
+-- With this key a reader could sign user tokens.
+REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader_{oid};
+-- Readers do not read hashes of keys and sessions, and workers do not change the audit log.
+REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader_{oid};
+GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key
+  TO postcommit_reader_{oid};
+REVOKE UPDATE, DELETE ON postcommit.audit FROM postcommit_worker_{oid};
+-- Partitions made later need no grants: views and functions run as their owner, and workers go through the parents.

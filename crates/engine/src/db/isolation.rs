@@ -96,7 +96,7 @@ impl Db {
         let foreign = self.names(&db.installation.script(FOREIGNERS), vec![]).await?;
         if !foreign.is_empty() {
             return Ok(Some(format!(
-                "roles of another installation hold privileges here: {}. This database is a copy, or older than roles of its own. Run `postcommit migrate` as \
+                "roles of another installation hold privileges here: {}. This database is a copy. Run `postcommit migrate` as \
                  the owner of the schema or as a superuser, which takes them away",
                 foreign.join(", ")
             )));

@@ -12,15 +12,19 @@ const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
 const ISOLATION: &str = include_str!("../../migrations/postgres/isolation.sql");
 /// What roles of other installations lose here.
 const FOREIGN: &str = include_str!("../../migrations/postgres/foreign.sql");
+/// Nobody may call a new function.
+pub(super) const PUBLIC: &str = include_str!("../../migrations/postgres/public.sql");
+/// All of them.
+pub(super) const SCRIPTS: [&str; 4] = [ROLES, ISOLATION, FOREIGN, PUBLIC];
 
 /// Whether `migrate --roles` was run: then the schema belongs to an owner's role, be it that of the database this one was copied from.
 const HAS_ROLES: &str = "SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
-    WHERE n.nspname = 'postcommit' AND r.rolname ~ '^postcommit_owner(_[0-9]+)?$')";
+    WHERE n.nspname = 'postcommit' AND r.rolname ~ '^postcommit_owner_[0-9]+$')";
 
 /// Roles of other installations that hold something of our schema: as its owner, by a grant or by a policy.
 pub(super) const FOREIGNERS: &str = "SELECT DISTINCT r.rolname::text FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
     WHERE d.refclassid = 'pg_authid'::regclass AND d.dbid = {oid}
-      AND r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$' AND r.rolname !~ '^postcommit_[a-z]+_{oid}$'
+      AND r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$' AND r.rolname !~ '^postcommit_[a-z]+_{oid}$'
       AND ((d.classid = 'pg_namespace'::regclass AND d.objid = 'postcommit'::regnamespace)
         OR (d.classid = 'pg_class'::regclass AND d.objid IN (SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace))
         OR (d.classid = 'pg_proc'::regclass AND d.objid IN (SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace))
@@ -28,24 +32,20 @@ pub(super) const FOREIGNERS: &str = "SELECT DISTINCT r.rolname::text FROM pg_shd
           WHERE c.relnamespace = 'postcommit'::regnamespace)))
     ORDER BY 1";
 
-/// Members of these roles ($1) that are not yet members of ours of the same kind, what would make them, and whether it may be done: a role that all
-/// databases of the cluster shared, that this one uses alone, beside no other installation. Its members can only be meant for this one. So can the login
-/// that owns the database.
+/// Members of these roles ($1) that are not yet members of ours of the same kind, the GRANT that would make them, and whether it may be
+/// done: only the login that owns the database is certainly meant to use it.
 const MEMBERS: &str = "WITH former AS (
-      SELECT r.oid, r.rolname, n.oid AS ours, n.rolname AS name, r.rolname ~ '^postcommit_[a-z]+$'
-          AND NOT EXISTS (SELECT FROM pg_shdepend d WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = r.oid
-            AND d.classid <> 'pg_auth_members'::regclass AND NOT (d.dbid = {oid} OR (d.dbid = 0 AND d.classid = 'pg_database'::regclass AND d.objid = {oid})))
-          AND NOT EXISTS (SELECT FROM pg_roles o WHERE o.rolname ~ '^postcommit_tenant_[0-9]+$' AND o.rolname <> 'postcommit_tenant_{oid}') AS alone
+      SELECT r.oid, n.oid AS ours, n.rolname AS name
       FROM pg_roles r JOIN pg_roles n ON n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}' WHERE r.rolname = ANY ($1))
-    SELECT f.alone OR u.oid = (SELECT d.datdba FROM pg_database d WHERE d.oid = {oid}), format('GRANT %I TO %I', f.name, u.rolname) || CASE
+    SELECT u.oid = (SELECT d.datdba FROM pg_database d WHERE d.oid = {oid}), format('GRANT %I TO %I', f.name, u.rolname) || CASE
         WHEN current_setting('server_version_num')::int < 160000 THEN CASE WHEN bool_or(m.admin_option) THEN ' WITH ADMIN OPTION' ELSE '' END
         WHEN f.name LIKE 'postcommit_tenant%' THEN ' WITH INHERIT FALSE, SET TRUE'
         ELSE format(' WITH %sINHERIT %s, SET %s', CASE WHEN bool_or(m.admin_option) THEN 'ADMIN TRUE, ' ELSE '' END,
           upper(bool_or((to_jsonb(m) ->> 'inherit_option')::boolean)::text), upper(bool_or((to_jsonb(m) ->> 'set_option')::boolean)::text)) END
     FROM former f JOIN pg_auth_members m ON m.roleid = f.oid JOIN pg_roles u ON u.oid = m.member
-    WHERE NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$'
+    WHERE NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
       AND NOT EXISTS (SELECT FROM pg_auth_members o WHERE o.roleid = f.ours AND o.member = m.member)
-    GROUP BY f.alone, f.name, u.oid, u.rolname ORDER BY 2";
+    GROUP BY f.name, u.oid, u.rolname ORDER BY 2";
 
 /// Of these roles ($1) those that are no longer of use: nothing depends on them anywhere, the database they were made for is gone, and all of their members
 /// are members of ours.
@@ -53,7 +53,7 @@ const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rol
     AND NOT EXISTS (SELECT FROM pg_database d WHERE r.rolname = 'postcommit_' || split_part(r.rolname, '_', 2) || '_' || d.oid)
     AND NOT EXISTS (SELECT FROM pg_shdepend d WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = r.oid AND d.classid <> 'pg_auth_members'::regclass)
     AND NOT EXISTS (SELECT FROM pg_auth_members m JOIN pg_roles u ON u.oid = m.member
-      WHERE m.roleid = r.oid AND NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)(_[0-9]+)?$'
+      WHERE m.roleid = r.oid AND NOT u.rolsuper AND u.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
         AND NOT EXISTS (SELECT FROM pg_auth_members o JOIN pg_roles n ON n.oid = o.roleid
           WHERE o.member = m.member AND n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}'))
     ORDER BY r.rolname";
@@ -136,6 +136,8 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
             ),
         });
     }
+    // First: a grant on a new function would make PUBLIC's privilege look like one that somebody granted.
+    transaction.batch_execute(PUBLIC).await.map_err(refused)?;
     transaction.batch_execute(&installation.script(ROLES)).await.map_err(refused)
 }
 
@@ -155,6 +157,7 @@ pub(super) async fn arrange(
     if has_roles(transaction).await? {
         separate(transaction, installation).await?;
     }
+    transaction.batch_execute(PUBLIC).await.map_err(refused)?;
     // A login that may not make it is told so by the self-check.
     transaction.batch_execute(&make_role(&installation.role("tenant"))).await.map_err(refused)?;
     transaction.batch_execute(&installation.script(ISOLATION)).await.map_err(refused)?;
@@ -169,12 +172,12 @@ pub(super) async fn arrange(
     Ok(grants)
 }
 
-/// Members of former roles become members of ours, where no other database could be meant. Returns what was not done.
+/// Members of the original's roles become members of ours, where that is certainly meant. Returns the GRANTs that were not made.
 async fn carry_over(transaction: &Transaction<'_>, installation: Installation, former: &[String]) -> Result<Vec<String>, DbError> {
     let mut left = Vec::new();
     for row in transaction.query(installation.script(MEMBERS).as_str(), &[&former]).await.map_err(refused)? {
-        let (alone, grant): (bool, String) = (row.get(0), row.get(1));
-        if !alone || !tried(transaction, &grant).await? {
+        let (owns, grant): (bool, String) = (row.get(0), row.get(1));
+        if !owns || !tried(transaction, &grant).await? {
             left.push(grant);
         }
     }
@@ -182,7 +185,7 @@ async fn carry_over(transaction: &Transaction<'_>, installation: Installation, f
 }
 
 /// Whether the database did it. If not, the transaction goes on as if it had not been asked.
-async fn tried(transaction: &Transaction<'_>, sql: &str) -> Result<bool, DbError> {
+pub(super) async fn tried(transaction: &Transaction<'_>, sql: &str) -> Result<bool, DbError> {
     transaction.batch_execute("SAVEPOINT tried").await.map_err(refused)?;
     let done = transaction.batch_execute(sql).await.is_ok();
     let end = if done { "RELEASE tried" } else { "ROLLBACK TO tried; RELEASE tried" };

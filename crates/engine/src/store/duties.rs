@@ -95,7 +95,7 @@ impl Store {
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
         // A lease that ran out on a lane that is gone: what its attempt did, nobody can say.
         let sql = "UPDATE postcommit.delivery_queue SET lane = -tenant, unclear = (CASE WHEN lease_token IS NULL AND lost_since IS NULL THEN unclear ELSE 1 = 1 END), lease_token = NULL, lease_until = NULL
-            WHERE lane >= 0 AND (lease_token IS NULL OR lease_until < {now})
+            WHERE lane > 0 AND (lease_token IS NULL OR lease_until < {now})
             AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = postcommit.delivery_queue.lane)";
         let sql = if self.db.kind() == "postgres" {
             sql.replace("postcommit.delivery_queue.lane", "delivery_queue.lane")

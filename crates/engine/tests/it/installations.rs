@@ -2,7 +2,6 @@
 
 mod copied;
 mod dumped;
-mod shared;
 
 use postcommit::Notification;
 use postcommit_engine::dispatch::Dispatcher;

@@ -46,5 +46,4 @@ mod trips;
 mod turns;
 mod types;
 mod unreadable;
-mod upgrade;
 mod webhook;

@@ -106,14 +106,40 @@ fn the_arrows_point_one_way() {
 fn migrations_are_pairs_without_gaps() {
     let names = |dialect: &str| {
         let all = files(&crates().join("engine/migrations").join(dialect), "sql");
-        all.iter()
-            .map(|p| p.file_name().unwrap().to_str().unwrap().to_owned())
-            .filter(|n| !["roles.sql", "isolation.sql", "foreign.sql"].contains(&n.as_str()))
-            .collect::<Vec<_>>()
+        let names = all.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
+        names.filter(|name| name.starts_with(char::is_numeric)).collect::<Vec<_>>()
     };
     assert_eq!(names("postgres"), names("sqlite"));
     for (i, name) in names("postgres").iter().enumerate() {
         assert!(name.starts_with(&format!("{:04}_", i + 1)), "{name}");
+    }
+}
+
+/// `migrate` applies them again: each is made once, in a way that keeps what was granted on it.
+#[test]
+fn functions_triggers_and_views_have_one_definition() {
+    for (dialect, verb) in [("postgres", "CREATE OR REPLACE"), ("sqlite", "CREATE")] {
+        let folder = crates().join("engine/migrations").join(dialect);
+        let plan = postcommit_engine::db::MigrationPlan::fresh();
+        let (repeated, numbered): (Vec<_>, Vec<_>) =
+            plan.scripts(dialect == "postgres").into_iter().partition(|(name, _)| !name.starts_with(char::is_numeric));
+        let mut listed: Vec<_> = repeated.iter().map(|(name, _)| folder.join(name)).collect();
+        listed.sort();
+        let mut there = files(&folder.join("functions"), "sql");
+        there.push(folder.join("views.sql"));
+        assert_eq!(listed, there, "db/repeatable.rs lists all files");
+        let made = repeated.iter().flat_map(|(_, sql)| sql.lines()).filter(|line| line.starts_with("CREATE"));
+        let mut names = std::collections::BTreeSet::new();
+        for line in made {
+            let rest = line.strip_prefix(verb).unwrap_or_else(|| panic!("{dialect}: not {verb}: {line}"));
+            let name: Vec<&str> = rest.split([' ', '(']).filter(|word| !word.is_empty()).take(2).collect();
+            assert!(names.insert(name.clone()), "{dialect}: {name:?} is defined twice");
+        }
+        let kinds = ["FUNCTION", "TRIGGER", "VIEW"];
+        assert!(names.iter().all(|name| kinds.contains(&name[0])), "{dialect}: {names:?}");
+        let strays = numbered.iter().flat_map(|(_, sql)| sql.lines()).filter(|line| line.starts_with("CREATE"));
+        let strays: Vec<_> = strays.filter(|line| line.split(' ').any(|word| kinds.contains(&word))).collect();
+        assert!(strays.is_empty(), "{dialect}: numbered migrations are for tables: {strays:?}");
     }
 }
 

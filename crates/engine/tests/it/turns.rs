@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use postcommit_engine::db::{Db, MIGRATIONS};
 use postcommit_engine::dispatch::DispatchSettings;
-use postcommit_engine::store::{ProviderChanges, Search, Store, Want};
+use postcommit_engine::store::{ProviderChanges, Search, Want};
 use serde_json::json;
 
-use crate::store::{LEASE, claim};
+use crate::store::LEASE;
 use crate::world::World;
 
 /// Enqueues so many for a tenant of that name with one statement.
@@ -209,59 +208,4 @@ on_both! {
         assert_eq!(world.delivery(id).await.state, "sent");
         running.finish().await;
     }
-
-    /// What an older function or process enters into lane 0 is not lost.
-    async fn a_stray_of_the_old_lane_is_brought_back(world) {
-        world.capture(json!({})).await;
-        let id = world.enqueue("a", json!({})).await;
-        world.execute("UPDATE postcommit.delivery_queue SET lane = 0", vec![]).await;
-        world.pass().await;
-        assert_eq!((world.count("delivery_queue").await, world.store.reroute_strays_once().await.unwrap()), (1, 1));
-        assert_eq!(world.store.reroute_strays_once().await.unwrap(), 0, "what is not expanded is no stray");
-        world.pass().await;
-        assert_eq!((world.delivery(id).await.state.as_str(), world.delivery(id).await.unclear), ("sent", false));
-    }
-}
-
-/// What waited in lane 0 before is in its tenant's lane.
-#[tokio::test]
-async fn from_schema_10_what_was_enqueued_is_claimed_by_tenant() {
-    let database = postcommit_testkit::database().await;
-    let store = Store::open(&database.url).await.unwrap();
-    let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
-    let client = db.client().await.unwrap();
-    let start = "CREATE SCHEMA postcommit; CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
-    let steps: Vec<String> = MIGRATIONS[..10]
-        .iter()
-        .map(|step| format!("{}; INSERT INTO postcommit.migration VALUES ({}, '{}')", step.postgres, step.version, step.name))
-        .collect();
-    client.batch_execute(&format!("BEGIN; {start}; {}; COMMIT", steps.join("; "))).await.unwrap();
-    let enqueue = "SELECT postcommit.enqueue('a', '{}', '{key}'); SELECT postcommit.enqueue('a', '{}', '{key}', tenant => 'acme');
-        SELECT * FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"{key}-many\", \"tenant\": \"acme\"}]')";
-    client.batch_execute(&enqueue.replace("{key}", "before")).await.unwrap();
-    store.db().migrate().await.unwrap();
-    client.batch_execute(&enqueue.replace("{key}", "after")).await.unwrap();
-    let acme = store.tenant("acme").await.unwrap().unwrap();
-    assert_eq!((claim(&store, -1, 10).await.len(), claim(&store, -acme, 10).await.len(), claim(&store, 0, 10).await.len()), (2, 4, 0));
-}
-
-#[tokio::test]
-async fn from_schema_10_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("app.db");
-    let file = rusqlite::Connection::open(&path).unwrap();
-    file.execute_batch("CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
-        .unwrap();
-    for step in &MIGRATIONS[..10] {
-        file.execute_batch(&format!("{}; INSERT INTO postcommit_migration VALUES ({}, '{}', 0)", step.sqlite, step.version, step.name))
-            .unwrap();
-    }
-    let enqueue = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{}', '{key}');
-        INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('a', '{}', '{key}', 'acme')";
-    file.execute_batch(&enqueue.replace("{key}", "before")).unwrap();
-    let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
-    store.db().migrate().await.unwrap();
-    file.execute_batch(&enqueue.replace("{key}", "after")).unwrap();
-    let acme = store.tenant("acme").await.unwrap().unwrap();
-    assert_eq!((claim(&store, -1, 10).await.len(), claim(&store, -acme, 10).await.len(), claim(&store, 0, 10).await.len()), (2, 2, 0));
 }

@@ -104,30 +104,6 @@ async fn a_cancel_that_names_bytes_is_refused() {
     }
 }
 
-#[tokio::test]
-async fn a_tenant_that_was_bound_as_bytes_before_gets_its_name_where_it_is_free() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("app.db");
-    let file = rusqlite::Connection::open(&path).unwrap();
-    file.execute_batch("CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)")
-        .unwrap();
-    for step in postcommit_engine::db::MIGRATIONS.iter().filter(|step| step.version < 14) {
-        file.execute_batch(step.sqlite).unwrap();
-        file.execute("INSERT INTO postcommit_migration VALUES (?1, ?2, 0)", (step.version, step.name)).unwrap();
-    }
-    for (name, key) in [("x'61636d65'", "a"), ("x'64656661756c74'", "b")] {
-        let sql =
-            format!("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('e', '{{}}', '{key}', {name})");
-        file.execute_batch(&sql).unwrap();
-    }
-    drop(file);
-    let store = postcommit_engine::store::Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
-    store.db().migrate().await.unwrap();
-    let names: Vec<String> = store.tenants().await.unwrap().into_values().collect();
-    assert_eq!(names, ["default", "acme", "unreadable: x'64656661756c74'"], "default is taken");
-    assert!(store.tenant("acme").await.unwrap().is_some());
-}
-
 on_both! {
     async fn tenants_that_no_url_can_hold_are_refused(world) {
         for name in [".", ".."] {

@@ -197,7 +197,7 @@ impl IntoResponse for Problem {
 
 impl From<DbError> for Problem {
     fn from(error: DbError) -> Self {
-        if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } = error {
+        if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } | DbError::OtherFunctions = error {
             tracing::warn!(problem = %error, "a request could not be served");
             return Self::new(Kind::Unavailable, "the database cannot be reached or takes no writes; nothing was done").retry_after(1);
         }

@@ -1,7 +1,7 @@
 //! `postcommit migrate`.
 
 use clap::Args;
-use postcommit_engine::db::{LATEST, MIGRATIONS, Migration};
+use postcommit_engine::db::{LATEST, Migration, MigrationPlan};
 use postcommit_engine::store::Store;
 
 use crate::app;
@@ -22,7 +22,7 @@ pub struct Migrate {
 impl Migrate {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
         if self.dry_run && app::missing_file(settings).is_some() {
-            return Ok(show(&MIGRATIONS.iter().collect::<Vec<_>>(), "sqlite"));
+            return Ok(show(&MigrationPlan::fresh(), "sqlite"));
         }
         // Before it is opened: that would make the file.
         if self.roles && !settings.database.url.starts_with("postgres") {
@@ -30,8 +30,7 @@ impl Migrate {
         }
         let store = Store::open(&settings.database.url).await?;
         if self.dry_run {
-            let plan = store.db().migration_plan().await?;
-            return Ok(show(&plan.missing.iter().collect::<Vec<_>>(), store.db().kind()));
+            return Ok(show(&store.db().migration_plan().await?, store.db().kind()));
         }
         let before = store.db().migration_plan().await?.found;
         let mut migrated = store.db().migrate().await?;
@@ -41,7 +40,8 @@ impl Migrate {
             roles = made;
             migrated.grants.extend(grants);
         }
-        let names: Vec<String> = migrated.applied.iter().map(|step| format!("{:04}_{}", step.version, step.name)).collect();
+        let renewed = migrated.renewed.then(|| "functions".to_owned());
+        let names: Vec<String> = migrated.applied.iter().map(Migration::label).chain(renewed).collect();
         let problem = store.db().check_isolation().await.err().map(|problem| problem.to_string());
         let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants, "problem": problem});
         output::one(format, &done, |_| {
@@ -51,12 +51,13 @@ impl Migrate {
                     format!("schema version {LATEST}: grants and policies were put in order{roles}")
                 }
                 0 => format!("schema version {LATEST}: nothing to do{roles}"),
+                _ if before == LATEST => format!("schema version {LATEST}: applied {}{roles}", names.join(", ")),
                 _ => format!("schema version {before} → {LATEST}: applied {}{roles}", names.join(", ")),
             }
         });
         if !migrated.grants.is_empty() {
             say!(
-                "members of roles that this database shared with others were not carried over to its own. For those that need it, as an administrator:"
+                "this database is a copy: members of the original's roles were not made members of its own. For those that need it, as an administrator:"
             );
             migrated.grants.iter().for_each(|grant| say!("  {grant};"));
         }
@@ -67,11 +68,11 @@ impl Migrate {
     }
 }
 
-fn show(steps: &[&Migration], kind: &str) -> Exit {
-    for step in steps {
-        let sql = if kind == "postgres" { step.postgres } else { step.sqlite };
-        output::print(&format!("-- {:04}_{}\n{}", step.version, step.name, sql.trim_end()));
+fn show(plan: &MigrationPlan, kind: &str) -> Exit {
+    for (name, sql) in plan.scripts(kind == "postgres") {
+        output::print(&format!("-- {name}\n{}", sql.trim_end()));
     }
-    say!("{} of {LATEST} migrations to apply; nothing was run", steps.len());
+    let functions = if plan.renews { ", and the functions" } else { "" };
+    say!("{} of {LATEST} migrations to apply{functions}; nothing was run", plan.missing.len());
     Exit::Ok
 }

@@ -11,12 +11,10 @@ use crate::store::intake::accept::{Accepted, Row, said};
 use crate::store::intake::request::{Incoming, Refusal};
 
 /// Who holds the key of each, and whether it stands for the same content.
-const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id, k.content_hash = ANY (postcommit.fingerprints_of(r.event_type, coalesce(r.payload, '{}'), r.entity,
-      coalesce(r.recipients, '[]'), coalesce(r.channels, '{}'), r.title, r.body, r.action_url, r.data, r.topic, r.schema_version))
+const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id, k.content_hash = postcommit.fingerprint_of(g.item)
     FROM jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (item, place)
-    CROSS JOIN LATERAL jsonb_to_record(g.item) AS r (event_type text, payload jsonb, idempotency_key text, tenant text, entity text, recipients jsonb, channels text[],
-      title text, body text, action_url text, data jsonb, topic text, schema_version int)
-    JOIN postcommit.tenant t ON t.name = r.tenant JOIN postcommit.idempotency k ON k.tenant = t.id AND k.key_hash = postcommit.hash(r.idempotency_key)";
+    JOIN postcommit.tenant t ON t.name = g.item ->> 'tenant'
+    JOIN postcommit.idempotency k ON k.tenant = t.id AND k.key_hash = postcommit.hash(g.item ->> 'idempotency_key')";
 
 /// The same for one, as the trigger compares them.
 const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.entity IS ?4 AND n.title IS ?5 AND n.body IS ?6 AND n.action_url IS ?7 AND n.topic IS ?8

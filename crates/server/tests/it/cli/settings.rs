@@ -39,7 +39,7 @@ fn migrate_dry_run_prints_the_sql_and_runs_nothing() {
     let ran = shell.run(&["migrate", "--dry-run"]).ends(0);
     assert!(ran.stdout.contains("CREATE TABLE postcommit_notification"));
     let shown = shell.run(&["migrate", "-o", "json"]).ends(0).json();
-    assert_eq!((&shown["from"], &shown["applied"][0]), (&0.into(), &"0001_core".into()));
+    assert_eq!((&shown["from"], &shown["applied"][0]), (&0.into(), &"0001_baseline".into()));
     assert!(shell.run(&["migrate"]).ends(0).stdout.contains("nothing to do"));
     assert!(shell.run(&["migrate", "--roles"]).ends(4).stderr.contains("SQLite has no roles"));
 }

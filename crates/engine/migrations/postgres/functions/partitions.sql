@@ -1,0 +1,27 @@
+-- Makes the monthly partitions of the three big tables, far ahead, and moves rows out of the default partition that belong in
+-- them. USING heap: a partition is of the same kind as its parent, whatever default_table_access_method says.
+CREATE OR REPLACE FUNCTION postcommit.make_partitions(months_ahead int DEFAULT 24) RETURNS int
+  LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
+DECLARE
+  month timestamp;
+  parent text; child text; key text; low uuid; high uuid; made int := 0;
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtext('postcommit.make_partitions'));
+  FOR month IN SELECT generate_series(date_trunc('month', now() AT TIME ZONE 'UTC'),
+      now() AT TIME ZONE 'UTC' + make_interval(months => months_ahead), interval '1 month') LOOP
+    low := postcommit.id_at(month AT TIME ZONE 'UTC');
+    high := postcommit.id_at((month + interval '1 month') AT TIME ZONE 'UTC');
+    FOREACH parent IN ARRAY ARRAY['notification', 'delivery_ledger', 'attempt'] LOOP
+      child := format('%s_%s', parent, to_char(month, 'YYYY_MM'));
+      CONTINUE WHEN to_regclass(format('postcommit.%I', child)) IS NOT NULL;
+      key := CASE parent WHEN 'notification' THEN 'id' ELSE 'notification_id' END;
+      EXECUTE format('CREATE TABLE postcommit.%I (LIKE postcommit.%I INCLUDING ALL) USING heap', child, parent);
+      EXECUTE format('WITH moved AS (DELETE FROM postcommit.%I WHERE %I >= %L AND %I < %L RETURNING *)
+        INSERT INTO postcommit.%I SELECT * FROM moved', parent || '_default', key, low, key, high, child);
+      EXECUTE format('ALTER TABLE postcommit.%I ATTACH PARTITION postcommit.%I FOR VALUES FROM (%L) TO (%L)',
+        parent, child, low, high);
+      made := made + 1;
+    END LOOP;
+  END LOOP;
+  RETURN made;
+END $$;

@@ -1,1 +1,0 @@
--- Lean: nothing on SQLite yet.

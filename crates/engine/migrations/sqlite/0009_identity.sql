@@ -1,1 +1,0 @@
--- Nothing for this database: it has no publications, and its integers do not overflow.

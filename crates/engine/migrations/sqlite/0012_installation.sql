@@ -1,1 +1,0 @@
--- Nothing for this database.

@@ -1,1 +1,0 @@
--- Settings of a session: PostgreSQL's. SQLite has none that changes what is stored.

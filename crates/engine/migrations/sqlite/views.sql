@@ -1,0 +1,66 @@
+-- Which notification holds a key: how an application learns the id of what it has just inserted.
+CREATE VIEW postcommit_key AS
+  SELECT t.name AS tenant, i.key AS idempotency_key, i.notification_id AS id
+  FROM postcommit_idempotency i JOIN postcommit_tenant t ON t.id = i.tenant;
+
+-- What a cancel would reach now.
+CREATE VIEW postcommit_cancellable AS
+  SELECT t.name AS tenant, note.entity, note.event_type, q.tenant AS of_tenant, q.notification_id, q.n
+  FROM postcommit_notification note
+  JOIN postcommit_tenant t ON t.id = note.tenant
+  JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
+  WHERE q.lease_token IS NULL AND note.entity IS NOT NULL;
+
+-- One row per delivery, live or finished, in the words of the documentation.
+CREATE VIEW postcommit_delivery AS
+  SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
+    note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts,
+    strftime('%Y-%m-%dT%H:%M:%fZ', d.next_attempt_at / 1000000.0, 'unixepoch') AS next_attempt_at,
+    d.code AS error_code, d.detail AS last_error, d.provider_ref,
+    strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at,
+    strftime('%Y-%m-%dT%H:%M:%fZ', d.sent_at / 1000000.0, 'unixepoch') AS sent_at,
+    strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.finished_at,
+      (SELECT a.at FROM postcommit_attempt a
+        WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq),
+      note.created_at) / 1000000.0, 'unixepoch') AS updated_at,
+    note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at,
+    d.unclear, d.tenant AS tenant_id
+  FROM (
+    SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
+      CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'
+        ELSE 'pending' END AS state,
+      NULL AS reason, q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL AS sent_at,
+      NULL AS finished_at, q.unclear
+    FROM postcommit_delivery_queue q
+    UNION ALL
+    SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code,
+      l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear
+    FROM postcommit_delivery_ledger l
+  ) d
+  JOIN postcommit_notification note ON note.tenant = d.tenant AND note.id = d.notification_id
+  JOIN postcommit_tenant t ON t.id = d.tenant
+  LEFT JOIN postcommit_provider p ON p.id = d.lane;
+
+-- One row per notification: the least finished of its deliveries determines its status.
+CREATE VIEW postcommit_notification_status AS
+  SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
+    coalesce((SELECT x.state FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id
+      ORDER BY instr('sending retrying pending parked sent delivered expired cancelled discarded skipped', x.state)
+      LIMIT 1), 'skipped') AS status,
+    coalesce((SELECT sum(x.attempts) FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id), 0) AS attempts,
+    (SELECT min(x.next_attempt_at) FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id) AS next_attempt_at,
+    (SELECT x.error_code || coalesce(': ' || x.last_error, '') FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id AND x.error_code IS NOT NULL
+      ORDER BY x.updated_at DESC LIMIT 1) AS last_error,
+    strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at,
+    (SELECT max(x.sent_at) FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id) AS sent_at,
+    coalesce((SELECT max(x.updated_at) FROM postcommit_delivery x
+        WHERE x.tenant_id = note.tenant AND x.notification_id = note.id),
+      strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch')) AS updated_at,
+    (SELECT count(*) FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id AND x.n > 0) AS deliveries,
+    note.correlation_id, note.source, note.tenant AS tenant_id
+  FROM postcommit_notification note JOIN postcommit_tenant t ON t.id = note.tenant;
