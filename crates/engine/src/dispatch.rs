@@ -35,6 +35,7 @@ mod parked;
 mod pass;
 mod permits;
 mod presence;
+mod render;
 mod setback;
 mod settings;
 mod settler;

@@ -1,11 +1,11 @@
-//! `in_app`: the user's inbox, which is the destination itself. Nothing leaves this process: the message goes back with the report, and is written by the
+//! `in_app`: the user's inbox, which is the destination itself. Nothing leaves this process: the content goes back with the report, and is written by the
 //! same transaction that settles the delivery.
 
 use postcommit::Recipient;
 use serde::Deserialize;
 
 use super::{Driver, Message, Parts, Sending};
-use crate::model::{InboxMessage, Outcome, Report};
+use crate::model::{Outcome, Report};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -32,25 +32,14 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 
 impl Driver for InApp {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
-        Box::pin(std::future::ready(deliver(&message)))
+        Box::pin(std::future::ready(deliver(message)))
     }
 }
 
-fn deliver(message: &Message<'_>) -> Report {
+fn deliver(message: Message<'_>) -> Report {
     // A recipient that names this provider may hold anything as its address; the inbox would refuse it with the whole batch.
     if let Err(problem) = Recipient::user(message.target).check() {
         return Report::from(Outcome::refused("bad_user")).because(format!("the user id {problem}"));
     }
-    let note = message.note;
-    let left = InboxMessage {
-        user: message.target.to_owned(),
-        event_type: note.event_type.clone(),
-        entity: note.entity.clone(),
-        title: note.title.clone(),
-        body: note.body.clone(),
-        action_url: note.action_url.clone(),
-        data: note.data_for(message.channel).map(|data| data.get().to_owned()),
-        expires_at: note.expires_at,
-    };
-    Report { message: Some(Box::new(left)), ..Report::from(Outcome::Delivered) }
+    Report { inbox: Some(Box::new(message.content)), ..Report::from(Outcome::Delivered) }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use postcommit::Recipient;
 
-use super::{FinishedState, Provider, Reason, StoredNotification};
+use super::{Facts, FinishedState, Provider, Reason, StoredNotification};
 
 /// What becomes of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +26,8 @@ pub enum Expansion {
 /// One target, and where it goes from here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The medium.
-    pub channel: String,
-    /// The address.
-    pub target: String,
+    /// What its row will say.
+    pub facts: Facts,
     /// The lane, or the state it ends in at once.
     pub fate: Fate,
 }
@@ -106,7 +104,7 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             let target = recipient.value().to_owned();
             if seen.insert((channel.clone(), target.clone(), named_provider(&recipient))) {
                 let fate = fate(&recipient, place, &channel, routes);
-                targets.push(Target { channel, target, fate });
+                targets.push(Target { facts: Facts::new(channel, target), fate });
             }
         }
     }
@@ -149,7 +147,7 @@ pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
 fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
     let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
     let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
-    Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
+    Target { facts: Facts::new(implied(recipient).first().copied().unwrap_or("any"), recipient.value()), fate }
 }
 
 /// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are numbered by the notification

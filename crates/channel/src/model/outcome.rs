@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::InboxMessage;
+use crate::render::Content;
 
 /// What the channel saw. What it means is decided by [`super::judge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,14 +85,14 @@ impl Outcome {
 }
 
 /// What a driver hands back: the outcome, and what an operator may want to see of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Report {
     /// What the channel saw.
     pub outcome: Outcome,
     /// What backs it.
     pub evidence: Evidence,
-    /// What `in_app` delivers. It is written in the transaction that settles the delivery, and only then: exactly once, by construction.
-    pub message: Option<Box<InboxMessage>>,
+    /// What `in_app` leaves in the user's inbox. It is written in the transaction that settles the delivery, and only then: exactly once, by construction.
+    pub inbox: Option<Box<Content>>,
 }
 
 /// What backs an outcome. Holds no address, secret or URL.
@@ -108,7 +108,7 @@ pub struct Evidence {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, evidence: Evidence::default(), message: None }
+        Self { outcome, evidence: Evidence::default(), inbox: None }
     }
 }
 

@@ -60,7 +60,7 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
                 writing.push(Step::Expand(expanded, ended));
             }
             Step::Settle(settlement) => {
-                let channel = settlement.place.as_ref().map_or("", |place| &place.channel);
+                let channel = settlement.place.as_ref().map_or("", |place| place.facts.channel());
                 let provider = settlement.place.as_ref().and_then(|place| Some(&*table.lane(place.lane)?.name));
                 let counts = crew.tools.metrics.of(&note.event_type, channel);
                 let noted = Noted::new(counts, settlement.finish, || About::new(&note, channel, provider));
@@ -84,8 +84,9 @@ pub async fn expand_batch(crew: &Arc<Crew>, table: &Table, batch: Vec<Claimed>, 
 fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended {
     let ended = |(n, target): (i32, &Target)| {
         let Fate::Ended { state, code, .. } = target.fate else { return None };
-        let counts = crew.tools.metrics.of(&note.event_type, &target.channel);
-        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, &target.channel, None))))
+        let channel = target.facts.channel();
+        let counts = crew.tools.metrics.of(&note.event_type, channel);
+        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, channel, None))))
     };
     (1..).zip(&expanded.targets).filter_map(ended).collect()
 }
@@ -121,11 +122,7 @@ async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, c
 
 /// The row that a delivery without one gets after all.
 fn as_expanded(delivery: &Delivery) -> Expanded {
-    let target = Target {
-        channel: delivery.channel.clone().unwrap_or_default(),
-        target: delivery.target.clone().unwrap_or_default(),
-        fate: Fate::Lane(delivery.lane),
-    };
+    let target = Target { facts: delivery.facts.clone(), fate: Fate::Lane(delivery.lane) };
     Expanded { lease: Lease::of(delivery), targets: vec![target] }
 }
 

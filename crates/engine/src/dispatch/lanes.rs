@@ -94,7 +94,7 @@ impl Lane {
     /// The host that a delivery goes to; none where the lane does not tell hosts apart.
     pub fn host_of(&self, delivery: &Delivery) -> Option<String> {
         self.hosts.as_ref()?;
-        self.driver.as_ref().ok()?.host_of(delivery.target.as_deref().unwrap_or_default())
+        self.driver.as_ref().ok()?.host_of(delivery.facts.target())
     }
 
     /// Whether this process may begin sends on it at all. A lane that it cannot serve, e.g. for want of the key, is left to those who can; doctor tells.

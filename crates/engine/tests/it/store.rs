@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, Evidence, Fate, Finish, FinishedState, Reason, Target};
+use postcommit_channel::model::{Delivery, Evidence, Facts, Fate, Finish, FinishedState, Reason, Target};
 use postcommit_engine::store::{Attempted, Expanded, Lease, Settlement, Store, Want};
 use serde_json::json;
 use uuid::Uuid;
@@ -55,7 +55,7 @@ fn expanded(delivery: &Delivery, lane: i32) -> Expanded {
 }
 
 fn target(fate: Fate) -> Target {
-    Target { channel: "email".into(), target: "guest@example.com".into(), fate }
+    Target { facts: Facts::new("email", "guest@example.com"), fate }
 }
 
 on_both! {

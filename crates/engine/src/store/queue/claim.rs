@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, DeliveryKey, StoredNotification};
+use postcommit_channel::model::{Delivery, DeliveryKey, Facts, StoredNotification};
 use rusqlite::{Connection, params};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -470,8 +470,7 @@ fn delivery(row: &mut impl Cells, token: Uuid) -> Result<Delivery, DbError> {
         intent_stands: row.take(8)?,
         unclear: row.take(9)?,
         first_try_at: row.take(10)?,
-        channel: row.take(11)?,
-        target: row.take(12)?,
+        facts: Facts { channel: row.take(11)?, target: row.take(12)? },
         priority: row.take(13)?,
         due_at: row.take(14)?,
         leased_at: row.take(15)?,

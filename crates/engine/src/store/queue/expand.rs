@@ -123,8 +123,8 @@ impl<'a> Columns<'a> {
         self.token.push(lease.token);
         self.n.push(n);
         self.lane.push(lane);
-        self.channel.push(&target.channel);
-        self.target.push(&target.target);
+        self.channel.push(target.facts.channel());
+        self.target.push(target.facts.target());
         self.state.push(ended.map(|(state, _, _)| state.name()));
         self.reason.push(ended.and_then(|(state, _, _)| state.reason()));
         self.code.push(ended.map(|(_, code, _)| code));
@@ -139,7 +139,7 @@ fn expand_sqlite(connection: &Connection, one: &Expanded) -> Result<bool, DbErro
     let Some(row) = rows.first() else { return Ok(false) };
     for (n, target) in (1_i32..).zip(&one.targets) {
         let base: [Value; 5] =
-            [key.tenant.into(), key.notification.into(), n.into(), target.channel.as_str().into(), target.target.as_str().into()];
+            [key.tenant.into(), key.notification.into(), n.into(), target.facts.channel().into(), target.facts.target().into()];
         let (sql, rest) = match &target.fate {
             Fate::Lane(lane) => (
                 "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, channel, target, lane, priority, due_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)".to_owned(),

@@ -6,7 +6,7 @@ mod sqlite;
 use std::sync::Arc;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, Evidence, Finish, FinishedState, InboxMessage};
+use postcommit_channel::model::{DeliveryKey, Evidence, Facts, Finish, FinishedState, InboxMessage};
 
 pub(in crate::store) use postgres::{AGAIN_POSTGRES, END_POSTGRES};
 
@@ -46,10 +46,8 @@ pub struct Place {
     pub n: i32,
     /// Its provider's lane.
     pub lane: i32,
-    /// The medium.
-    pub channel: String,
-    /// The address.
-    pub target: String,
+    /// What it would say of itself.
+    pub facts: Facts,
 }
 
 /// One attempt, as logged.

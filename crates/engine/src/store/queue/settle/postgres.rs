@@ -144,8 +144,8 @@ impl<'a> Columns<'a> {
         let place = s.place.as_ref();
         self.as_n.push(place.map(|p| p.n));
         self.lane.push(place.map(|p| p.lane));
-        self.channel.push(place.map(|p| p.channel.as_str()));
-        self.target.push(place.map(|p| p.target.as_str()));
+        self.channel.push(place.map(|p| p.facts.channel()));
+        self.target.push(place.map(|p| p.facts.target()));
         match state_of(s.finish) {
             Some(state) => {
                 self.state.push(state.name());

@@ -95,14 +95,14 @@ impl<'c> Pen<'c> {
         let place = s.place.as_ref();
         let began = i64::from(s.attempt.is_some());
         let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
-        let channel = place.map_or(left.channel.as_deref(), |p| Some(&p.channel));
+        let channel = place.map_or(left.channel.as_deref(), |p| Some(p.facts.channel()));
         self.enter.run(params![
             key.tenant,
             id,
             place.map_or(key.n, |p| p.n),
             place.map_or(left.lane, |p| p.lane),
             channel,
-            place.map_or(left.target.as_deref(), |p| Some(&p.target)),
+            place.map_or(left.target.as_deref(), |p| Some(p.facts.target())),
             state.name(),
             state.reason(),
             s.code,
@@ -148,8 +148,8 @@ impl<'c> Pen<'c> {
             s.detail,
             place.map(|p| p.n),
             place.map(|p| p.lane),
-            place.map(|p| p.channel.as_str()),
-            place.map(|p| p.target.as_str()),
+            place.map(|p| p.facts.channel()),
+            place.map(|p| p.facts.target()),
         ];
         self.again.rows(parameters, |row| row.take(0))?.pop().transpose()
     }
