@@ -74,6 +74,9 @@ pub struct Settled {
     pub stale: Vec<DeliveryKey>,
 }
 
+/// What is logged of an attempt.
+const ATTEMPT: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token";
+
 impl Store {
     /// Writes a batch of results. A stale token changes nothing and is counted.
     ///
