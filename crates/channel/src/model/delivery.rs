@@ -57,19 +57,27 @@ impl FromStr for DeliveryId {
 }
 
 /// What a delivery's own row says, in the queue and in the ledger: nothing of it is worked out again from the notification.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Facts {
     /// The medium.
     pub channel: Option<String>,
     /// The address.
     pub target: Option<String>,
+    /// The provider that the recipient named.
+    pub provider: Option<String>,
+    /// What it is rendered by; none: the notification's own title and body.
+    pub template: Option<String>,
+    /// Which version of the template.
+    pub template_version: Option<i32>,
+    /// The language it is rendered in.
+    pub language: Option<String>,
 }
 
 impl Facts {
-    /// A target on a channel.
+    /// A target on a channel, and nothing else.
     #[must_use]
     pub fn new(channel: impl Into<String>, target: impl Into<String>) -> Self {
-        Self { channel: Some(channel.into()), target: Some(target.into()) }
+        Self { channel: Some(channel.into()), target: Some(target.into()), ..Self::default() }
     }
 
     /// The medium; empty before expansion.

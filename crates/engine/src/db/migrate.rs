@@ -105,6 +105,12 @@ pub const MIGRATIONS: &[Migration] = &[
         postgres: include_str!("../../migrations/postgres/0014_types.sql"),
         sqlite: include_str!("../../migrations/sqlite/0014_types.sql"),
     },
+    Migration {
+        version: 15,
+        name: "delivery_facts",
+        postgres: include_str!("../../migrations/postgres/0015_delivery_facts.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0015_delivery_facts.sql"),
+    },
 ];
 
 /// The schema this program was made for.

@@ -13,7 +13,7 @@ use postcommit_channel::model::{
     self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, InboxMessage, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason,
     Report, StoredNotification, Verdict,
 };
-use postcommit_channel::render::Content;
+use postcommit_channel::render::{Content, render};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::by_host::{self, sift};
@@ -21,7 +21,7 @@ use super::hosts::Turn;
 use super::lanes::Lane;
 use super::parked::About;
 use super::permits::Permits;
-use super::render::{Rendered, content_of, message, render_all};
+use super::render::{Rendered, message, render_all};
 use super::settler::{Noted, place_of, unbegun};
 use super::shut::Demand;
 use super::{Claimed, Crew, Reckoning};
@@ -160,7 +160,7 @@ impl Group {
                     let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
                     return self.crew.settler.settle(settlement, None, Some(noted));
                 }
-                None => content_of(delivery, note),
+                None => render(note, &delivery.facts),
             },
         };
         // A host's slowness must not be what makes the time of this attempt old.

@@ -227,7 +227,7 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
         () if note.expires_at <= now && delivery.lost_since.is_none() => ended(FinishedState::Expired, "expired"),
         () if model::lacks_in_app(note, routes) => Step::MakeInApp(delivery),
         // Its provider was missing when it was expanded: it looks for one again.
-        () if delivery.key.n > 0 => match model::route(note, delivery.key.n, routes) {
+        () if delivery.key.n > 0 => match model::route(&delivery.facts, routes) {
             Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),
             Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
         },

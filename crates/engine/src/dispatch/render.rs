@@ -13,14 +13,10 @@ pub(super) type Rendered = (Claimed, Content);
 
 pub(super) fn render_all(batch: Vec<Claimed>) -> Vec<Rendered> {
     let rendered = |claimed: Claimed| {
-        let content = content_of(&claimed.0, &claimed.1);
+        let content = render(&claimed.1, &claimed.0.facts);
         (claimed, content)
     };
     batch.into_iter().map(rendered).collect()
-}
-
-pub(super) fn content_of(delivery: &Delivery, note: &StoredNotification) -> Content {
-    render(note, &delivery.facts)
 }
 
 /// The message as the driver gets it.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::db::columns::{Columns, arrays, columns, list_postgres, list_sqlite, places};
 use crate::db::{Cells, DbError, FromValue, Value};
 
-/// What a delivery says of itself: in the queue and in the ledger under the same name, moved from one to the other as it is.
+/// What a delivery says of itself: in the queue and in the ledger under the same name, moved between them as it is.
 macro_rules! facts {
     ($($column:ident: $type:ty = $text:literal),* $(,)?) => {
         columns! { impl Facts { $($column: $text),* } }
@@ -30,10 +30,15 @@ macro_rules! facts {
 facts! {
     channel: Option<String> = "q.channel",
     target: Option<String> = "q.target",
+    provider: Option<String> = "q.provider",
+    template: Option<String> = "q.template",
+    template_version: Option<i32> = "q.template_version",
+    language: Option<String> = "q.language",
 }
 
 columns! {
-    /// A row `q` of the queue as a claim returns it: PostgreSQL reads it after the lease was written, SQLite before. The facts stand behind it.
+    /// A row `q` of the queue as a claim returns it, with the facts behind it. PostgreSQL reads it after the lease was
+    /// written, SQLite before.
     struct Claimed {
         tenant: i32 = "q.tenant",
         notification_id: Uuid = "q.notification_id",
@@ -45,11 +50,14 @@ columns! {
         attempts: u32 = "q.attempts",
         losses: u32 = "q.losses" | "q.losses + (q.lease_token IS NOT NULL)",
         seq: u32 = "q.seq",
-        lost_since: Option<Timestamp> = "q.lost_since" | "CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END",
+        lost_since: Option<Timestamp> = "q.lost_since"
+            | "CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END",
         intent_stands: bool = "q.intent IS NOT NULL",
         unclear: bool = "q.unclear",
-        first_try_at: Option<Timestamp> = "coalesce(q.first_try_at, q.leased_at)" | "coalesce(q.first_try_at, CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, ?1)",
-        providers: Value = "(SELECT version FROM postcommit.provider_version)" | "(SELECT version FROM postcommit_provider_version)",
+        first_try_at: Option<Timestamp> = "coalesce(q.first_try_at, q.leased_at)"
+            | "coalesce(q.first_try_at, CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, ?1)",
+        providers: Value = "(SELECT version FROM postcommit.provider_version)"
+            | "(SELECT version FROM postcommit_provider_version)",
     }
 }
 

@@ -32,6 +32,7 @@ arrays! {
         lane: Option<i32>,
         channel: Option<&'a str>,
         target: Option<&'a str>,
+        provider: Option<&'a str>,
     }
 }
 arrays! {
@@ -223,5 +224,6 @@ fn given(s: &Settlement) -> Given<'_> {
         lane: place.map(|p| p.lane),
         channel: place.and_then(|p| p.facts.channel.as_deref()),
         target: place.and_then(|p| p.facts.target.as_deref()),
+        provider: place.and_then(|p| p.facts.provider.as_deref()),
     }
 }

@@ -1,0 +1,39 @@
+-- A delivery's own facts, in its row: a retry goes by them and works nothing out again from the notification. Where there is nothing to say they are NULL,
+-- which costs a row nothing.
+ALTER TABLE postcommit.delivery_queue
+  ADD COLUMN provider         text,  -- the provider that the recipient named
+  ADD COLUMN template         text,  -- what it is rendered by; NULL is the notification's own title and body
+  ADD COLUMN template_version int,
+  ADD COLUMN language         text;
+ALTER TABLE postcommit.delivery_ledger
+  ADD COLUMN provider         text,
+  ADD COLUMN template         text,
+  ADD COLUMN template_version int,
+  ADD COLUMN language         text;
+
+-- As before, and the facts go along.
+CREATE OR REPLACE FUNCTION postcommit.cancel(tenant text, entity text, event_type text DEFAULT NULL)
+  RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+  of_tenant int := (SELECT t.id FROM postcommit.tenant t WHERE t.name = cancel.tenant);
+  taken int;
+BEGIN
+  WITH live AS MATERIALIZED (
+    SELECT q.notification_id, q.n, q.lease_token FROM postcommit.notification note JOIN postcommit.delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
+    WHERE note.tenant = of_tenant AND note.entity = cancel.entity AND (cancel.event_type IS NULL OR note.event_type = cancel.event_type)
+  ), taken_back AS (
+    DELETE FROM postcommit.delivery_queue q USING live
+      WHERE q.tenant = of_tenant AND q.notification_id = live.notification_id AND q.n = live.n AND q.lease_token IS NULL RETURNING q.*
+  ), entered AS (
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, provider, template, template_version, language, state, code,
+        attempts, seq, unclear, finished_at)
+      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, t.provider, t.template, t.template_version, t.language, 'cancelled', 'cancelled',
+        t.attempts, t.seq, t.unclear OR t.lost_since IS NOT NULL, clock_timestamp() FROM taken_back t
+      ORDER BY t.notification_id, t.n
+  ), word_left AS (
+    INSERT INTO postcommit.cancel_request (tenant, notification_id, n) SELECT of_tenant, live.notification_id, live.n FROM live ON CONFLICT DO NOTHING
+  )
+  SELECT count(*) INTO taken FROM taken_back;
+  RETURN taken;
+END $$;
