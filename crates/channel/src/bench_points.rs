@@ -2,14 +2,16 @@
 
 use bytes::Bytes;
 
-use crate::driver::{http, webhook};
+use crate::driver::{RawEvent, http, webhook};
 use crate::egress::HttpAnswer;
-use crate::model::{Guarantee, Report, StoredNotification};
+use crate::model::{Facts, Guarantee, Report, StoredNotification};
+use crate::render;
 
 /// What the webhook driver makes of a notification.
 #[must_use]
 pub fn render(note: &StoredNotification) -> Bytes {
-    webhook::body(note)
+    let facts = Facts::new("webhook", "https://hooks.example.com/booking");
+    webhook::body(facts.channel(), &render::render(note, &facts), RawEvent::from(note))
 }
 
 /// What an answer means.

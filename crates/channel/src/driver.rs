@@ -11,7 +11,10 @@ pub(crate) mod webhook;
 use std::pin::Pin;
 use std::time::Duration;
 
+use postcommit::Timestamp;
 use serde_json::Value;
+use serde_json::value::RawValue;
+use uuid::Uuid;
 
 pub use capture::{FailOn, Mode};
 pub use host::host_of;
@@ -22,13 +25,16 @@ pub use webhook::sign;
 
 use crate::egress::Egress;
 use crate::model::{DeliveryKey, Guarantee, Provider, Report, StoredNotification};
+use crate::render::Content;
 use crate::secret::Secrets;
 
 /// One message to one address.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Message<'a> {
     /// What to say.
-    pub note: &'a StoredNotification,
+    pub content: Content,
+    /// The event that the message tells of, for drivers that pass events on. A driver that speaks to people takes `content` alone.
+    pub raw_event: RawEvent<'a>,
     /// Which delivery this is; its `provider_key` is the same on every attempt.
     pub key: DeliveryKey,
     /// The medium.
@@ -41,6 +47,51 @@ pub struct Message<'a> {
     pub timeout: Duration,
     /// The W3C `traceparent` to pass on, for drivers that speak HTTP.
     pub traceparent: Option<&'a str>,
+}
+
+/// An event as it was enqueued, not rendered: what a program at the other end reads.
+#[derive(Debug, Clone, Copy)]
+pub struct RawEvent<'a> {
+    /// The notification's id.
+    pub id: Uuid,
+    /// The name of its owner.
+    pub tenant: &'a str,
+    /// Unique in the tenant.
+    pub idempotency_key: &'a str,
+    /// Dotted name of what happened.
+    pub event_type: &'a str,
+    /// The thing it is about.
+    pub entity: Option<&'a str>,
+    /// The stream it belongs to.
+    pub topic: Option<&'a str>,
+    /// Version of the payload's shape.
+    pub schema_version: Option<i32>,
+    /// The event's data, digit for digit as it is stored.
+    pub payload: &'a RawValue,
+    /// What single channels need, by channel.
+    pub data: Option<&'a RawValue>,
+    /// The request or trace that caused it.
+    pub correlation_id: Option<&'a str>,
+    /// When it was enqueued.
+    pub created_at: Timestamp,
+}
+
+impl<'a> From<&'a StoredNotification> for RawEvent<'a> {
+    fn from(note: &'a StoredNotification) -> Self {
+        Self {
+            id: note.id,
+            tenant: &note.tenant_name,
+            idempotency_key: &note.idempotency_key,
+            event_type: &note.event_type,
+            entity: note.entity.as_deref(),
+            topic: note.topic.as_deref(),
+            schema_version: note.schema_version,
+            payload: &note.payload,
+            data: note.data.as_deref(),
+            correlation_id: note.correlation_id.as_deref(),
+            created_at: note.created_at,
+        }
+    }
 }
 
 /// A send under way.

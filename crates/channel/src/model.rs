@@ -13,8 +13,8 @@ mod rate;
 mod scope;
 
 pub use actor::Actor;
-pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
-pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, reached_on, route};
+pub use delivery::{Delivery, DeliveryId, DeliveryKey, Facts, Finish, FinishedState, Reason};
+pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, recipients_of, route};
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::{SITE_CHARS, StoredNotification};

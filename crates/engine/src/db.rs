@@ -1,6 +1,7 @@
 //! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
 
 mod client;
+pub(crate) mod columns;
 mod files;
 mod installation;
 mod isolation;

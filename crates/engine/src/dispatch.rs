@@ -32,6 +32,7 @@ mod local_close;
 mod parked_log;
 mod pass;
 mod permits;
+mod render;
 mod settings;
 mod settler;
 mod trial;

@@ -122,13 +122,13 @@ impl Store {
             ("claim_limited_notification", &queue::limited::CLAIM_LIMITED_NOTIFICATION_POSTGRES),
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
-            ("expand", queue::expand::EXPAND_POSTGRES),
+            ("expand", &queue::expand::EXPAND_POSTGRES),
             ("announce", queue::claim::INTENT_POSTGRES),
             ("renew", queue::claim::RENEW_POSTGRES),
-            ("settle_ended", queue::settle::END_POSTGRES),
-            ("settle_again", queue::settle::AGAIN_POSTGRES),
+            ("settle_ended", &queue::settle::END_POSTGRES),
+            ("settle_again", &queue::settle::AGAIN_POSTGRES),
             ("inbox_step", inbox::STEP_POSTGRES),
-            ("inbox_receive", inbox::RECEIVE_POSTGRES),
+            ("inbox_receive", &inbox::RECEIVE_POSTGRES),
         ]
     }
 

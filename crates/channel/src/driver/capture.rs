@@ -66,7 +66,7 @@ impl FailOn {
     }
 
     fn mode(&self, message: &Message<'_>) -> Option<Mode> {
-        let matches = |rule: &&Rule| rule.matching == message.note.event_type || rule.matching == message.note.idempotency_key;
+        let matches = |rule: &&Rule| rule.matching == message.raw_event.event_type || rule.matching == message.raw_event.idempotency_key;
         let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first.into());
         self.0.iter().filter(matches).find(due).map(|rule| rule.mode)
     }
@@ -184,7 +184,7 @@ struct Sent<'a> {
     body: Option<&'a str>,
     action_url: Option<&'a str>,
     payload: &'a RawValue,
-    data: Option<Box<RawValue>>,
+    data: Option<&'a RawValue>,
 }
 
 impl Capture {
@@ -192,18 +192,18 @@ impl Capture {
         if !self.settings.record {
             return Report::from(Outcome::Sent);
         }
-        let note = message.note;
+        let (content, event) = (&message.content, message.raw_event);
         let sent = Sent {
             key: message.key.provider_key(),
             channel: message.channel,
             to: message.target,
-            event_type: &note.event_type,
-            entity: note.entity.as_deref(),
-            title: note.title.as_deref(),
-            body: note.body.as_deref(),
-            action_url: note.action_url.as_deref(),
-            payload: &note.payload,
-            data: note.data_for(message.channel),
+            event_type: event.event_type,
+            entity: event.entity,
+            title: content.subject.as_deref(),
+            body: content.text.as_deref(),
+            action_url: content.action_url.as_deref(),
+            payload: event.payload,
+            data: content.data.as_deref(),
         };
         let sent = serde_json::to_string(&sent).unwrap_or_default();
         if let Some(path) = self.settings.journal.clone() {

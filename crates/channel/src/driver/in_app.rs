@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Destination, Driver, KeyWindow, Kind, Message, Occasion, Parts, ReadyMade, Sending};
-use crate::model::{Guarantee, IN_APP, InboxMessage, Outcome, Report};
+use crate::model::{Guarantee, IN_APP, Outcome, Report};
 
 /// The longest key window, in seconds. An inbox knows a delivery for as long as it holds the message: ten years outlast
 /// every notification.
@@ -54,26 +54,15 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
 
 impl Driver for InApp {
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a> {
-        Box::pin(std::future::ready(deliver(&message)))
+        Box::pin(std::future::ready(deliver(message)))
     }
 }
 
-fn deliver(message: &Message<'_>) -> Report {
+fn deliver(message: Message<'_>) -> Report {
     // A recipient that names this provider may hold any text as its address. The inbox would refuse a bad one, and the
     // whole batch of results with it.
     if let Err(problem) = Recipient::user(message.target).check() {
         return Report::from(Outcome::refused("bad_user")).because(format!("the user id {problem}"));
     }
-    let note = message.note;
-    let left = InboxMessage {
-        user: message.target.to_owned(),
-        event_type: note.event_type.clone(),
-        entity: note.entity.clone(),
-        title: note.title.clone(),
-        body: note.body.clone(),
-        action_url: note.action_url.clone(),
-        data: note.data_for(message.channel).map(|data| data.get().to_owned()),
-        expires_at: note.expires_at,
-    };
-    Report { message: Some(Box::new(left)), ..Report::from(Outcome::Delivered) }
+    Report { inbox: Some(Box::new(message.content)), ..Report::from(Outcome::Delivered) }
 }

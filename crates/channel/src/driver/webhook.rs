@@ -20,12 +20,15 @@ use url::Url;
 use uuid::Uuid;
 
 use super::redact::Redactions;
-use super::{Destination, Driver, KeyWindow, Kind, Message, NewSecret, Parts, Sending, http};
+use super::{Destination, Driver, KeyWindow, Kind, Message, NewSecret, Parts, RawEvent, Sending, http};
 use crate::clock;
 use crate::egress::{Call, Egress};
-use crate::model::{Because, Guarantee, Outcome, Report, StoredNotification};
+use crate::model::{Because, Guarantee, Outcome, Report};
+use crate::render::{Content, data_for};
 use crate::secret::{Secret, random};
 
+/// The driver's own channel, and the name of its part of a notification's `data`.
+pub(super) const CHANNEL: &str = "webhook";
 const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -186,7 +189,7 @@ impl Driver for Webhook {
                 Ok(url) => url,
                 Err(problem) => return Report::from(Outcome::refused("bad_url")).because(problem),
             };
-            let body = body(message.note);
+            let body = body(message.channel, &message.content, message.raw_event);
             let headers = match self.headers(&message, &body) {
                 Some(headers) => headers,
                 None => return Outcome::refused("bad_header").into(),
@@ -287,26 +290,28 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     schema_version: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    webhook: Option<Box<RawValue>>,
+    webhook: Option<&'a RawValue>,
 }
 
 /// The body, byte for byte the same on every attempt: nothing in it depends on when or how often it is sent.
-pub(crate) fn body(note: &StoredNotification) -> Bytes {
+pub(crate) fn body(channel: &str, content: &Content, event: RawEvent<'_>) -> Bytes {
+    // A provider of this driver may serve a channel of another name. Its receivers still read the part for `webhook`.
+    let of_webhook = if channel == CHANNEL { None } else { event.data.and_then(|data| data_for(CHANNEL, data)) };
     let body = Body {
-        r#type: &note.event_type,
-        timestamp: note.created_at,
-        data: &note.payload,
-        id: note.id,
-        tenant: &note.tenant_name,
-        idempotency_key: &note.idempotency_key,
-        entity: note.entity.as_deref(),
-        title: note.title.as_deref(),
-        body: note.body.as_deref(),
-        action_url: note.action_url.as_deref(),
-        topic: note.topic.as_deref(),
-        correlation_id: note.correlation_id.as_deref(),
-        schema_version: note.schema_version,
-        webhook: note.data_for("webhook"),
+        r#type: event.event_type,
+        timestamp: event.created_at,
+        data: event.payload,
+        id: event.id,
+        tenant: event.tenant,
+        idempotency_key: event.idempotency_key,
+        entity: event.entity,
+        title: content.subject.as_deref(),
+        body: content.text.as_deref(),
+        action_url: content.action_url.as_deref(),
+        topic: event.topic,
+        correlation_id: event.correlation_id,
+        schema_version: event.schema_version,
+        webhook: if channel == CHANNEL { content.data.as_deref() } else { of_webhook.as_deref() },
     };
     serde_json::to_vec(&body).unwrap_or_default().into()
 }

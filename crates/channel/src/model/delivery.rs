@@ -56,6 +56,43 @@ impl FromStr for DeliveryId {
     }
 }
 
+/// What a delivery's own row says, in the queue and in the ledger: nothing of it is worked out again from the notification.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Facts {
+    /// The medium.
+    pub channel: Option<String>,
+    /// The address.
+    pub target: Option<String>,
+    /// The provider that the recipient named.
+    pub provider: Option<String>,
+    /// What it is rendered by; none: the notification's own title and body.
+    pub template: Option<String>,
+    /// Which version of the template.
+    pub template_version: Option<i32>,
+    /// The language it is rendered in.
+    pub language: Option<String>,
+}
+
+impl Facts {
+    /// A target on a channel, and nothing else.
+    #[must_use]
+    pub fn new(channel: impl Into<String>, target: impl Into<String>) -> Self {
+        Self { channel: Some(channel.into()), target: Some(target.into()), ..Self::default() }
+    }
+
+    /// The medium; empty before expansion.
+    #[must_use]
+    pub fn channel(&self) -> &str {
+        self.channel.as_deref().unwrap_or_default()
+    }
+
+    /// The address; empty before expansion.
+    #[must_use]
+    pub fn target(&self) -> &str {
+        self.target.as_deref().unwrap_or_default()
+    }
+}
+
 /// A live delivery as a claim hands it out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
@@ -85,10 +122,8 @@ pub struct Delivery {
     pub unclear: bool,
     /// When the provider may first have seen the key.
     pub first_try_at: Option<Timestamp>,
-    /// The medium; none before expansion.
-    pub channel: Option<String>,
-    /// The address; none before expansion.
-    pub target: Option<String>,
+    /// What it says of itself; nothing before expansion.
+    pub facts: Facts,
     /// The random token that fences every later write.
     pub token: Uuid,
 }
@@ -99,7 +134,7 @@ impl Delivery {
     #[must_use]
     pub fn of_only_target(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
-        Self { key, lane, channel: Some(target.channel), target: Some(target.target), ..self }
+        Self { key, lane, facts: target.facts, ..self }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use postcommit::Recipient;
 
-use super::{FinishedState, Provider, Reason, StoredNotification};
+use super::{Facts, FinishedState, Provider, Reason, StoredNotification};
 
 /// What becomes of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,10 +26,8 @@ pub enum Expansion {
 /// One target, and where it goes from here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The medium.
-    pub channel: String,
-    /// The address.
-    pub target: String,
+    /// What its row will say.
+    pub facts: Facts,
     /// The lane, or the state it ends in immediately.
     pub fate: Fate,
 }
@@ -104,10 +102,10 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             unreached.push(off_channel(&recipient, place, note));
         }
         for channel in channels {
-            let target = recipient.value().to_owned();
-            if seen.insert((channel.clone(), target.clone(), named_provider(&recipient))) {
-                let fate = fate(&recipient, place, &channel, routes);
-                targets.push(Target { channel, target, fate });
+            let facts = Facts { provider: named_provider(&recipient), ..Facts::new(channel, recipient.value()) };
+            if seen.insert(facts.clone()) {
+                let fate = fate(&recipient, place, facts.channel(), routes);
+                targets.push(Target { facts, fate });
             }
         }
     }
@@ -121,11 +119,12 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
     }
 }
 
-/// The recipients that are reached on that channel, as it was enqueued. None when its recipients cannot be read.
+/// The recipients behind some of its deliveries, as they were enqueued. Those that cannot be read are left out.
 #[must_use]
-pub fn reached_on(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Vec<Recipient> {
+pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
-    read.filter(|recipient| channels_for(recipient, note, routes).iter().any(|reached| reached == channel)).collect()
+    let is_of = |facts: &Facts, recipient: &Recipient| facts.target() == recipient.value() && facts.provider == named_provider(recipient);
+    read.filter(|recipient| deliveries.iter().any(|facts| is_of(facts, recipient))).collect()
 }
 
 /// Whether there is one address, and one channel at most to reach it on. A phone has several channels, and a user's
@@ -151,22 +150,15 @@ pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
 fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
     let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
     let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
-    Target { channel: implied(recipient).first().copied().unwrap_or("any").to_owned(), target: recipient.value().to_owned(), fate }
+    Target { facts: Facts::new(implied(recipient).first().copied().unwrap_or("any"), recipient.value()), fate }
 }
 
-/// Finds the lane of a delivery that had none, e.g. because its provider was missing when it was expanded. Targets are
-/// numbered by the notification alone, so the same number is the same target, for the same provider if one was named.
+/// Finds the lane of a delivery that has none, e.g. because its provider was missing when it was expanded.
 #[must_use]
-pub fn route(note: &StoredNotification, n: i32, routes: Routes<'_>) -> Fate {
-    let place = usize::try_from(n - 1).unwrap_or(usize::MAX);
-    match expand(note, routes) {
-        Expansion::Parked { code, detail } => parked(code, detail),
-        Expansion::OneDelivery(only) if n == 1 => only.fate,
-        Expansion::OneDelivery(_) => parked("bad_recipient", format!("the notification has no target {n}")),
-        Expansion::Deliveries(targets) => match targets.into_iter().nth(place) {
-            Some(target) => target.fate,
-            None => parked("bad_recipient", format!("the notification has no target {n}")),
-        },
+pub fn route(facts: &Facts, routes: Routes<'_>) -> Fate {
+    match &facts.provider {
+        Some(provider) => named_fate(provider, routes),
+        None => by_channel(facts.channel(), routes),
     }
 }
 

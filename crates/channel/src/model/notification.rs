@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use postcommit::{Timestamp, TraceParent};
 use serde::Serialize;
 use serde_json::Value;
@@ -88,12 +86,5 @@ impl StoredNotification {
     #[must_use]
     pub fn traceparent(&self) -> Option<TraceParent> {
         self.source.as_ref()?.get("traceparent")?.as_str()?.parse().ok()
-    }
-
-    /// What this channel alone needs.
-    #[must_use]
-    pub fn data_for(&self, channel: &str) -> Option<Box<RawValue>> {
-        let by_channel: BTreeMap<String, Box<RawValue>> = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
-        by_channel.into_iter().find(|(name, _)| name == channel).map(|(_, data)| data)
     }
 }

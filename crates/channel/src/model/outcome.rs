@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::InboxMessage;
+use crate::render::Content;
 
 /// What the channel saw. What it means is decided by [`super::judge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,14 +85,14 @@ impl Outcome {
 }
 
 /// What a driver hands back: the outcome, and what an operator may want to see of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Report {
     /// What the channel saw.
     pub outcome: Outcome,
     /// What backs it.
     pub evidence: Evidence,
-    /// The message for an inbox. The transaction that settles the delivery writes it, so it is written exactly once.
-    pub message: Option<Box<InboxMessage>>,
+    /// The content for a user's inbox. The transaction that settles the delivery writes it, so it is written exactly once.
+    pub inbox: Option<Box<Content>>,
 }
 
 /// What backs an outcome. Holds no address, secret or URL.
@@ -108,7 +108,7 @@ pub struct Evidence {
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, evidence: Evidence::default(), message: None }
+        Self { outcome, evidence: Evidence::default(), inbox: None }
     }
 }
 

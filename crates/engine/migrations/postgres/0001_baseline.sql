@@ -106,6 +106,10 @@ CREATE TABLE postcommit.delivery_queue (
   unclear         boolean NOT NULL DEFAULT false,  -- an attempt of this round may have arrived without our knowing
   channel         text,
   target          text,
+  provider        text,                  -- the provider that the recipient named, if it named one
+  template        text,                  -- what the delivery is rendered by; NULL: the notification's own title and body
+  template_version int,
+  language        text,
   code            text,                  -- of the last attempt, if it failed
   detail          text,
   PRIMARY KEY (tenant, notification_id, n)
@@ -133,6 +137,10 @@ CREATE TABLE postcommit.delivery_ledger (
   lane            int NOT NULL,
   channel         text,
   target          text,
+  provider        text,  -- as in the queue, and so are the next three
+  template        text,
+  template_version int,
+  language        text,
   state           text NOT NULL CONSTRAINT known_state CHECK (
     state IN ('sent', 'delivered', 'parked', 'discarded', 'cancelled', 'expired', 'skipped')),
   reason          text CONSTRAINT known_reason CHECK (reason IN ('rejected', 'exhausted', 'outcome_unknown', 'config')),

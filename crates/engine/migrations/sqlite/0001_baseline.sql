@@ -148,6 +148,10 @@ CREATE TABLE postcommit_delivery_queue (
   unclear         INTEGER NOT NULL DEFAULT 0,  -- an attempt of this round may have arrived without our knowing
   channel         TEXT,
   target          TEXT,
+  provider        TEXT,                  -- the provider that the recipient named, if it named one
+  template        TEXT,                  -- what the delivery is rendered by; NULL: the notification's own title and body
+  template_version INTEGER,
+  language        TEXT,
   code            TEXT,              -- of the last attempt, if it failed
   detail          TEXT,
   PRIMARY KEY (tenant, notification_id, n)
@@ -173,6 +177,10 @@ CREATE TABLE postcommit_delivery_ledger (
   lane            INTEGER NOT NULL,
   channel         TEXT,
   target          TEXT,
+  provider        TEXT,  -- as in the queue, and so are the next three
+  template        TEXT,
+  template_version INTEGER,
+  language        TEXT,
   state           TEXT NOT NULL CONSTRAINT known_state CHECK (
     state IN ('sent', 'delivered', 'parked', 'discarded', 'cancelled', 'expired', 'skipped')),
   reason          TEXT CONSTRAINT known_reason CHECK (reason IN ('rejected', 'exhausted', 'outcome_unknown', 'config')),

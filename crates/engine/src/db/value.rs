@@ -122,6 +122,13 @@ impl Cells for Row {
     }
 }
 
+/// Read as people are shown it: see [`FromValue::shown`].
+impl Cells for &Row {
+    fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
+        self.get(place)
+    }
+}
+
 impl Cells for tokio_postgres::Row {
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
         read(from_postgres(self, place)?, place)

@@ -1,4 +1,4 @@
-//! One delivery's pipeline: check → permit → render → send → judge → settle. The steps are small; this file holds them together.
+//! One delivery's pipeline: check → render → announce → permit → send → judge → settle. The steps are small; this file holds them together.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,10 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{Driver, Message};
 use postcommit_channel::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason, Report,
-    StoredNotification, Verdict,
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, InboxMessage, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason,
+    Report, StoredNotification, Verdict,
 };
+use postcommit_channel::render::{Content, render};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::hosts::HostSlot;
@@ -21,6 +22,7 @@ use super::lanes::Lane;
 use super::local_close::CloseDemand;
 use super::parked_log::About;
 use super::permits::Permits;
+use super::render::{Rendered, message, render_all};
 use super::settler::{Noted, place_of, unbegun};
 use super::{Claimed, Crew, DatabaseTime};
 use crate::crash_point;
@@ -94,7 +96,8 @@ pub async fn attempt_batch(
     permits: Option<Permits>,
 ) {
     let now = clock.now();
-    let ready = announce(crew, lane, put_off_refused(crew, lane, check_all(crew, lane, batch, now), now), now).await;
+    let checked = put_off_refused(crew, lane, check_all(crew, lane, batch, now), now);
+    let ready = announce(crew, lane, render_all(checked), now).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -105,7 +108,7 @@ pub async fn attempt_batch(
 /// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
 pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: DatabaseTime, slots: OwnedSemaphorePermit) {
     let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
-    let ready = check_all(crew, lane, first, clock.now());
+    let ready = render_all(check_all(crew, lane, first, clock.now()));
     let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
     spawn_attempts(&group, ready, Some(slots));
 }
@@ -119,27 +122,27 @@ struct Group {
     clock: DatabaseTime,
 }
 
-fn spawn_attempts(group: &Group, ready: Vec<Claimed>, mut slots: Option<OwnedSemaphorePermit>) {
+fn spawn_attempts(group: &Group, ready: Vec<Rendered>, mut slots: Option<OwnedSemaphorePermit>) {
     let mut ready = ready.into_iter();
     while ready.len() > 0 {
         let some: Vec<_> =
-            ready.by_ref().take(TOGETHER).map(|claimed| (claimed, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
+            ready.by_ref().take(TOGETHER).map(|rendered| (rendered, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
         tokio::spawn(attempt_some(group.clone(), some));
     }
 }
 
-async fn attempt_some(group: Group, some: Vec<(Claimed, Option<OwnedSemaphorePermit>)>) {
+async fn attempt_some(group: Group, some: Vec<(Rendered, Option<OwnedSemaphorePermit>)>) {
     let group = &group;
-    let attempts = some.into_iter().map(|(first, slot)| async move {
-        let (mut next, mut checked) = (Some(first), true);
+    let attempts = some.into_iter().map(|((first, content), slot)| async move {
+        let (mut next, mut content) = (Some(first), Some(content));
         while let Some((delivery, note)) = next {
             let unsettled = group.crew.leases.guard([Lease::of(&delivery)]);
             // A panic of ours concerns this delivery alone, as one of the driver does.
-            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, checked)).catch_unwind().await;
+            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, content.take())).catch_unwind().await;
             if attempted.is_ok() {
                 unsettled.disarm();
             }
-            (next, checked) = (group.waiting.next(), false);
+            next = group.waiting.next();
         }
         drop(slot);
     });
@@ -147,16 +150,23 @@ async fn attempt_some(group: Group, some: Vec<(Claimed, Option<OwnedSemaphorePer
 }
 
 impl Group {
-    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, checked: bool) {
+    /// Without content, it has not been checked and rendered yet.
+    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, content: Option<Content>) {
         let now = self.clock.now();
-        if !checked && let Some(settlement) = check(delivery, note, &self.lane, now) {
-            let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
-            return self.crew.settler.settle(settlement, None, Some(noted));
-        }
+        let content = match content {
+            Some(content) => content,
+            None => match check(delivery, note, &self.lane, now) {
+                Some(settlement) => {
+                    let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
+                    return self.crew.settler.settle(settlement, None, Some(noted));
+                }
+                None => render(note, &delivery.facts),
+            },
+        };
         // A host's slowness must not be what makes the time of this attempt old.
         let Ok(turn) = admission::take_slot(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
         let now = if turn.is_some() { self.clock.now() } else { now };
-        attempt(&self.crew, &self.lane, delivery, note, now, turn).await;
+        attempt(&self.crew, &self.lane, (delivery, note), content, now, turn).await;
     }
 }
 
@@ -242,30 +252,37 @@ pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
 }
 
 /// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
-async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
+async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Rendered>, now: Timestamp) -> Vec<Rendered> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
     }
-    let asked: Vec<Lease> = batch.iter().map(|(d, _)| Lease::of(d)).collect();
+    let asked: Vec<Lease> = batch.iter().map(|((d, _), _)| Lease::of(d)).collect();
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
             lane.backoff.reset();
-            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(d, _)| announced.contains(&Lease::of(d).key));
-            gone.iter().for_each(|(d, _)| crew.leases.release(&Lease::of(d)));
+            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|((d, _), _)| announced.contains(&Lease::of(d).key));
+            gone.iter().for_each(|((d, _), _)| crew.leases.release(&Lease::of(d)));
             go
         }
         Err(problem) => {
             // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
             let wait = lane.backoff.wait();
             tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce the sends; nothing was sent, trying again after a wait");
-            crew.settler.put_off(batch.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
+            crew.settler.put_off(batch.iter().map(|((delivery, _), _)| Lease::of(delivery)), now.plus(wait));
             vec![]
         }
     }
 }
 
 /// One attempt, from permit to settle.
-async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNotification, now: Timestamp, turn: Option<HostSlot>) {
+async fn attempt(
+    crew: &Crew,
+    lane: &Lane,
+    (delivery, note): (&Delivery, &StoredNotification),
+    content: Content,
+    now: Timestamp,
+    slot: Option<HostSlot>,
+) {
     if let Some(left) = lane.local_close.time_left() {
         // Claimed before the lane was shut, and not begun: it waits like those that are not claimed.
         let at = now.plus(left).min(note.expires_at.max(now));
@@ -287,9 +304,9 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
     let span = crew.tools.tracer.begin_of(note);
     let parent = span.as_ref().map(Begun::context).or_else(|| note.traceparent()).map(|parent| parent.to_string());
     let began = clock::monotonic();
-    let report = send(lane, Message { traceparent: parent.as_deref(), ..render(delivery, note, timeout) }).await;
+    let report = send(lane, message((delivery, note), content, timeout, parent.as_deref())).await;
     let took = began.elapsed();
-    drop(turn);
+    drop(slot);
     counts.sent(took);
     if let Some(span) = span {
         crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
@@ -304,12 +321,12 @@ async fn attempt(crew: &Crew, lane: &Lane, delivery: &Delivery, note: &StoredNot
 }
 
 fn noted(counts: Arc<Counts>, finish: Finish, lane: &Lane, (delivery, note): (&Delivery, &StoredNotification)) -> Noted {
-    Noted::new(counts, finish, || About::new(note, delivery.channel.as_deref().unwrap_or_default(), Some(&lane.name)))
+    Noted::new(counts, finish, || About::new(note, delivery.facts.channel(), Some(&lane.name)))
 }
 
 /// Where a delivery is counted.
 fn counts(crew: &Crew, delivery: &Delivery, note: &StoredNotification) -> Arc<Counts> {
-    crew.tools.metrics.of(&note.event_type, delivery.channel.as_deref().unwrap_or_default())
+    crew.tools.metrics.of(&note.event_type, delivery.facts.channel())
 }
 
 /// What a trace tells of an attempt: ids, names and codes; never an address, a body or what the provider said.
@@ -318,7 +335,7 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
     attributes.extend([
         ("postcommit.delivery", delivery.key.id().to_string()),
         ("postcommit.provider", lane.provider.name.clone()),
-        ("postcommit.channel", delivery.channel.clone().unwrap_or_default()),
+        ("postcommit.channel", delivery.facts.channel().to_owned()),
         ("postcommit.attempt", (delivery.attempts + 1).to_string()),
         ("postcommit.outcome", report.outcome.name().to_owned()),
     ]);
@@ -330,19 +347,6 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.
 fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
     crew.leases.time_left(&Lease::of(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
-}
-
-/// What is said, as it stands: title, body and payload go out as they were enqueued.
-fn render<'a>(delivery: &'a Delivery, note: &'a StoredNotification, timeout: Duration) -> Message<'a> {
-    Message {
-        note,
-        key: delivery.key,
-        channel: delivery.channel.as_deref().unwrap_or_default(),
-        target: delivery.target.as_deref().unwrap_or_default(),
-        attempt: delivery.attempts + 1,
-        timeout,
-        traceparent: None,
-    }
 }
 
 /// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
@@ -455,7 +459,7 @@ fn settlement(
     at: Timestamp,
     took: Duration,
 ) -> Settlement {
-    let Report { outcome, evidence, message } = report;
+    let Report { outcome, evidence, inbox } = report;
     let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
     let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
     let detail = evidence.detail.as_deref().map(storable);
@@ -479,8 +483,22 @@ fn settlement(
         code: outcome.code().map(storable),
         detail,
         unclear,
-        message,
+        message: inbox.map(|content| Box::new(inbox_message((delivery, note), *content))),
         site: note.site_label(),
+    }
+}
+
+/// What the user finds in the inbox.
+fn inbox_message((delivery, note): (&Delivery, &StoredNotification), content: Content) -> InboxMessage {
+    InboxMessage {
+        user: delivery.facts.target().to_owned(),
+        event_type: note.event_type.clone(),
+        entity: note.entity.clone(),
+        title: content.subject,
+        body: content.text,
+        action_url: content.action_url,
+        data: content.data.map(|data| Box::<str>::from(data).into()),
+        expires_at: note.expires_at,
     }
 }
 

@@ -67,7 +67,7 @@ pub async fn expand_batch(
                 writing.push(Step::Expand(expanded, ended));
             }
             Step::Settle(settlement) => {
-                let channel = settlement.place.as_ref().map_or("", |place| &place.channel);
+                let channel = settlement.place.as_ref().map_or("", |place| place.facts.channel());
                 let provider = settlement.place.as_ref().and_then(|place| Some(&*table.lane(place.lane)?.name));
                 let counts = crew.tools.metrics.of(&note.event_type, channel);
                 let noted = Noted::new(counts, settlement.finish, || About::new(&note, channel, provider));
@@ -91,8 +91,9 @@ pub async fn expand_batch(
 fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended {
     let ended = |(n, target): (i32, &Target)| {
         let Fate::Ended { state, code, .. } = target.fate else { return None };
-        let counts = crew.tools.metrics.of(&note.event_type, &target.channel);
-        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, &target.channel, None))))
+        let channel = target.facts.channel();
+        let counts = crew.tools.metrics.of(&note.event_type, channel);
+        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, channel, None))))
     };
     (1..).zip(&expanded.targets).filter_map(ended).collect()
 }
@@ -128,11 +129,7 @@ async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, c
 
 /// The row that a delivery without one gets after all.
 fn as_expanded(delivery: &Delivery) -> Expanded {
-    let target = Target {
-        channel: delivery.channel.clone().unwrap_or_default(),
-        target: delivery.target.clone().unwrap_or_default(),
-        fate: Fate::Lane(delivery.lane),
-    };
+    let target = Target { facts: delivery.facts.clone(), fate: Fate::Lane(delivery.lane) };
     Expanded { lease: Lease::of(delivery), targets: vec![target] }
 }
 
@@ -242,7 +239,7 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
         () if note.expires_at <= now && delivery.lost_since.is_none() => ended(FinishedState::Expired, "expired"),
         () if model::lacks_in_app(note, routes) => Step::MakeInApp(delivery),
         // Its provider was missing when it was expanded: it looks for one again.
-        () if delivery.key.n > 0 => match model::route(note, delivery.key.n, routes) {
+        () if delivery.key.n > 0 => match model::route(&delivery.facts, routes) {
             Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),
             Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
         },

@@ -103,7 +103,7 @@ impl Lane {
     /// The host of a delivery. `None` where the lane does not tell hosts apart.
     pub fn host_of(&self, delivery: &Delivery) -> Option<String> {
         self.hosts.as_ref()?;
-        self.driver.as_ref().ok()?.host_of(delivery.target.as_deref().unwrap_or_default())
+        self.driver.as_ref().ok()?.host_of(delivery.facts.target())
     }
 
     /// Whether this process may begin sends on the lane at all. A lane whose driver cannot be built here, for example

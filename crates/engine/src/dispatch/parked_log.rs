@@ -23,7 +23,7 @@ impl About {
 
     /// For a delivery whose notification cannot be read.
     pub fn orphan(delivery: &Delivery) -> Self {
-        let channel = delivery.channel.clone().unwrap_or_default();
+        let channel = delivery.facts.channel().to_owned();
         Self { tenant: format!("#{}", delivery.key.tenant), event_type: "unknown".into(), channel, provider: None }
     }
 

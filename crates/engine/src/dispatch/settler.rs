@@ -166,7 +166,7 @@ impl Settler {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
         let detail = "the notification was purged or cannot be read; the log of the server says more";
         let unclear = delivery.unclear || delivery.lost_since.is_some();
-        let counts = self.metrics.of("unknown", delivery.channel.as_deref().unwrap_or_default());
+        let counts = self.metrics.of("unknown", delivery.facts.channel());
         let settlement = unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into()));
         let noted = Noted::new(counts, finish, || About::orphan(delivery));
         self.settle(Settlement { unclear, ..settlement }, None, Some(noted));
@@ -183,12 +183,7 @@ pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: 
 
 /// What the delivery's own row would hold, if it is sent from its notification's row.
 pub fn place_of(delivery: &Delivery) -> Option<Place> {
-    let place = || Place {
-        n: delivery.key.n,
-        lane: delivery.lane,
-        channel: delivery.channel.clone().unwrap_or_default(),
-        target: delivery.target.clone().unwrap_or_default(),
-    };
+    let place = || Place { n: delivery.key.n, lane: delivery.lane, facts: delivery.facts.clone() };
     (delivery.row != delivery.key.n).then(place)
 }
 

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::driver::{self, Message};
-use postcommit_channel::model::{DeliveryKey, Provider, Report, StoredNotification};
+use postcommit_channel::driver::{self, Message, RawEvent};
+use postcommit_channel::model::{DeliveryKey, Facts, Provider, Report, StoredNotification};
+use postcommit_channel::render::render;
 use postcommit_channel::secret::Secrets;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -38,7 +39,17 @@ pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str,
     let note = test_note(provider, tenant_name, address, text);
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };
     let channel = if provider.channel == "*" { "any" } else { &provider.channel };
-    let message = Message { note: &note, key, channel, target: address, attempt: 1, timeout: provider.timeout(), traceparent: None };
+    let facts = Facts::new(channel, address);
+    let message = Message {
+        content: render(&note, &facts),
+        raw_event: RawEvent::from(&note),
+        key,
+        channel,
+        target: address,
+        attempt: 1,
+        timeout: provider.timeout(),
+        traceparent: None,
+    };
     let began = clock::monotonic();
     let report = call(driver.as_ref(), &provider.name, message).await;
     Ok(Trial { report, latency: began.elapsed() })

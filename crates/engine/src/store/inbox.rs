@@ -5,6 +5,7 @@
 //! late a transaction commits. Numbers may be left out; none comes in later.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
@@ -15,8 +16,9 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use crate::db::columns::{Columns, arrays, columns, in_order, insert, list_postgres, unnest};
 use crate::db::sqlite::{Id, Prepared};
-use crate::db::{Cells, Db, DbError, Row, Transaction, Value, postgres};
+use crate::db::{Cells, Db, DbError, FromValue, Row, Transaction, Value, postgres};
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
@@ -153,15 +155,38 @@ pub struct InboxChanges {
     pub changes: Option<Vec<InboxChange>>,
 }
 
-const COLUMNS: &str = "m.notification_id, m.n, m.position, m.event_type, m.entity, m.title, m.body, m.action_url, m.data, m.created_at, m.read_at, m.archived_at";
+columns! {
+    impl InboxRow {
+        // As the view `delivery` writes it.
+        id: "m.notification_id || '.' || m.n",
+        position: "m.position",
+        event_type: "m.event_type",
+        entity: "m.entity",
+        title: "m.title",
+        body: "m.body",
+        action_url: "m.action_url",
+        data: "m.data",
+        created_at: "m.created_at",
+        read_at: "m.read_at",
+        archived_at: "m.archived_at",
+    }
+}
+columns! {
+    /// What the inbox itself says, behind each of its messages, or behind nothing where there is none.
+    struct Inbox {
+        changed: Value = "m.changed",
+        last: Value = "coalesce(i.position, 0)",
+        unread: i64 = "{unread}",
+    }
+}
 
 /// Served by the index of the unread alone. A volatile clock could not be asked of an index.
 const UNREAD: &str = "(SELECT count(*) FROM postcommit.inbox_message u WHERE u.tenant = $1 AND u.user_id = $2 AND u.read_at IS NULL AND u.archived_at IS NULL AND u.expires_at > (SELECT {now}))";
 
-/// What the inbox itself says, beside each of its rows or alone.
 fn beside(rows: &str) -> String {
+    let (message, inbox) = (list_postgres::<InboxRow>(), list_postgres::<Inbox>().replace("{unread}", UNREAD));
     format!(
-        "SELECT coalesce(i.position, 0), {UNREAD}, m.changed, {COLUMNS} FROM (SELECT 1) AS one
+        "SELECT {message}, {inbox} FROM (SELECT 1) AS one
          LEFT JOIN postcommit.inbox i ON i.tenant = $1 AND i.user_id = $2 LEFT JOIN ({rows}) m ON 1 = 1"
     )
 }
@@ -301,34 +326,29 @@ impl Store {
 }
 
 fn inbox_of(rows: &[Row]) -> Result<(i64, i64), DbError> {
+    let Some(row) = rows.first() else { return Ok((0, 0)) };
+    let inbox = behind(row)?;
     // A position that cannot be read is none: the next message gives the inbox a new one.
-    rows.first().map_or(Ok((0, 0)), |row| Ok((row.get(0).unwrap_or_default(), row.get(1)?)))
+    Ok((i64::from_value(inbox.last).unwrap_or_default(), inbox.unread))
 }
 
 /// The rows that hold a message: an inbox without any still gives one row.
 fn messages(rows: &[Row]) -> Result<impl Iterator<Item = &Row>, DbError> {
-    let is_empty = rows.first().is_none_or(|row| matches!(row.get(2), Ok(Value::Null)));
+    let is_empty = rows.first().map(behind).transpose()?.is_none_or(|inbox| inbox.changed == Value::Null);
     Ok(rows.iter().filter(move |_| !is_empty))
+}
+
+fn behind(mut row: &Row) -> Result<Inbox, DbError> {
+    let places: Vec<usize> = in_order::<Inbox>().iter().map(|place| place + InboxRow::COLUMNS.len()).collect();
+    Inbox::read(&mut row, &places)
 }
 
 fn changed(row: InboxRow, after: i64) -> InboxChange {
     if row.position > after { InboxChange::Came(row) } else { InboxChange::Marked(row) }
 }
 
-fn listed(row: &Row) -> Result<InboxRow, DbError> {
-    Ok(InboxRow {
-        id: DeliveryId { notification: row.get(3)?, n: row.get(4)? }.to_string(),
-        position: row.get(5)?,
-        event_type: row.get(6)?,
-        entity: row.get(7)?,
-        title: row.get(8)?,
-        body: row.get(9)?,
-        action_url: row.get(10)?,
-        data: row.get(11)?,
-        created_at: row.get(12)?,
-        read_at: row.get(13)?,
-        archived_at: row.get(14)?,
-    })
+fn listed(mut row: &Row) -> Result<InboxRow, DbError> {
+    InboxRow::read(&mut row, &in_order::<InboxRow>())
 }
 
 /// Takes as many positions from each user's row as there are messages for them, user by user in one order for everybody: two batches must not deadlock.
@@ -337,34 +357,61 @@ pub(in crate::store) const STEP_POSTGRES: &str = "
     SELECT tenant, user_id, count(*) FROM unnest($1::int[], $2::text[]) AS g (tenant, user_id) GROUP BY tenant, user_id ORDER BY tenant, user_id
     ON CONFLICT (tenant, user_id) DO UPDATE SET position = i.position + EXCLUDED.position RETURNING i.tenant, i.user_id, i.position";
 
+arrays! {
+    /// A message on its way into an inbox.
+    struct Given<'a>, GivenArrays {
+        tenant: i32,
+        notification_id: Uuid,
+        n: i32,
+        user_id: &'a str,
+        position: i64,
+        event_type: &'a str,
+        entity: Option<&'a str>,
+        title: Option<&'a str>,
+        body: Option<&'a str>,
+        action_url: Option<&'a str>,
+        data: Option<&'a str>,
+        expires_at: postgres::Time,
+    }
+}
+
+fn given<'a>(Received { key, message }: &Received<'a>, position: i64) -> Given<'a> {
+    Given {
+        tenant: key.tenant,
+        notification_id: key.notification,
+        n: key.n,
+        user_id: &message.user,
+        position,
+        event_type: &message.event_type,
+        entity: message.entity.as_deref(),
+        title: message.title.as_deref(),
+        body: message.body.as_deref(),
+        action_url: message.action_url.as_deref(),
+        data: message.data.as_deref(),
+        expires_at: postgres::Time(Some(message.expires_at)),
+    }
+}
+
 /// A delivery that was here before writes nothing: its position stays unused.
-pub(in crate::store) const RECEIVE_POSTGRES: &str = "
-    INSERT INTO postcommit.inbox_message (tenant, notification_id, n, user_id, position, changed, event_type, entity, title, body, action_url, data, created_at, expires_at)
-    SELECT tenant, notification_id, n, user_id, position, position, event_type, entity, title, body, action_url, data::jsonb, now(), expires_at
-    FROM unnest($1::int[], $2::uuid[], $3::int[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[])
-      AS g (tenant, notification_id, n, user_id, position, event_type, entity, title, body, action_url, data, expires_at)
-    ON CONFLICT (tenant, notification_id, n) DO NOTHING";
+pub(in crate::store) static RECEIVE_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let names: Vec<&str> = GivenArrays::COLUMNS.iter().map(|(name, _)| *name).collect();
+    let (names, given) = (names.join(", "), unnest(GivenArrays::COLUMNS));
+    let read = names.replace("data,", "data::jsonb,");
+    format!(
+        "INSERT INTO postcommit.inbox_message ({names}, changed, created_at) SELECT {read}, position, now() FROM {given}
+        ON CONFLICT (tenant, notification_id, n) DO NOTHING"
+    )
+});
 
 /// Puts messages into their inboxes, in the transaction that settles their deliveries.
 pub(in crate::store) async fn receive_postgres(transaction: &Transaction<'_>, received: &[Received<'_>]) -> Result<(), DbError> {
-    let tenants: Vec<i32> = received.iter().map(|r| r.key.tenant).collect();
-    let text = |of: fn(&InboxMessage) -> Option<&str>| received.iter().map(|r| of(r.message)).collect::<Vec<_>>();
-    let users = text(|m| Some(&m.user));
+    let (tenants, users): (Vec<i32>, Vec<&str>) = received.iter().map(|r| (r.key.tenant, r.message.user.as_str())).unzip();
     let step = transaction.prepare_cached(STEP_POSTGRES).await.map_err(postgres::refused)?;
     let stepped = transaction.query(&step, &[&tenants, &users]).await.map_err(postgres::refused)?;
     let positions = positions(received, stepped.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect());
-
-    let ids: Vec<Uuid> = received.iter().map(|r| r.key.notification).collect();
-    let ns: Vec<i32> = received.iter().map(|r| r.key.n).collect();
-    let (event_types, entities, titles) = (text(|m| Some(&m.event_type)), text(|m| m.entity.as_deref()), text(|m| m.title.as_deref()));
-    let (bodies, urls, data) = (text(|m| m.body.as_deref()), text(|m| m.action_url.as_deref()), text(|m| m.data.as_deref()));
-    let expires: Vec<postgres::Time> = received.iter().map(|r| postgres::Time(Some(r.message.expires_at))).collect();
-    let receive = transaction.prepare_cached(RECEIVE_POSTGRES).await.map_err(postgres::refused)?;
-    transaction
-        .execute(&receive, &[&tenants, &ids, &ns, &users, &positions, &event_types, &entities, &titles, &bodies, &urls, &data, &expires])
-        .await
-        .map(drop)
-        .map_err(postgres::refused)
+    let given: GivenArrays<'_> = received.iter().zip(positions).map(|(received, position)| given(received, position)).collect();
+    let receive = transaction.prepare_cached(&RECEIVE_POSTGRES).await.map_err(postgres::refused)?;
+    transaction.execute(&receive, &given.parameters()).await.map(drop).map_err(postgres::refused)
 }
 
 /// Gives each message its position: the last of a user's gets the one that the user's row now holds.
@@ -381,9 +428,11 @@ fn positions<'a>(received: &'a [Received<'a>], mut last: HashMap<(i32, &'a str),
 
 const STEP_SQLITE: &str = "INSERT INTO postcommit_inbox (tenant, user_id, position) VALUES (?1, ?2, 1)
     ON CONFLICT (tenant, user_id) DO UPDATE SET position = position + 1 RETURNING position";
-const RECEIVE_SQLITE: &str = "INSERT INTO postcommit_inbox_message
-    (tenant, notification_id, n, user_id, position, changed, event_type, entity, title, body, action_url, data, created_at, expires_at)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13) ON CONFLICT DO NOTHING";
+static RECEIVE_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let columns =
+        "tenant, notification_id, n, user_id, position, event_type, entity, title, body, action_url, data, expires_at, changed, created_at";
+    insert("postcommit_inbox_message", columns) + " ON CONFLICT DO NOTHING"
+});
 
 /// The same for one message.
 pub(in crate::store) fn receive_sqlite(connection: &Connection, received: &Received<'_>, now: i64) -> Result<(), DbError> {
@@ -391,7 +440,7 @@ pub(in crate::store) fn receive_sqlite(connection: &Connection, received: &Recei
     // All rows are read, so that the statement is through.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
     let position = stepped.into_iter().next().unwrap_or_else(|| Err(DbError::Unreadable("no position".into())))?;
-    let written = Prepared::on(connection, RECEIVE_SQLITE)?.run(params![
+    let written = Prepared::on(connection, &RECEIVE_SQLITE)?.run(params![
         key.tenant,
         Id::from(key.notification),
         key.n,
@@ -403,8 +452,9 @@ pub(in crate::store) fn receive_sqlite(connection: &Connection, received: &Recei
         message.body,
         message.action_url,
         message.data,
-        now,
         message.expires_at.as_micros(),
+        position,
+        now,
     ]);
     written.map(drop)
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::StoredNotification;
 use serde::Serialize;
-use serde_json::Value as Json;
 use uuid::Uuid;
 
 use crate::crash::held_to;
-use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
+use crate::db::columns::{Columns, columns, in_order, list_postgres, list_sqlite, places};
+use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
 use crate::store::Store;
 use crate::store::lists::keyset::{Page, Position};
 use crate::store::lists::notifications::NotificationWalk;
@@ -98,16 +98,42 @@ pub struct NotificationFilter {
     pub limit: i64,
 }
 
-/// Cancel requests are rare: whether there are any is asked once, not for each.
-const COLUMNS: &str = "note.tenant, t.name, note.id, note.event_type, note.entity, note.topic, note.schema_version, note.idempotency_key, note.payload, note.recipients, note.channels,
-    note.title, note.body, note.action_url, note.data, note.priority, note.due_at, note.expires_at, note.source, note.correlation_id, note.created_at,
-    CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN
-      (SELECT {gathered} FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END";
+columns! {
+    impl StoredNotification {
+        tenant: "note.tenant",
+        tenant_name: "t.name",
+        id: "note.id",
+        event_type: "note.event_type",
+        entity: "note.entity",
+        topic: "note.topic",
+        schema_version: "note.schema_version",
+        idempotency_key: "note.idempotency_key",
+        payload: "note.payload",
+        recipients: "note.recipients",
+        channels: "note.channels",
+        title: "note.title",
+        body: "note.body",
+        action_url: "note.action_url",
+        data: "note.data",
+        priority: "note.priority",
+        due_at: "note.due_at",
+        expires_at: "note.expires_at",
+        source: "note.source",
+        correlation_id: "note.correlation_id",
+        created_at: "note.created_at",
+        // Cancel requests are rare: whether there are any is asked once, not for each. Each database has its own way to gather them into a text.
+        cancelled: "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT string_agg(c.n::text, ',')
+            FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END"
+          | "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT group_concat(c.n, ',')
+            FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END"
+          => |numbers: Option<String>| numbers.unwrap_or_default().split(',').filter_map(|n| n.parse().ok()).collect(),
+    }
+}
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
 /// Reads those for which that holds.
 pub(in crate::store) fn reading_postgres(which: &str) -> String {
-    format!("SELECT {} FROM {TABLES} WHERE {which}", COLUMNS.replace("{gathered}", GATHERED_POSTGRES))
+    format!("SELECT {} FROM {TABLES} WHERE {which}", list_postgres::<StoredNotification>())
 }
 
 /// The bounds let the executor open only the partitions that hold them.
@@ -118,9 +144,8 @@ pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::
     let read = reading_postgres("note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4");
     format!("SELECT found.* FROM unnest($1::int[], $2::uuid[]) AS k (tenant, id) CROSS JOIN LATERAL ({read} OFFSET 0) found")
 });
-const GATHERED_POSTGRES: &str = "string_agg(c.n::text, ',')";
 static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let columns = COLUMNS.replace("{gathered}", GATHERED_SQLITE);
+    let columns = list_sqlite::<StoredNotification>();
     sqlite::dialect(&format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"))
 });
 /// What a list shows of one.
@@ -128,7 +153,6 @@ const SHOWN: Shown = Shown {
     columns: "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title",
     of_one: "postcommit.notification_status WHERE tenant_id = $1 AND id = $2",
 };
-const GATHERED_SQLITE: &str = "group_concat(c.n, ',')";
 
 impl Store {
     /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
@@ -143,15 +167,16 @@ impl Store {
                     client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
                 let (first, last) = (ids.iter().min(), ids.iter().max());
                 let rows = client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
-                Ok(readable(rows.into_iter().map(|mut row| stored(&mut row, 0))))
+                let places = places::<StoredNotification>(&rows, "")?;
+                Ok(readable(rows.into_iter().map(|mut row| StoredNotification::read(&mut row, &places))))
             }
             Db::Sqlite(db) => {
                 let keys = keys.to_vec();
                 db.read(move |connection| {
                     let mut load = sqlite::Prepared::on(connection, &LOAD_SQLITE)?;
-                    let mut rows = Vec::with_capacity(keys.len());
+                    let (mut rows, places) = (Vec::with_capacity(keys.len()), in_order::<StoredNotification>());
                     for (tenant, id) in keys {
-                        rows.extend(load.rows((tenant, sqlite::Id::from(id)), |row| stored(row, 0))?);
+                        rows.extend(load.rows((tenant, sqlite::Id::from(id)), |row| StoredNotification::read(row, &places))?);
                     }
                     Ok(readable(rows))
                 })
@@ -162,22 +187,28 @@ impl Store {
 
     /// One notification by its id, whoever owns it, or only this tenant's.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
-        let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
-        let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
-        let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
-        rows.into_iter().next().map(|mut row| stored(&mut row, 0)).transpose()
+        let row = self.read_notification(tenant, id).await?;
+        row.map(|mut row| StoredNotification::read(&mut row, &in_order::<StoredNotification>())).transpose()
     }
 
-    /// The same for people: what cannot be read of it is shown as such.
+    /// As [`Store::notification`], for people: what cannot be read of it is shown as such.
     pub(in crate::store) async fn notification_as_shown(
         &self,
         tenant: Option<i32>,
         id: Uuid,
     ) -> Result<Option<StoredNotification>, DbError> {
+        let row = self.read_notification(tenant, id).await?;
+        row.map(|row| StoredNotification::read(&mut AsShown(row), &in_order::<StoredNotification>())).transpose()
+    }
+
+    async fn read_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Row>, DbError> {
         let Some(tenant) = self.owner(held_to(tenant, "notification"), id).await? else { return Ok(None) };
-        let sql = format!("SELECT {} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2", self.columns());
-        let rows = self.db.query(&sql, vec![tenant.into(), id.into()]).await?;
-        rows.into_iter().next().map(|row| stored(&mut AsShown(row), 0)).transpose()
+        let columns = match self.db {
+            Db::Postgres(_) => list_postgres::<StoredNotification>(),
+            Db::Sqlite(_) => list_sqlite::<StoredNotification>(),
+        };
+        let sql = format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2");
+        Ok(self.db.query(&sql, vec![tenant.into(), id.into()]).await?.into_iter().next())
     }
 
     /// A page of notifications with their status, newest first. What the title must say is looked for in a bounded part of the history at a time: see [`Page::more`].
@@ -225,12 +256,6 @@ impl Store {
             rows.iter().map(|row| Ok(Conflict { event_type: row.get(0)?, entity: row.get(1)?, noted_at: row.get(2)? })),
         ))
     }
-
-    /// What a notification is read from; the cancel requests as one text, which each database gathers in its own way.
-    fn columns(&self) -> String {
-        let gathered = if self.db.kind() == "postgres" { GATHERED_POSTGRES } else { GATHERED_SQLITE };
-        COLUMNS.replace("{gathered}", gathered)
-    }
 }
 
 /// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
@@ -258,32 +283,4 @@ fn listed(row: &Row) -> Result<NotificationRow, DbError> {
     };
     listed.last_error = read.problem().or(listed.last_error);
     Ok(listed)
-}
-
-/// Reads a notification whose columns begin there.
-pub(in crate::store) fn stored(row: &mut impl Cells, from: usize) -> Result<StoredNotification, DbError> {
-    Ok(StoredNotification {
-        tenant: row.take(from)?,
-        tenant_name: row.take(from + 1)?,
-        id: row.take(from + 2)?,
-        event_type: row.take(from + 3)?,
-        entity: row.take(from + 4)?,
-        topic: row.take(from + 5)?,
-        schema_version: row.take(from + 6)?,
-        idempotency_key: row.take(from + 7)?,
-        payload: row.take(from + 8)?,
-        recipients: row.take(from + 9)?,
-        channels: row.take(from + 10)?,
-        title: row.take(from + 11)?,
-        body: row.take(from + 12)?,
-        action_url: row.take(from + 13)?,
-        data: row.take(from + 14)?,
-        priority: row.take(from + 15)?,
-        due_at: row.take(from + 16)?,
-        expires_at: row.take(from + 17)?,
-        source: row.take::<Option<Json>>(from + 18)?,
-        correlation_id: row.take(from + 19)?,
-        created_at: row.take(from + 20)?,
-        cancelled: row.take::<Option<String>>(from + 21)?.unwrap_or_default().split(',').filter_map(|n| n.parse().ok()).collect(),
-    })
 }

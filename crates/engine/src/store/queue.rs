@@ -5,5 +5,6 @@ pub(in crate::store) mod due_lanes;
 pub(in crate::store) mod expand;
 pub(in crate::store) mod limited;
 pub(in crate::store) mod low_water;
+pub(in crate::store) mod row;
 pub(in crate::store) mod settle;
 mod workers;

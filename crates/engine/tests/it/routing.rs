@@ -99,6 +99,23 @@ on_both! {
         assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("siren")));
     }
 
+    async fn a_retry_goes_by_the_row_of_its_delivery(world) {
+        let id = world.enqueue("a", json!({"recipients": [{"provider": "siren", "address": "hall"}, {"email": "a@example.com"}]})).await;
+        world.pass().await;
+        let rows = world.sql("SELECT provider FROM postcommit.delivery_ledger ORDER BY n", vec![]).await;
+        let named: Vec<Option<String>> = rows.iter().map(|row| row.get(0).unwrap()).collect();
+        assert_eq!(named, [Some("siren".into()), None], "only what the recipient named");
+        // Nothing is expanded again: the notification still names the siren.
+        world.execute("UPDATE postcommit.delivery_ledger SET provider = 'horn' WHERE n = 1", vec![]).await;
+        let mut horn = world.draft("horn", "capture", json!({}));
+        (horn.channel, horn.is_default) = ("alarm".into(), false);
+        world.provider(horn).await;
+        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        world.pass().await;
+        let row = world.deliveries(id).await.remove(0);
+        assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("horn")));
+    }
+
     async fn what_waits_on_a_lane_that_is_gone_is_routed_anew(world) {
         let lane = world.capture(json!({})).await;
         world.store.pause_lane(lane, None, "so that it waits").await.unwrap();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason};
+use postcommit_channel::model::{Delivery, DeliveryKey, Facts, Finish, FinishedState, Reason};
 use postcommit_engine::store::{Place, Settlement, Want};
 use serde_json::json;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ const LATER: Finish = Finish::Again { at: Timestamp::from_micros(4_000_000_000_0
 
 /// What became of the only target, sent from its notification's row.
 fn at_once(delivery: &Delivery, lane: i32, finish: Finish, outcome: &'static str) -> Settlement {
-    let place = Place { n: 1, lane, channel: "email".into(), target: "guest@example.com".into() };
+    let place = Place { n: 1, lane, facts: Facts::new("email", "guest@example.com") };
     Settlement { place: Some(place), ..settlement(delivery, finish, outcome) }
 }
 
@@ -97,7 +97,7 @@ on_both! {
         assert_eq!((second.key, second.row, second.lane), (target_of(&held), 1, lane));
         assert_eq!((second.attempts, second.seq, second.losses, second.unclear, second.lost_since), (1, 1, 0, true, None));
         assert_eq!(second.first_try_at, Some(held.leased_at), "the provider may have seen the key since then");
-        assert_eq!((second.channel.as_deref(), second.target.as_deref()), (Some("email"), Some("guest@example.com")));
+        assert_eq!(second.facts, Facts::new("email", "guest@example.com"));
         world.store.settle(vec![settlement(&second, SENT, "sent")]).await.unwrap();
         let log: Vec<_> = world.attempts(held.key.notification).await.into_iter().map(|a| (a.delivery, a.seq, a.outcome)).collect();
         let id = target_of(&held).id().to_string();

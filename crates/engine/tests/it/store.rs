@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, Evidence, Fate, Finish, FinishedState, Reason, Target};
+use postcommit_channel::model::{Delivery, Evidence, Facts, Fate, Finish, FinishedState, Reason, Target};
 use postcommit_engine::store::{Attempted, Expanded, Lease, Settlement, Store, Want};
 use serde_json::json;
 use uuid::Uuid;
@@ -55,7 +55,7 @@ fn expanded(delivery: &Delivery, lane: i32) -> Expanded {
 }
 
 fn target(fate: Fate) -> Target {
-    Target { channel: "email".into(), target: "guest@example.com".into(), fate }
+    Target { facts: Facts::new("email", "guest@example.com"), fate }
 }
 
 on_both! {
@@ -69,6 +69,47 @@ on_both! {
         assert_eq!(seen, { let mut ids = ids; ids.sort_unstable(); ids });
         assert!(claim(&world.store, lane, 10).await.is_empty());
         assert!(first.iter().all(|d| d.lost_since.is_none() && d.first_try_at.is_some()));
+    }
+
+    async fn a_delivery_keeps_its_facts_wherever_its_row_goes(world) {
+        let lane = world.capture(json!({})).await;
+        let facts = Facts {
+            provider: Some("capture".into()),
+            template: Some("booking".into()),
+            template_version: Some(3),
+            language: Some("de".into()),
+            ..Facts::new("email", "guest@example.com")
+        };
+        for (entity, fate) in [("taken back", Fate::Lane(lane)), ("by hand", Fate::Lane(lane)), ("parked", Fate::Lane(lane))] {
+            world.enqueue("test.event", json!({"entity": entity})).await;
+            let own = claim(&world.store, -world.tenant, 1).await.remove(0);
+            let targets = vec![Target { facts: facts.clone(), fate }];
+            world.store.expand(vec![Expanded { lease: lease(&own), targets }]).await.unwrap();
+        }
+        let claimed = claim(&world.store, lane, 3).await;
+        assert!(claimed.len() == 3 && claimed.iter().all(|delivery| delivery.facts == facts));
+        let again = Finish::Again { at: Timestamp::from_micros(0), counted: true };
+        world.store.settle(claimed.iter().map(|d| settlement(d, again, "deferred")).collect::<Vec<_>>()).await.unwrap();
+        world.cancel("taken back").await;
+        assert!(world.store.cancel_delivery(claimed[1].key).await.unwrap());
+        let parked = claim(&world.store, lane, 3).await.remove(0);
+        let park = Finish::Ended(FinishedState::Parked(Reason::Rejected));
+        world.store.settle(vec![settlement(&parked, park, "rejected")]).await.unwrap();
+        let ledger = "SELECT channel, target, provider, template, template_version, language FROM postcommit.delivery_ledger";
+        for row in world.sql(ledger, vec![]).await {
+            let read = Facts {
+                channel: row.get(0).unwrap(),
+                target: row.get(1).unwrap(),
+                provider: row.get(2).unwrap(),
+                template: row.get(3).unwrap(),
+                template_version: row.get(4).unwrap(),
+                language: row.get(5).unwrap(),
+            };
+            assert_eq!(read, facts);
+        }
+        assert_eq!(world.count("delivery_ledger").await, 3);
+        assert!(world.store.retry(parked.key).await.unwrap());
+        assert_eq!(claim(&world.store, lane, 3).await.remove(0).facts, facts);
     }
 
     async fn a_claim_takes_no_more_than_each_lane_has_room_for(world) {

@@ -18,9 +18,10 @@ BEGIN
       WHERE q.tenant = of_tenant AND q.notification_id = live.notification_id AND q.n = live.n AND q.lease_token IS NULL
       RETURNING q.*
   ), entered AS (
-    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq,
-        unclear, finished_at)
-      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, 'cancelled', 'cancelled', t.attempts, t.seq,
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, provider, template,
+        template_version, language, state, code, attempts, seq, unclear, finished_at)
+      SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, t.provider, t.template,
+        t.template_version, t.language, 'cancelled', 'cancelled', t.attempts, t.seq,
         t.unclear OR t.lost_since IS NOT NULL, clock_timestamp()
       FROM taken_back t ORDER BY t.notification_id, t.n
   ), word_left AS (

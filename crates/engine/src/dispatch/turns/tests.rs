@@ -1,7 +1,7 @@
 use super::*;
 use crate::store::Searched;
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, DeliveryKey};
+use postcommit_channel::model::{Delivery, DeliveryKey, Facts};
 use uuid::Uuid;
 
 const EVEN: fn(i32) -> u32 = |_| 1;
@@ -22,8 +22,7 @@ fn delivery(lane: i32) -> Delivery {
         intent_stands: false,
         unclear: false,
         first_try_at: None,
-        channel: None,
-        target: None,
+        facts: Facts::default(),
         token: Uuid::nil(),
     }
 }

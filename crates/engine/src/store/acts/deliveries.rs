@@ -1,12 +1,13 @@
 //! What an operator does with deliveries, one or many. Each is one transaction; what it met in another state is left as it is, and said.
 
 use postcommit::Timestamp;
-use postcommit_channel::model::DeliveryKey;
+use postcommit_channel::model::{DeliveryKey, Facts};
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::db::columns::names;
 use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::store::audit::ASKED_FROM;
 use crate::store::{AuditEntry, Store};
@@ -71,20 +72,21 @@ impl Act {
         states.iter().map(|&state| state.to_owned()).collect()
     }
 
-    fn postgres(self) -> &'static str {
-        match self {
+    fn postgres(self) -> String {
+        with_facts(match self {
             Self::Retry => RETRY_POSTGRES,
             Self::Discard => DISCARD_POSTGRES,
             Self::Cancel => CANCEL_POSTGRES,
-        }
+        })
     }
 
-    fn sqlite(self) -> &'static [&'static str] {
-        match self {
+    fn sqlite(self) -> Vec<String> {
+        let statements: &[&str] = match self {
             Self::Retry => &RETRY_SQLITE,
             Self::Discard => &DISCARD_SQLITE,
             Self::Cancel => &CANCEL_SQLITE,
-        }
+        };
+        statements.iter().map(|sql| sqlite::dialect(&with_facts(sql))).collect()
     }
 }
 
@@ -237,7 +239,7 @@ pub(in crate::store) async fn act_postgres(
 ) -> Result<Vec<DeliveryKey>, DbError> {
     // Row by row along the primary key, whatever statistics say of a table that has just been emptied.
     transaction.batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off").await.map_err(postgres::refused)?;
-    let statement = transaction.prepare_cached(act.postgres()).await.map_err(postgres::refused)?;
+    let statement = transaction.prepare_cached(&act.postgres()).await.map_err(postgres::refused)?;
     // In one order for everybody: two that share rows must not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
@@ -260,7 +262,7 @@ pub(in crate::store) fn act_sqlite(
     bound: Option<Timestamp>,
 ) -> Result<Vec<DeliveryKey>, DbError> {
     let mut done = Vec::new();
-    let statements: Vec<String> = act.sqlite().iter().map(|sql| sqlite::dialect(sql)).collect();
+    let statements = act.sqlite();
     for key in keys {
         let parameters = [Value::from(key.tenant), key.notification.into(), key.n.into(), bound.into()];
         for (place, sql) in statements.iter().enumerate() {
@@ -285,6 +287,11 @@ macro_rules! given {
     };
 }
 
+/// What a delivery says of itself goes from one table into the other as it is.
+fn with_facts(sql: &str) -> String {
+    sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &names::<Facts>("gone."))
+}
+
 /// What leaves one table enters the other in the same statement: two statements would see two states of a row that others move as well, and lose it.
 const RETRY_POSTGRES: &str = given!(
     "
@@ -293,19 +300,19 @@ const RETRY_POSTGRES: &str = given!(
     ), heard AS (
       DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
     )
-    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, gone.channel, gone.target
+    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
+    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, {gone.facts}
     FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id AND note.id BETWEEN $2 AND $3
     LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
     RETURNING tenant, notification_id, n"
 );
 /// Every statement takes the same parameters. The first says whether there is anything to do.
 const RETRY_SQLITE: [&str; 3] = [
-    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, channel, target)
-     SELECT l.tenant, l.notification_id, l.n, CASE WHEN p.id IS NULL THEN -l.tenant ELSE l.lane END, note.priority, max(note.due_at, {now}), l.seq, l.channel, l.target
-     FROM postcommit_delivery_ledger l JOIN postcommit_notification note ON note.tenant = l.tenant AND note.id = l.notification_id
-     LEFT JOIN postcommit_provider p ON p.tenant = l.tenant AND p.id = l.lane
-     WHERE l.tenant = ?1 AND l.notification_id = ?2 AND l.n = ?3 AND l.state = 'parked' AND (?4 IS NULL OR l.finished_at < ?4)",
+    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
+     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, max(note.due_at, {now}), gone.seq, {gone.facts}
+     FROM postcommit_delivery_ledger gone JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
+     LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane
+     WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked' AND (?4 IS NULL OR gone.finished_at < ?4)",
     "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
     "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
      AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
@@ -324,13 +331,13 @@ const CANCEL_POSTGRES: &str = given!(
       DELETE FROM postcommit.delivery_queue q USING given g
       WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.id AND q.n = g.n AND q.notification_id BETWEEN $2 AND $3 AND q.lease_token IS NULL RETURNING q.*
     )
-    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
-    SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, clock_timestamp() FROM gone
+    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear, finished_at, {facts})
+    SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, clock_timestamp(), {facts} FROM gone
     RETURNING tenant, notification_id, n"
 );
 const CANCEL_SQLITE: [&str; 2] = [
-    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, state, code, attempts, seq, unclear, finished_at)
-     SELECT tenant, notification_id, n, lane, channel, target, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, {now}
+    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear, finished_at, {facts})
+     SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, {now}, {facts}
      FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
     "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
 ];

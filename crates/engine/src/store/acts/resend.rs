@@ -1,12 +1,13 @@
 //! Sending once more by hand what was sent for an entity. It is a notification of its own beside the first, which is not touched.
 
 use postcommit::{Recipient, Source, key, limits};
-use postcommit_channel::model::{Routes, StoredNotification, reached_on, short_name};
+use postcommit_channel::model::{Facts, StoredNotification, recipients_of, short_name};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::crash_point;
+use crate::db::columns::{Columns, in_order, names};
 use crate::db::{Db, DbError, postgres, sqlite};
 use crate::store::intake::accept::{Accepted, Said, enter_one_postgres, enter_one_sqlite};
 use crate::store::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
@@ -83,7 +84,7 @@ impl Store {
         let Some(of) = self.newest_over(tenant, wish).await? else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
         let providers = self.providers_of(tenant).await?;
-        let recipients = reached_on(&note, &wish.channel, Routes(&providers));
+        let recipients = recipients_of(&note, &self.facts_over(tenant, of, &wish.channel).await?);
         if recipients.is_empty() {
             let problem = format!("nobody whom notification {of} names can be reached on {:?} any more", wish.channel);
             return Err(Refusal::invalid("channel", problem));
@@ -143,6 +144,17 @@ impl Store {
         }
         // Two of the same request at once, and something new in between: one of them copied that.
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
+    }
+
+    /// What the deliveries of a notification say that went over a channel or still will.
+    async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str) -> Result<Vec<Facts>, DbError> {
+        let (facts, of_it) = (names::<Facts>(""), "tenant = $1 AND notification_id = $2 AND channel = $3");
+        let sql = format!(
+            "SELECT {facts} FROM postcommit.delivery_queue WHERE {of_it}
+             UNION ALL SELECT {facts} FROM postcommit.delivery_ledger WHERE {of_it} AND state <> 'skipped'"
+        );
+        let rows = self.db.query(&sql, vec![tenant.into(), id.into(), channel.into()]).await?;
+        rows.into_iter().map(|mut row| Facts::read(&mut row, &in_order::<Facts>())).collect()
     }
 
     async fn newest_over(&self, tenant: i32, wish: &Resend) -> Result<Option<Uuid>, DbError> {

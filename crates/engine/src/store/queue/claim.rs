@@ -11,14 +11,16 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::crash_point;
+use crate::db::columns::{Columns, place, places};
 use crate::db::postgres::Postgres;
 use crate::db::sqlite::{Id, Prepared, Sqlite};
-use crate::db::{Cells, Db, DbError, Row, Value, postgres, sqlite};
+use crate::db::{Cells, Db, DbError, Row, postgres, sqlite};
 use crate::store::Store;
-use crate::store::notifications::{readable, stored};
+use crate::store::notifications::readable;
 use crate::store::queue::due_lanes::{
-    CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, LEASED, Search, Searched, claim_fresh_sqlite, search_sqlite, split,
+    CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, NOTE, Search, Searched, claim_fresh_sqlite, search_sqlite, split,
 };
+use crate::store::queue::row::{Leased, Places, claimed_postgres, claimed_sqlite};
 
 /// How much a lane can start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,18 +90,22 @@ const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.
 pub(in crate::store) const SUSPENDED: &str =
     "p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL))";
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
-pub(in crate::store) const LEASE: &str = "
+const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
       lost_since = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END, losses = q.losses + (q.lease_token IS NOT NULL)::int, first_try_at = CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.first_try_at, q.leased_at) ELSE q.first_try_at END
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING q.tenant, q.notification_id, q.n, q.lane, q.attempts, q.losses, q.seq, q.lost_since, q.intent IS NOT NULL, q.unclear, coalesce(q.first_try_at, q.leased_at), q.channel, q.target,
-      q.priority, q.due_at, q.leased_at, (SELECT version FROM postcommit.provider_version)";
+    RETURNING ";
+
+/// Leases what was picked, and returns it.
+pub(in crate::store) fn lease() -> String {
+    format!("{LEASE}{}", claimed_postgres())
+}
 
 pub(in crate::store) static CLAIM_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| format!("WITH {}, picked AS MATERIALIZED ({}) {LEASE}", want(""), PICK.replace("{is_due}", IS_DUE)));
+    LazyLock::new(|| format!("WITH {}, picked AS MATERIALIZED ({}) {}", want(""), PICK.replace("{is_due}", IS_DUE), lease()));
 pub(in crate::store) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| format!("{OF_IT}, {} {LEASE}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES)));
+    LazyLock::new(|| format!("{OF_IT}, {} {}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES), lease()));
 /// Those of the lanes asked for that are open.
 pub(in crate::store) fn want(commit: &str) -> String {
     WANT.replace("{commit}", commit).replace("{held}", HELD_POSTGRES)
@@ -110,7 +116,10 @@ pub(in crate::store) fn want(commit: &str) -> String {
 /// a row against 5.7, under perf.
 static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let free = "lane = ?2 AND priority = ?3 AND due_at <= ?4 AND (lease_until IS NULL OR lease_until < ?1)";
-    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE {free} ORDER BY due_at, tenant, notification_id, n LIMIT ?5")
+    format!(
+        "SELECT {} FROM postcommit_delivery_queue q WHERE {free} ORDER BY due_at, tenant, notification_id, n LIMIT ?5",
+        claimed_sqlite()
+    )
 });
 static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let up_to = "due_at <= ?6 AND (due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
@@ -122,11 +131,6 @@ pub(in crate::store) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_deliv
 const HELD_SQLITE: &str =
     "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2 OR (rate_per_s IS NOT NULL) <> ?3
     OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
-/// A row as [`SET_LEASE_SQLITE`] will leave it.
-pub(in crate::store) const AS_CLAIMED_SQLITE: &str = "tenant, notification_id, n, lane, attempts, losses + (lease_token IS NOT NULL), seq,
-    CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, intent IS NOT NULL, unclear,
-    coalesce(first_try_at, CASE WHEN lease_token IS NOT NULL THEN leased_at END, ?1), channel, target, priority, due_at, ?1,
-    (SELECT version FROM postcommit_provider_version)";
 pub(in crate::store) const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at = ?1, lease_until = ?2, lease_token = ?3,
     lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL),
     first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END";
@@ -135,7 +139,8 @@ const OF_NOTIFICATION_SQLITE: &str = "tenant = ?4 AND notification_id = ?5 AND d
     AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1 OR p.rate_per_s IS NOT NULL
       OR p.tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL)))";
 static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
+    let claimed = claimed_sqlite();
+    format!("SELECT {claimed} FROM postcommit_delivery_queue q WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
 });
 static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {OF_NOTIFICATION_SQLITE}"));
 
@@ -194,8 +199,8 @@ impl Store {
         if quiet || searches {
             (rows, searched) = split(rows)?;
         }
-        let notes = if quiet { notes_along(&rows) } else { vec![] };
-        let found = Claim { notes, searched, ..claim(rows, token) };
+        let notes = if quiet { notes_along(&rows)? } else { vec![] };
+        let found = Claim { notes, searched, ..claim(rows, token)? };
         self.marks().note(&look, wants, &found.deliveries, searches);
         Ok(found)
     }
@@ -252,14 +257,15 @@ impl Store {
                     .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before))])
                     .await
                     .map_err(postgres::refused)?;
-                Ok(claim(rows, token))
+                claim(rows, token)
             }
             Db::Sqlite(db) => {
                 db.write(move |connection| {
                     let now = sqlite::now(connection)?;
                     let (until, by, id) = (now.plus(lease).as_micros(), Id::from(token), Id::from(id));
                     let parameters = params![now.as_micros(), until, by, tenant, id, due_before.as_micros()];
-                    let rows = Prepared::on(connection, &DUE_OF_NOTIFICATION_SQLITE)?.rows(parameters, |row| leased(row, token))?;
+                    let rows = Prepared::on(connection, &DUE_OF_NOTIFICATION_SQLITE)?
+                        .rows(parameters, |row| Places::in_sqlite().leased(row, token))?;
                     Prepared::on(connection, &LEASE_OF_NOTIFICATION_SQLITE)?.run(parameters)?;
                     Ok(found(rows))
                 })
@@ -380,8 +386,8 @@ pub(in crate::store) fn claim_lane_sqlite(connection: &Connection, want: Want, t
     for priority in (0..=9).rev() {
         let mut last = None;
         let more = due.rows((now, want.lane, priority, term.latest.as_micros(), left), |row| {
-            last = Some([14, 0, 1, 2].map(|place| row.take(place).unwrap_or(Value::Null)));
-            leased(row, term.token)
+            last = Some(Places::rank(row));
+            Places::in_sqlite().leased(row, term.token)
         })?;
         if let Some([due_at, tenant, id, n]) = last {
             hold.run(params![now, until, by, want.lane, priority, due_at, tenant, id, n])?;
@@ -430,16 +436,9 @@ pub(in crate::store) fn key(row: &mut impl Cells) -> Result<DeliveryKey, DbError
     Ok(DeliveryKey { tenant: row.take(0)?, notification: row.take(1)?, n: row.take(2)? })
 }
 
-fn claim(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Claim {
-    found(rows.into_iter().map(|mut row| leased(&mut row, token)))
-}
-
-/// A row, and the state of the providers that comes along with it.
-pub(in crate::store) type Leased = Result<(Delivery, i64), DbError>;
-
-pub(in crate::store) fn leased(row: &mut impl Cells, token: Uuid) -> Leased {
-    // A version that cannot be read is none that a dispatcher knows: it reads the providers anew.
-    Ok((delivery(row, token)?, row.take(16).unwrap_or_default()))
+fn claim(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<Claim, DbError> {
+    let places = Places::in_postgres(&rows)?;
+    Ok(found(rows.into_iter().map(|mut row| places.leased(&mut row, token))))
 }
 
 pub(in crate::store) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
@@ -450,31 +449,9 @@ pub(in crate::store) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
     Claim { deliveries, providers, ..Claim::default() }
 }
 
-/// What a reading claim has put behind the columns of a delivery.
-fn notes_along(rows: &[tokio_postgres::Row]) -> Vec<StoredNotification> {
-    const BEHIND: usize = LEASED + 2;
-    let is_read = |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(BEHIND).is_ok_and(|tenant| tenant.is_some());
-    readable(rows.iter().filter(is_read).map(|row| stored(&mut &*row, BEHIND)))
-}
-
-fn delivery(row: &mut impl Cells, token: Uuid) -> Result<Delivery, DbError> {
-    let key = key(row)?;
-    Ok(Delivery {
-        key,
-        row: key.n,
-        lane: row.take(3)?,
-        attempts: row.take(4)?,
-        losses: row.take(5)?,
-        seq: row.take(6)?,
-        lost_since: row.take(7)?,
-        intent_stands: row.take(8)?,
-        unclear: row.take(9)?,
-        first_try_at: row.take(10)?,
-        channel: row.take(11)?,
-        target: row.take(12)?,
-        priority: row.take(13)?,
-        due_at: row.take(14)?,
-        leased_at: row.take(15)?,
-        token,
-    })
+/// The notifications that a reading claim has read along.
+fn notes_along(rows: &[tokio_postgres::Row]) -> Result<Vec<StoredNotification>, DbError> {
+    let (places, tenant) = (places::<StoredNotification>(rows, NOTE)?, place(rows, &format!("{NOTE}tenant"))?);
+    let is_read = |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(tenant).is_ok_and(|tenant| tenant.is_some());
+    Ok(readable(rows.iter().filter(is_read).map(|row| StoredNotification::read(&mut &*row, &places))))
 }

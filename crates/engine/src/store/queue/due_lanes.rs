@@ -4,13 +4,16 @@
 use std::sync::LazyLock;
 
 use postcommit::Timestamp;
+use postcommit_channel::model::StoredNotification;
 use rusqlite::Connection;
 
+use crate::db::columns::{names_as, place};
 use crate::db::sqlite::Prepared;
 use crate::db::{Cells, DbError};
 use crate::store::Want;
 use crate::store::notifications::reading_postgres;
-use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, LEASE, Leased, PICK, SUSPENDED, Term, claim_lane_sqlite, want};
+use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, PICK, SUSPENDED, Term, claim_lane_sqlite, lease, want};
+use crate::store::queue::row::{Leased, width};
 
 /// Where a claim looks for lanes with due work beside those it asks for.
 #[derive(Debug, Clone, Default)]
@@ -68,8 +71,8 @@ const SEEN: &str = "seen AS (
       WHERE due.lane > 0 AND NOT EXISTS (
         SELECT FROM postcommit.provider p WHERE p.id = due.lane AND (p.paused IS NOT NULL OR p.not_before > now() OR {suspended}))
     )";
-/// Columns of what [`LEASE`] returns.
-pub(in crate::store) const LEASED: usize = 17;
+/// Stands before the names of a notification's columns, where a claim reads it along.
+pub(in crate::store) const NOTE: &str = "note_";
 
 /// A claim that searches as well.
 pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} SELECT * FROM told", searching("")));
@@ -78,16 +81,17 @@ pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> = LazyLoc
 pub(in crate::store) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("told.n = 0 AND note.tenant = told.tenant AND note.id = told.notification_id");
     let told = searching(", set_config('synchronous_commit', 'off', true)");
-    format!("{told} SELECT told.*, note.* FROM told LEFT JOIN LATERAL ({read} OFFSET 0) note ON true")
+    let note = names_as::<StoredNotification>("note.", NOTE);
+    format!("{told} SELECT told.*, {note} FROM told LEFT JOIN LATERAL ({read} OFFSET 0) note ON true")
 });
 
 fn searching(commit: &str) -> String {
     let (want, scan) = (want(commit), SCAN.replace("{commit}", commit));
     let (pick, fresh) = (PICK.replace("{is_due}", IS_DUE), PICK_FRESH.replace("{free}", &free("fresh", "p")));
     let seen = SEEN.replace("{free}", &free("due", "due")).replace("{suspended}", SUSPENDED);
-    let nothing = ["NULL"; LEASED].join(", ");
+    let (lease, nothing) = (lease(), vec!["NULL"; width()].join(", "));
     format!(
-        "WITH RECURSIVE {want}, {scan}, {FRESH}, picked AS MATERIALIZED ({pick} UNION ALL ({fresh})), claimed AS ({LEASE}), {seen},
+        "WITH RECURSIVE {want}, {scan}, {FRESH}, picked AS MATERIALIZED ({pick} UNION ALL ({fresh})), claimed AS ({lease}), {seen},
         told AS (SELECT claimed.*, NULL::int AS seen, NULL::int AS until FROM claimed UNION ALL SELECT {nothing}, seen.lane, seen.until FROM seen)"
     )
 }
@@ -100,8 +104,9 @@ fn free(of: &str, p: &str) -> String {
 pub(in crate::store) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tokio_postgres::Row>, Searched), DbError> {
     let mut searched = Searched::default();
     let mut leased = Vec::with_capacity(rows.len());
+    let (seen, end) = (place(&rows, "seen")?, place(&rows, "until")?);
     for mut row in rows {
-        match (row.take::<Option<i32>>(LEASED)?, row.take::<Option<i32>>(LEASED + 1)?) {
+        match (row.take::<Option<i32>>(seen)?, row.take::<Option<i32>>(end)?) {
             (None, _) => leased.push(row),
             (Some(lane), None) => searched.lanes.push(lane),
             (Some(lane), Some(until)) => searched.reached.push((until, lane)),

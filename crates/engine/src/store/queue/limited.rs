@@ -11,11 +11,11 @@ use rusqlite::{Connection, params};
 use uuid::Uuid;
 
 use crate::crash_point;
+use crate::db::columns::find;
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
-use crate::store::queue::claim::{
-    AS_CLAIMED_SQLITE, IS_DUE, LEASE, Leased, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, leased, open_lanes,
-};
+use crate::store::queue::claim::{IS_DUE, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, lease, open_lanes};
+use crate::store::queue::row::{Leased, Places, claimed_sqlite};
 use crate::store::{Claim, Store, Want};
 
 /// What a claim met on a limited lane.
@@ -66,7 +66,8 @@ const METER: &str = "locked AS MATERIALIZED (
 const SPEND_AND_LEASE: &str = "spent AS (
       UPDATE postcommit.lane_rate r SET used = want.used + (SELECT count(*) FROM picked WHERE picked.lane = want.lane), as_of = want.as_of FROM want WHERE r.lane = want.lane
     ), claimed AS ({lease})
-    SELECT claimed.*, want.lane, want.quota, want.per_s, want.burst, want.used, want.as_of, now() FROM want LEFT JOIN claimed ON claimed.lane = want.lane";
+    SELECT claimed.*, want.lane AS want_lane, want.quota, want.per_s, want.burst, want.used, want.as_of, now() AS now
+    FROM want LEFT JOIN claimed ON claimed.lane = want.lane";
 
 pub(in crate::store) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let wanted = "unnest($1::int[], $2::int[]) WITH ORDINALITY AS want (lane, quota, place)";
@@ -89,7 +90,7 @@ fn meter(wanted: &str, due: &str) -> String {
 }
 
 fn spend_and_lease() -> String {
-    SPEND_AND_LEASE.replace("{lease}", LEASE)
+    SPEND_AND_LEASE.replace("{lease}", &lease())
 }
 
 const BUCKET_SQLITE: &str =
@@ -104,7 +105,7 @@ const GIVE_BACK_SQLITE: &str = "UPDATE postcommit_lane_rate AS r
 const SPEND_SQLITE: &str = "UPDATE postcommit_lane_rate SET used = ?2, as_of = ?3 WHERE lane = ?1";
 static DUE_OF_IT_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let due = "tenant = ?2 AND notification_id = ?3 AND lane = ?4 AND due_at <= ?5 AND (lease_until IS NULL OR lease_until < ?1)";
-    format!("SELECT {AS_CLAIMED_SQLITE} FROM postcommit_delivery_queue WHERE {due} ORDER BY n LIMIT ?6")
+    format!("SELECT {} FROM postcommit_delivery_queue q WHERE {due} ORDER BY n LIMIT ?6", claimed_sqlite())
 });
 static LEASE_ONE_SQLITE: LazyLock<String> =
     LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE tenant = ?4 AND notification_id = ?5 AND n = ?6"));
@@ -194,18 +195,18 @@ impl Store {
 
 /// Reads what [`SPEND_AND_LEASE`] answers: at least a row for each lane.
 fn metered(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<LimitedClaim, DbError> {
-    const BEHIND: usize = 17;
+    let places = Places::in_postgres(&rows)?;
+    let [claimed, lane, quota, per_s, burst, used, as_of, now] =
+        find(&rows, ["tenant", "want_lane", "quota", "per_s", "burst", "used", "as_of", "now"])?;
     let (mut lanes, mut deliveries): (BTreeMap<i32, (i32, Meter)>, Vec<Leased>) = (BTreeMap::new(), vec![]);
     for mut row in rows {
-        let lane: i32 = row.take(BEHIND)?;
-        let rate = Rate::new(row.take(BEHIND + 2)?, row.take(BEHIND + 3)?);
-        let bucket = Bucket { used: row.take(BEHIND + 4)?, as_of: row.take(BEHIND + 5)? };
-        let now = row.take(BEHIND + 6)?;
-        let quota = row.take(BEHIND + 1)?;
-        let meter = &mut lanes.entry(lane).or_insert((quota, Meter { rate, bucket, now })).1;
-        if row.take::<Option<i32>>(0)?.is_some() {
+        let rate = Rate::new(row.take(per_s)?, row.take(burst)?);
+        let bucket = Bucket { used: row.take(used)?, as_of: row.take(as_of)? };
+        let meter = Meter { rate, bucket, now: row.take(now)? };
+        let meter = &mut lanes.entry(row.take(lane)?).or_insert((row.take(quota)?, meter)).1;
+        if row.take::<Option<i32>>(claimed)?.is_some() {
             meter.bucket.used += 1.0;
-            deliveries.push(leased(&mut row, token));
+            deliveries.push(places.leased(&mut row, token));
         }
     }
     let lanes = lanes.into_iter().map(|(lane, (quota, meter))| meter.told(lane, quota)).collect();
@@ -256,7 +257,7 @@ fn meter_sqlite(connection: &Connection, lane: i32, now: Timestamp) -> Result<Op
 fn claim_of_it_sqlite(connection: &Connection, (tenant, id): (i32, Uuid), want: Want, term: &Term) -> Result<Vec<Leased>, DbError> {
     let (now, id, by) = (term.now.as_micros(), Id::from(id), Id::from(term.token));
     let parameters = params![now, tenant, id, want.lane, term.latest.as_micros(), want.quota];
-    let rows = Prepared::on(connection, &DUE_OF_IT_SQLITE)?.rows(parameters, |row| leased(row, term.token))?;
+    let rows = Prepared::on(connection, &DUE_OF_IT_SQLITE)?.rows(parameters, |row| Places::in_sqlite().leased(row, term.token))?;
     let mut hold = Prepared::on(connection, &LEASE_ONE_SQLITE)?;
     for (delivery, _) in rows.iter().flatten() {
         hold.run(params![now, term.until.as_micros(), by, tenant, id, delivery.row])?;

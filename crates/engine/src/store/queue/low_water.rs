@@ -133,7 +133,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use postcommit_channel::model::DeliveryKey;
+    use postcommit_channel::model::{DeliveryKey, Facts};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_micros(1_800_000_000_000_000 + second * 1_000_000)
@@ -156,8 +156,7 @@ mod tests {
             intent_stands: false,
             unclear: false,
             first_try_at: None,
-            channel: None,
-            target: None,
+            facts: Facts::default(),
             token: Uuid::nil(),
         }
     }

@@ -6,7 +6,7 @@ mod sqlite;
 use std::sync::Arc;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, Evidence, Finish, FinishedState, InboxMessage};
+use postcommit_channel::model::{DeliveryKey, Evidence, Facts, Finish, FinishedState, InboxMessage};
 
 pub(in crate::store) use postgres::{AGAIN_POSTGRES, END_POSTGRES};
 
@@ -46,10 +46,8 @@ pub struct Place {
     pub n: i32,
     /// Its provider's lane.
     pub lane: i32,
-    /// The medium.
-    pub channel: String,
-    /// The address.
-    pub target: String,
+    /// What it would say of itself.
+    pub facts: Facts,
 }
 
 /// One attempt, as logged.
@@ -75,6 +73,9 @@ pub struct Settled {
     /// Refused: the lease had gone to someone else. Kept as evidence.
     pub stale: Vec<DeliveryKey>,
 }
+
+/// What is logged of an attempt.
+const ATTEMPT: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token";
 
 impl Store {
     /// Writes a batch of results. A stale token changes nothing and is counted.

@@ -1,60 +1,133 @@
 //! A batch on PostgreSQL: a statement for what ended, and one for what goes on.
 
-use postcommit_channel::model::DeliveryKey;
+use std::sync::LazyLock;
+
+use postcommit_channel::model::{DeliveryKey, Facts};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{Attempted, Settlement, due_of, state_of};
+use super::{ATTEMPT, Settlement, due_of, state_of};
 use crate::db::DbError;
+use crate::db::columns::{Columns, arrays, names, unnest};
 use crate::db::postgres::{self, Postgres};
 use crate::store::inbox;
 
-/// What ended moves by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token. The answer is how many did;
-/// which ones follow only when some did not, since nearly always all do.
-pub(in crate::store) const END_POSTGRES: &str = "
-    WITH ended AS (
-      DELETE FROM postcommit.delivery_queue q
-      USING unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
-          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[])
-        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, state, reason, site)
-      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-      RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, coalesce(g.channel, q.channel) AS channel,
-        coalesce(g.target, q.target) AS target, q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq,
-        q.unclear OR g.unclear AS unclear, g.token, g.state, g.reason, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt, g.site
-    ), entered AS (
-      INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site)
-      SELECT tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref,
-        CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site FROM ended
-    ), counted AS (
-      -- With a site the ledger's trigger leaves it to us.
-      INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count)
-      SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''), state, count(*) FROM ended WHERE site IS NOT NULL GROUP BY tenant, site, channel, state
-    ), logged AS (
-      INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
-      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM ended WHERE outcome IS NOT NULL
+arrays! {
+    /// What a statement is told of each settlement. From `as_n` on it is what the row of a target without one would say.
+    struct Given<'a>, GivenArrays {
+        tenant: i32,
+        notification_id: Uuid,
+        n: i32,
+        token: Uuid,
+        code: Option<&'a str>,
+        detail: Option<&'a str>,
+        at: postgres::Time,
+        sent_by: Option<&'a str>,
+        outcome: Option<&'a str>,
+        latency_ms: Option<i32>,
+        provider_ref: Option<&'a str>,
+        excerpt: Option<&'a str>,
+        unclear: bool,
+        as_n: Option<i32>,
+        lane: Option<i32>,
+        channel: Option<&'a str>,
+        target: Option<&'a str>,
+        provider: Option<&'a str>,
+    }
+}
+arrays! {
+    /// What is told of one that ended.
+    struct Ended<'a>, EndedArrays {
+        state: &'a str,
+        reason: Option<&'a str>,
+        site: Option<&'a str>,
+    }
+}
+arrays! {
+    /// What is told of one that goes on.
+    struct GoesOn, GoesOnArrays {
+        due: postgres::Time,
+        counted: i32,
+    }
+}
+
+const HELD: &str = "q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token";
+
+/// What ended moves by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token.
+pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let given = unnest(&[GivenArrays::COLUMNS, EndedArrays::COLUMNS].concat());
+    let (facts, left, log, answer) =
+        (names::<Facts>(""), each_fact(|name| format!("{} AS {name}", settled(name))), log("ended"), answer("ended"));
+    format!(
+        "WITH ended AS (
+          DELETE FROM postcommit.delivery_queue q USING {given}
+          WHERE {HELD}
+          RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, {left},
+            q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq, q.unclear OR g.unclear AS unclear,
+            g.token, g.state, g.reason, g.code, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt, g.site
+        ), entered AS (
+          INSERT INTO postcommit.delivery_ledger
+            (tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site, {facts})
+          SELECT tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref,
+            CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, {facts} FROM ended
+        ), counted AS (
+          -- With a site the ledger's trigger leaves it to us.
+          INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count)
+          SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''), state, count(*) FROM ended
+          WHERE site IS NOT NULL GROUP BY tenant, site, channel, state
+        ), logged AS ({log})
+        {answer}"
     )
-    SELECT NULL, NULL, (SELECT count(*)::int FROM ended) UNION ALL SELECT tenant, notification_id, row FROM ended WHERE (SELECT count(*) FROM ended) <> cardinality($1)";
+});
 
 /// What is to be tried again stays in the queue; a target without a row of its own gets the notification's. Without an attempt nobody has judged yet what a
 /// lease that ran out before means: that is not forgotten.
-pub(in crate::store) const AGAIN_POSTGRES: &str = "
-    WITH again AS (
-      UPDATE postcommit.delivery_queue q
-      SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),
-        lost_since = CASE WHEN g.outcome IS NULL THEN q.lost_since END, intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END, attempts = q.attempts + g.counted,
-        seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear, code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
-        first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
-        n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), channel = coalesce(g.channel, q.channel), target = coalesce(g.target, q.target)
-      FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[], $10::int[], $11::text[], $12::text[],
-          $13::boolean[], $14::int[], $15::int[], $16::text[], $17::text[], $18::timestamptz[], $19::int[])
-        AS g (tenant, notification_id, n, token, code, detail, at, provider, outcome, latency_ms, provider_ref, excerpt, unclear, as_n, lane, channel, target, due, counted)
-      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-      RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq, g.token, g.code, g.detail, g.at, g.provider, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
-    ), logged AS (
-      INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
-      SELECT tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token FROM again WHERE outcome IS NOT NULL
+pub(in crate::store) static AGAIN_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    let given = unnest(&[GivenArrays::COLUMNS, GoesOnArrays::COLUMNS].concat());
+    let (facts, log, answer) = (each_fact(|name| format!("{name} = {}", settled(name))), log("again"), answer("again"));
+    format!(
+        "WITH again AS (
+          UPDATE postcommit.delivery_queue q
+          SET lease_token = NULL, lease_until = NULL, due_at = coalesce(g.due, q.due_at),
+            lost_since = CASE WHEN g.outcome IS NULL THEN q.lost_since END,
+            intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END,
+            attempts = q.attempts + g.counted, seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear,
+            code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
+            first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
+            n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), {facts}
+          FROM {given}
+          WHERE {HELD}
+          RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq,
+            g.token, g.code, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+        ), logged AS ({log})
+        {answer}"
     )
-    SELECT NULL, NULL, (SELECT count(*)::int FROM again) UNION ALL SELECT tenant, notification_id, row FROM again WHERE (SELECT count(*) FROM again) <> cardinality($1)";
+});
+
+fn each_fact(write: impl Fn(&str) -> String) -> String {
+    Facts::COLUMNS.iter().map(|column| write(column.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// A fact as it is from now on. Those that a target without a row of its own can have are given.
+fn settled(fact: &str) -> String {
+    match GivenArrays::COLUMNS.iter().any(|(given, _)| *given == fact) {
+        true => format!("coalesce(g.{fact}, q.{fact})"),
+        false => format!("q.{fact}"),
+    }
+}
+
+fn log(from: &str) -> String {
+    let read = ATTEMPT.replace("provider,", "sent_by,");
+    format!("INSERT INTO postcommit.attempt ({ATTEMPT}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
+}
+
+/// How many rows were reached, as `n` of the first row. Which ones follows only when some were not, since nearly always all are.
+fn answer(from: &str) -> String {
+    format!(
+        "SELECT NULL::int AS tenant, NULL::uuid AS notification_id, (SELECT count(*)::int FROM {from}) AS n
+        UNION ALL SELECT tenant, notification_id, row FROM {from} WHERE (SELECT count(*) FROM {from}) <> cardinality($1)"
+    )
+}
 
 /// What ended and what goes on are a statement each, and so are messages for inboxes; only a batch that has several needs a transaction around them.
 pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
@@ -65,14 +138,14 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     let has_messages = ended.iter().any(|s| s.message.is_some());
     let mut client = db.hot().await?;
     if (ended.is_empty() || again.is_empty()) && !has_messages {
-        let (sql, part) = if again.is_empty() { (END_POSTGRES, ended) } else { (AGAIN_POSTGRES, again) };
+        let (sql, part) = if again.is_empty() { (&END_POSTGRES, ended) } else { (&AGAIN_POSTGRES, again) };
         let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
-        return applied(&part, client.query(&statement, &Columns::of(&part).borrow()).await);
+        return applied(&part, client.query(&statement, &Told::of(&part).parameters()).await);
     }
-    let end = client.prepare_cached(END_POSTGRES).await.map_err(postgres::refused)?;
-    let go_on = client.prepare_cached(AGAIN_POSTGRES).await.map_err(postgres::refused)?;
+    let end = client.prepare_cached(&END_POSTGRES).await.map_err(postgres::refused)?;
+    let go_on = client.prepare_cached(&AGAIN_POSTGRES).await.map_err(postgres::refused)?;
     let transaction = client.transaction().await.map_err(postgres::refused)?;
-    let mut keys = applied(&ended, transaction.query(&end, &Columns::of(&ended).borrow()).await)?;
+    let mut keys = applied(&ended, transaction.query(&end, &Told::of(&ended).parameters()).await)?;
     if has_messages {
         // Only what left the queue under its token has been delivered.
         let all = keys.len() == ended.len();
@@ -80,7 +153,7 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
         inbox::receive_postgres(&transaction, &delivered).await?;
     }
     if !again.is_empty() {
-        keys.extend(applied(&again, transaction.query(&go_on, &Columns::of(&again).borrow()).await)?);
+        keys.extend(applied(&again, transaction.query(&go_on, &Told::of(&again).parameters()).await)?);
     }
     transaction.commit().await.map_err(postgres::refused)?;
     Ok(keys)
@@ -89,108 +162,68 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
 /// The keys that a statement has reached: the first row tells how many, and the others, unless it was all, which.
 fn applied(part: &[&Settlement], answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>) -> Result<Vec<DeliveryKey>, DbError> {
     let answer = answer.map_err(postgres::refused)?;
-    let reached = answer.first().map_or(0, |row| row.get::<_, i32>(2));
+    let reached = answer.first().map_or(0, |row| row.get::<_, i32>("n"));
     if usize::try_from(reached).is_ok_and(|reached| reached == part.len()) {
         return Ok(part.iter().map(|s| s.lease.key).collect());
     }
-    Ok(answer.iter().skip(1).map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
+    let key =
+        |row: &tokio_postgres::Row| DeliveryKey { tenant: row.get("tenant"), notification: row.get("notification_id"), n: row.get("n") };
+    Ok(answer.iter().skip(1).map(key).collect())
 }
 
-/// A part of the batch, all ended or all to be tried again, as the arrays that PostgreSQL unnests.
+/// A part of the batch, all ended or all to be tried again.
 #[derive(Default)]
-struct Columns<'a> {
-    tenant: Vec<i32>,
-    id: Vec<Uuid>,
-    n: Vec<i32>,
-    token: Vec<Uuid>,
-    code: Vec<Option<&'a str>>,
-    detail: Vec<Option<&'a str>>,
-    at: Vec<postgres::Time>,
-    provider: Vec<Option<&'a str>>,
-    outcome: Vec<Option<&'static str>>,
-    latency: Vec<Option<i32>>,
-    provider_ref: Vec<Option<&'a str>>,
-    excerpt: Vec<Option<&'a str>>,
-    unclear: Vec<bool>,
-    as_n: Vec<Option<i32>>,
-    lane: Vec<Option<i32>>,
-    channel: Vec<Option<&'a str>>,
-    target: Vec<Option<&'a str>>,
-    state: Vec<&'static str>,
-    reason: Vec<Option<&'static str>>,
-    site: Vec<Option<&'a str>>,
-    due: Vec<postgres::Time>,
-    counted: Vec<i32>,
+struct Told<'a> {
+    given: GivenArrays<'a>,
+    ended: EndedArrays<'a>,
+    goes_on: GoesOnArrays,
+    goes: bool,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> Told<'a> {
     fn of(part: &[&'a Settlement]) -> Self {
-        let mut columns = Self::default();
+        let mut told = Self::default();
         for settlement in part {
-            columns.push(settlement);
-        }
-        columns
-    }
-
-    fn push(&mut self, s: &'a Settlement) {
-        self.tenant.push(s.lease.key.tenant);
-        self.id.push(s.lease.key.notification);
-        self.n.push(s.lease.key.n);
-        self.token.push(s.lease.token);
-        self.code.push(s.code.as_deref());
-        self.detail.push(s.detail.as_deref());
-        self.push_attempt(s.attempt.as_ref());
-        self.unclear.push(s.unclear);
-        let place = s.place.as_ref();
-        self.as_n.push(place.map(|p| p.n));
-        self.lane.push(place.map(|p| p.lane));
-        self.channel.push(place.map(|p| p.channel.as_str()));
-        self.target.push(place.map(|p| p.target.as_str()));
-        match state_of(s.finish) {
-            Some(state) => {
-                self.state.push(state.name());
-                self.reason.push(state.reason());
-                self.site.push(s.site.as_deref());
-            }
-            None => {
-                let (due, counted) = due_of(s.finish);
-                self.due.push(postgres::Time(due));
-                self.counted.push(counted.into());
+            told.given.push(given(settlement));
+            match state_of(settlement.finish) {
+                Some(state) => {
+                    told.ended.push(Ended { state: state.name(), reason: state.reason(), site: settlement.site.as_deref() });
+                }
+                None => {
+                    let (due, counted) = due_of(settlement.finish);
+                    told.goes_on.push(GoesOn { due: postgres::Time(due), counted: counted.into() });
+                    told.goes = true;
+                }
             }
         }
+        told
     }
 
-    fn push_attempt(&mut self, attempt: Option<&'a Attempted>) {
-        self.at.push(postgres::Time(attempt.map(|a| a.at)));
-        self.provider.push(attempt.map(|a| &*a.provider));
-        self.outcome.push(attempt.map(|a| a.outcome));
-        self.latency.push(attempt.map(|a| a.latency_ms));
-        self.provider_ref.push(attempt.and_then(|a| a.evidence.provider_ref.as_deref()));
-        self.excerpt.push(attempt.and_then(|a| a.evidence.excerpt.as_deref()));
+    fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        [self.given.parameters(), if self.goes { self.goes_on.parameters() } else { self.ended.parameters() }].concat()
     }
+}
 
-    fn borrow(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let own: &[&(dyn ToSql + Sync)] =
-            if self.due.is_empty() { &[&self.state, &self.reason, &self.site] } else { &[&self.due, &self.counted] };
-        let shared: [&(dyn ToSql + Sync); 17] = [
-            &self.tenant,
-            &self.id,
-            &self.n,
-            &self.token,
-            &self.code,
-            &self.detail,
-            &self.at,
-            &self.provider,
-            &self.outcome,
-            &self.latency,
-            &self.provider_ref,
-            &self.excerpt,
-            &self.unclear,
-            &self.as_n,
-            &self.lane,
-            &self.channel,
-            &self.target,
-        ];
-        [&shared, own].concat()
+fn given(s: &Settlement) -> Given<'_> {
+    let (attempt, place) = (s.attempt.as_ref(), s.place.as_ref());
+    Given {
+        tenant: s.lease.key.tenant,
+        notification_id: s.lease.key.notification,
+        n: s.lease.key.n,
+        token: s.lease.token,
+        code: s.code.as_deref(),
+        detail: s.detail.as_deref(),
+        at: postgres::Time(attempt.map(|a| a.at)),
+        sent_by: attempt.map(|a| &*a.provider),
+        outcome: attempt.map(|a| a.outcome),
+        latency_ms: attempt.map(|a| a.latency_ms),
+        provider_ref: attempt.and_then(|a| a.evidence.provider_ref.as_deref()),
+        excerpt: attempt.and_then(|a| a.evidence.excerpt.as_deref()),
+        unclear: s.unclear,
+        as_n: place.map(|p| p.n),
+        lane: place.map(|p| p.lane),
+        channel: place.and_then(|p| p.facts.channel.as_deref()),
+        target: place.and_then(|p| p.facts.target.as_deref()),
+        provider: place.and_then(|p| p.facts.provider.as_deref()),
     }
 }

@@ -1,32 +1,58 @@
 //! A batch on SQLite: row by row, in one piece of work for the writer.
 
+use std::sync::LazyLock;
+
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, FinishedState};
+use postcommit_channel::model::{DeliveryKey, Facts, FinishedState};
 use rusqlite::{Connection, params};
 
-use super::{Settlement, due_of, state_of};
+use super::{ATTEMPT, Settlement, due_of, state_of};
+use crate::db::columns::{Column, Columns, columns, in_order, insert, list_sqlite, names};
 use crate::db::sqlite::{self, Id, Prepared};
 use crate::db::{Cells, DbError};
 use crate::store::inbox;
+use crate::store::queue::row::fact_values;
 
 /// Microseconds.
 const MINUTE: i64 = 60_000_000;
 
-const LOOK_SQLITE: &str = "SELECT lane, channel, target, attempts, seq, unclear FROM postcommit_delivery_queue
-    WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4";
+columns! {
+    /// What the queue says of a delivery that ends. Its facts stand behind it.
+    struct Left {
+        lane: i32 = "q.lane",
+        attempts: i64 = "q.attempts",
+        seq: i64 = "q.seq",
+        unclear: bool = "q.unclear",
+    }
+}
+static LOOK_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let (left, facts) = (list_sqlite::<Left>(), list_sqlite::<Facts>());
+    format!(
+        "SELECT {left}, {facts} FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token = ?4"
+    )
+});
 const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
-const ENTER_SQLITE: &str = "INSERT INTO postcommit_delivery_ledger
-    (tenant, notification_id, n, lane, channel, target, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
-const COUNT_SQLITE: &str =
-    "INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-const LOG_SQLITE: &str = "INSERT INTO postcommit_attempt
-    (tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
-const AGAIN_SQLITE: &str = "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
-           lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END, attempts = attempts + ?6,
-           first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END, seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
-           n = coalesce(?11, n), lane = coalesce(?12, lane), channel = coalesce(?13, channel), target = coalesce(?14, target) WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq";
+static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let columns =
+        "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site";
+    insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
+});
+static COUNT_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count"));
+static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_attempt", ATTEMPT));
+/// `?1` to `?12`, and behind them the facts of a target without a row of its own.
+static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let fact = |(place, column): (i32, &Column)| format!("{0} = coalesce(?{place}, {0})", column.name);
+    let facts: Vec<String> = (13..).zip(Facts::COLUMNS).map(fact).collect();
+    format!(
+        "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
+           lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END,
+           attempts = attempts + ?6, first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END,
+           seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
+           n = coalesce(?11, n), lane = coalesce(?12, lane), {}
+         WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq",
+        facts.join(", ")
+    )
+});
 
 /// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted is no slower than RETURNING, for
 /// which SQLite makes a table each time.
@@ -62,24 +88,14 @@ struct Pen<'c> {
     counts: Vec<(i32, String, String, &'static str, i64)>,
 }
 
-/// What the queue says of a delivery that ends.
-struct Left {
-    lane: i32,
-    channel: Option<String>,
-    target: Option<String>,
-    attempts: i64,
-    seq: i64,
-    unclear: bool,
-}
-
 impl<'c> Pen<'c> {
     fn on(connection: &'c Connection) -> Result<Self, DbError> {
         Ok(Self {
-            look: Prepared::on(connection, LOOK_SQLITE)?,
+            look: Prepared::on(connection, &LOOK_SQLITE)?,
             leave: Prepared::on(connection, LEAVE_SQLITE)?,
-            enter: Prepared::on(connection, ENTER_SQLITE)?,
-            again: Prepared::on(connection, AGAIN_SQLITE)?,
-            log: Prepared::on(connection, LOG_SQLITE)?,
+            enter: Prepared::on(connection, &ENTER_SQLITE)?,
+            again: Prepared::on(connection, &AGAIN_SQLITE)?,
+            log: Prepared::on(connection, &LOG_SQLITE)?,
             now: sqlite::now(connection)?.as_micros(),
             counts: vec![],
         })
@@ -88,21 +104,20 @@ impl<'c> Pen<'c> {
     /// From the queue into the ledger. Returns the attempt's number; none when the lease was gone.
     fn end(&mut self, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
         let (key, id) = (s.lease.key, Id::from(s.lease.key.notification));
-        let Some(left) = self.look.first(params![key.tenant, id, key.n, Id::from(s.lease.token)], |row| left(row))? else {
-            return Ok(None);
-        };
+        let left = self.look.first(params![key.tenant, id, key.n, Id::from(s.lease.token)], |row| {
+            Ok((Left::read(row, &LEFT.0)?, Facts::read(row, &LEFT.1)?))
+        })?;
+        let Some((left, facts)) = left else { return Ok(None) };
         self.leave.run(params![key.tenant, id, key.n])?;
         let place = s.place.as_ref();
+        let facts = place.map_or(&facts, |p| &p.facts);
         let began = i64::from(s.attempt.is_some());
         let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
-        let channel = place.map_or(left.channel.as_deref(), |p| Some(&p.channel));
-        self.enter.run(params![
+        let own = params![
             key.tenant,
             id,
             place.map_or(key.n, |p| p.n),
             place.map_or(left.lane, |p| p.lane),
-            channel,
-            place.map_or(left.target.as_deref(), |p| Some(&p.target)),
             state.name(),
             state.reason(),
             s.code,
@@ -114,10 +129,11 @@ impl<'c> Pen<'c> {
             sent_at,
             self.now,
             s.site,
-        ])?;
+        ];
+        self.enter.run([own, &fact_values(facts)].concat().as_slice())?;
         // With a site the ledger's trigger leaves it to us.
         if let Some(site) = &s.site {
-            add(&mut self.counts, key.tenant, site, channel.unwrap_or_default(), state.name());
+            add(&mut self.counts, key.tenant, site, facts.channel(), state.name());
         }
         Ok(Some(left.seq + began))
     }
@@ -126,7 +142,7 @@ impl<'c> Pen<'c> {
         if self.counts.is_empty() {
             return Ok(());
         }
-        let mut count = Prepared::on(connection, COUNT_SQLITE)?;
+        let mut count = Prepared::on(connection, &COUNT_SQLITE)?;
         for (tenant, site, channel, state, many) in self.counts {
             count.run(params![tenant, self.now - self.now % MINUTE, site, channel, state, many])?;
         }
@@ -148,10 +164,10 @@ impl<'c> Pen<'c> {
             s.detail,
             place.map(|p| p.n),
             place.map(|p| p.lane),
-            place.map(|p| p.channel.as_str()),
-            place.map(|p| p.target.as_str()),
         ];
-        self.again.rows(parameters, |row| row.take(0))?.pop().transpose()
+        let nothing = Facts::default();
+        let facts = fact_values(place.map_or(&nothing, |p| &p.facts));
+        self.again.rows([parameters, &facts].concat().as_slice(), |row| row.take(0))?.pop().transpose()
     }
 
     fn log(&mut self, s: &Settlement, seq: i64) -> Result<(), DbError> {
@@ -184,13 +200,9 @@ fn add(counts: &mut Vec<(i32, String, String, &'static str, i64)>, tenant: i32, 
     }
 }
 
-fn left(row: &mut impl Cells) -> Result<Left, DbError> {
-    Ok(Left {
-        lane: row.take(0)?,
-        channel: row.take(1)?,
-        target: row.take(2)?,
-        attempts: row.take(3)?,
-        seq: row.take(4)?,
-        unclear: row.take(5)?,
-    })
-}
+/// Where both stand in the answer of [`LOOK_SQLITE`].
+static LEFT: LazyLock<(Vec<usize>, Vec<usize>)> = LazyLock::new(|| {
+    let left = in_order::<Left>();
+    let facts = in_order::<Facts>().iter().map(|place| place + left.len()).collect();
+    (left, facts)
+});

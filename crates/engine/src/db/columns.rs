@@ -1,0 +1,178 @@
+//! Columns, declared once: a row's names in a statement, where they stand in its answer, and the arrays that PostgreSQL unnests.
+
+use postcommit::Timestamp;
+use uuid::Uuid;
+
+use super::{Cells, DbError, FromValue, postgres};
+
+/// One column of a declared row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    /// What PostgreSQL reads it from.
+    pub(crate) postgres: &'static str,
+    /// What SQLite reads it from.
+    pub(crate) sqlite: &'static str,
+}
+
+/// A row whose columns are declared with [`columns!`].
+pub(crate) trait Columns: Sized {
+    const COLUMNS: &'static [Column];
+
+    /// Reads a row of an answer in which its columns stand at these places.
+    fn read(row: &mut impl Cells, places: &[usize]) -> Result<Self, DbError>;
+}
+
+/// The next of the columns that a row is read from.
+pub(crate) fn next<T: FromValue>(row: &mut impl Cells, places: &mut std::slice::Iter<'_, usize>) -> Result<T, DbError> {
+    let place = places.next().ok_or_else(|| DbError::Unreadable("a column is missing".into()))?;
+    row.take(*place)
+}
+
+/// Declares what a row is read from: `field: "text"`, or `field: "text for PostgreSQL" | "text for SQLite"`. The value is put through the function behind `=>`.
+macro_rules! columns {
+    (impl $row:ident { $($field:ident: $postgres:literal $(| $sqlite:literal)? $(=> $map:expr)?),* $(,)? }) => {
+        impl $crate::db::columns::Columns for $row {
+            const COLUMNS: &'static [$crate::db::columns::Column] = &[$($crate::db::columns::Column {
+                name: stringify!($field),
+                postgres: $postgres,
+                sqlite: $crate::db::columns::columns!(@last $postgres $(, $sqlite)?),
+            }),*];
+
+            fn read(row: &mut impl $crate::db::Cells, places: &[usize]) -> Result<Self, $crate::db::DbError> {
+                let mut places = places.iter();
+                $(let $field = $crate::db::columns::next(row, &mut places)?;)*
+                Ok(Self { $($field: $crate::db::columns::columns!(@mapped $field $(, $map)?)),* })
+            }
+        }
+    };
+    ($(#[$about:meta])* struct $row:ident { $($field:ident: $type:ty = $postgres:literal $(| $sqlite:literal)?),* $(,)? }) => {
+        $(#[$about])*
+        struct $row { $($field: $type),* }
+        $crate::db::columns::columns! { impl $row { $($field: $postgres $(| $sqlite)?),* } }
+    };
+    (@last $first:literal) => { $first };
+    (@last $first:literal, $second:literal) => { $second };
+    (@mapped $value:ident) => { $value };
+    (@mapped $value:ident, $map:expr) => { ($map)($value) };
+}
+
+/// Declares a row of which a statement is given many at a time: on PostgreSQL one array per column.
+macro_rules! arrays {
+    ($(#[$about:meta])* struct $row:ident$(<$life:lifetime>)?, $arrays:ident { $($column:ident: $type:ty),* $(,)? }) => {
+        $(#[$about])*
+        pub(crate) struct $row$(<$life>)? { $(pub(crate) $column: $type,)* }
+
+        #[derive(Default)]
+        pub(crate) struct $arrays$(<$life>)? { $($column: Vec<$type>,)* }
+
+        impl$(<$life>)? $arrays$(<$life>)? {
+            /// Names and types.
+            pub(crate) const COLUMNS: &'static [(&'static str, &'static str)] =
+                &[$((stringify!($column), <$type as $crate::db::columns::SqlType>::NAME)),*];
+
+            pub(crate) fn push(&mut self, row: $row$(<$life>)?) {
+                $(self.$column.push(row.$column);)*
+            }
+
+            pub(crate) fn parameters(&self) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
+                vec![$(&self.$column),*]
+            }
+        }
+
+        impl$(<$life>)? FromIterator<$row$(<$life>)?> for $arrays$(<$life>)? {
+            fn from_iter<I: IntoIterator<Item = $row$(<$life>)?>>(rows: I) -> Self {
+                let mut arrays = Self::default();
+                rows.into_iter().for_each(|row| arrays.push(row));
+                arrays
+            }
+        }
+    };
+}
+
+pub(crate) use {arrays, columns};
+
+/// What PostgreSQL calls the type of a parameter.
+pub(crate) trait SqlType {
+    const NAME: &'static str;
+}
+
+macro_rules! sql_types {
+    ($($type:ty = $name:literal),*) => {$(
+        impl SqlType for $type {
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+sql_types! { i32 = "int", i64 = "bigint", bool = "boolean", str = "text", String = "text", Uuid = "uuid", Timestamp = "timestamptz", postgres::Time = "timestamptz" }
+
+impl<T: SqlType> SqlType for Option<T> {
+    const NAME: &'static str = T::NAME;
+}
+
+impl<T: SqlType + ?Sized> SqlType for &T {
+    const NAME: &'static str = T::NAME;
+}
+
+/// `unnest($1::int[], …) AS g (tenant, …)`, for parameters in the order of these columns.
+pub(crate) fn unnest(columns: &[(&str, &str)]) -> String {
+    let arrays: Vec<String> = (1..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
+    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    format!("unnest({}) AS g ({})", arrays.join(", "), names.join(", "))
+}
+
+/// What PostgreSQL reads a row from, each under its own name.
+pub(crate) fn list_postgres<C: Columns>() -> String {
+    list(C::COLUMNS, |column| column.postgres)
+}
+
+/// What SQLite reads a row from, each under its own name.
+pub(crate) fn list_sqlite<C: Columns>() -> String {
+    list(C::COLUMNS, |column| column.sqlite)
+}
+
+fn list(columns: &[Column], text: fn(&Column) -> &'static str) -> String {
+    columns.iter().map(|column| format!("{} AS {}", text(column), column.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// The names of a row's columns, with something before each.
+pub(crate) fn names<C: Columns>(before: &str) -> String {
+    C::COLUMNS.iter().map(|column| format!("{before}{}", column.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// A row's columns out of another statement, each with something else before its name.
+pub(crate) fn names_as<C: Columns>(from: &str, before: &str) -> String {
+    C::COLUMNS.iter().map(|Column { name, .. }| format!("{from}{name} AS {before}{name}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Where the columns stand in an answer that begins with them.
+pub(crate) fn in_order<C: Columns>() -> Vec<usize> {
+    (0..C::COLUMNS.len()).collect()
+}
+
+/// Where the columns of a declared row stand in PostgreSQL's answer, by name: looked up once, for all of its rows.
+pub(crate) fn places<C: Columns>(rows: &[tokio_postgres::Row], before: &str) -> Result<Vec<usize>, DbError> {
+    C::COLUMNS.iter().map(|column| place(rows, &format!("{before}{}", column.name))).collect()
+}
+
+/// Where a column stands in PostgreSQL's answer.
+pub(crate) fn place(rows: &[tokio_postgres::Row], name: &str) -> Result<usize, DbError> {
+    let Some(first) = rows.first() else { return Ok(0) };
+    let found = first.columns().iter().position(|column| column.name() == name);
+    found.ok_or_else(|| DbError::Unreadable(format!("the answer has no column {name}")))
+}
+
+/// Where columns of these names stand in PostgreSQL's answer.
+pub(crate) fn find<const N: usize>(rows: &[tokio_postgres::Row], names: [&str; N]) -> Result<[usize; N], DbError> {
+    let mut places = [0; N];
+    for (found, name) in places.iter_mut().zip(names) {
+        *found = place(rows, name)?;
+    }
+    Ok(places)
+}
+
+/// SQLite's statement that inserts one row into a table, its parameters in the order of these columns.
+pub(crate) fn insert(table: &str, columns: &str) -> String {
+    let values: Vec<String> = (1..).zip(columns.split(',')).map(|(place, _)| format!("?{place}")).collect();
+    format!("INSERT INTO {table} ({columns}) VALUES ({})", values.join(", "))
+}

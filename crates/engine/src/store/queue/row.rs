@@ -1,0 +1,141 @@
+//! The columns of a delivery, each declared once. A new one is added to the migrations, to the model and here.
+
+use std::sync::LazyLock;
+
+use postcommit::Timestamp;
+use postcommit_channel::model::{Delivery, DeliveryKey, Facts};
+use uuid::Uuid;
+
+use crate::db::columns::{Columns, arrays, columns, list_postgres, list_sqlite, places};
+use crate::db::{Cells, DbError, FromValue, Value};
+
+/// What a delivery says of itself: in the queue and in the ledger under the same name, moved between them as it is.
+macro_rules! facts {
+    ($($column:ident: $type:ty = $text:literal),* $(,)?) => {
+        columns! { impl Facts { $($column: $text),* } }
+        arrays! { struct LentFacts<'a>, FactArrays { $($column: &'a $type),* } }
+
+        impl<'a> From<&'a Facts> for LentFacts<'a> {
+            fn from(facts: &'a Facts) -> Self {
+                Self { $($column: &facts.$column),* }
+            }
+        }
+
+        /// As parameters of SQLite.
+        pub(in crate::store) fn fact_values(facts: &Facts) -> Vec<&dyn rusqlite::ToSql> {
+            vec![$(&facts.$column),*]
+        }
+    };
+}
+facts! {
+    channel: Option<String> = "q.channel",
+    target: Option<String> = "q.target",
+    provider: Option<String> = "q.provider",
+    template: Option<String> = "q.template",
+    template_version: Option<i32> = "q.template_version",
+    language: Option<String> = "q.language",
+}
+
+columns! {
+    /// A row `q` of the queue as a claim returns it, with the facts behind it. PostgreSQL reads it after the lease was
+    /// written, SQLite before.
+    struct Claimed {
+        tenant: i32 = "q.tenant",
+        notification_id: Uuid = "q.notification_id",
+        n: i32 = "q.n",
+        lane: i32 = "q.lane",
+        priority: i16 = "q.priority",
+        due_at: Timestamp = "q.due_at",
+        leased_at: Timestamp = "q.leased_at" | "?1",
+        attempts: u32 = "q.attempts",
+        losses: u32 = "q.losses" | "q.losses + (q.lease_token IS NOT NULL)",
+        seq: u32 = "q.seq",
+        lost_since: Option<Timestamp> = "q.lost_since"
+            | "CASE WHEN q.lease_token IS NOT NULL THEN coalesce(q.lost_since, q.leased_at) ELSE q.lost_since END",
+        intent_stands: bool = "q.intent IS NOT NULL",
+        unclear: bool = "q.unclear",
+        first_try_at: Option<Timestamp> = "coalesce(q.first_try_at, q.leased_at)"
+            | "coalesce(q.first_try_at, CASE WHEN q.lease_token IS NOT NULL THEN q.leased_at END, ?1)",
+        providers: Value = "(SELECT version FROM postcommit.provider_version)"
+            | "(SELECT version FROM postcommit_provider_version)",
+    }
+}
+
+/// A claimed row, and the version of the provider table that comes along with it.
+pub(in crate::store) type Leased = Result<(Delivery, i64), DbError>;
+
+/// Where a claim's columns stand in an answer.
+pub(in crate::store) struct Places {
+    claimed: Vec<usize>,
+    facts: Vec<usize>,
+}
+
+/// SQLite answers with these columns and no others.
+static IN_ORDER: LazyLock<Places> = LazyLock::new(|| {
+    let (own, all) = (Claimed::COLUMNS.len(), width());
+    Places { claimed: (0..own).collect(), facts: (own..all).collect() }
+});
+
+impl Places {
+    pub(in crate::store) fn in_postgres(rows: &[tokio_postgres::Row]) -> Result<Self, DbError> {
+        Ok(Self { claimed: places::<Claimed>(rows, "")?, facts: places::<Facts>(rows, "")? })
+    }
+
+    pub(in crate::store) fn in_sqlite() -> &'static Self {
+        &IN_ORDER
+    }
+
+    pub(in crate::store) fn leased(&self, row: &mut impl Cells, token: Uuid) -> Leased {
+        let mut claimed = Claimed::read(row, &self.claimed)?;
+        // A version that cannot be read is none that a dispatcher knows: it reads the providers anew.
+        let providers = i64::from_value(std::mem::replace(&mut claimed.providers, Value::Null)).unwrap_or_default();
+        Ok((claimed.delivery(Facts::read(row, &self.facts)?, token), providers))
+    }
+
+    /// Where a row of SQLite stands in the claim's index: due time and key, whatever the database holds there.
+    pub(in crate::store) fn rank(row: &mut impl Cells) -> [Value; 4] {
+        RANK.map(|place| row.take(place).unwrap_or(Value::Null))
+    }
+}
+
+static RANK: LazyLock<[usize; 4]> = LazyLock::new(|| {
+    let place = |name| Claimed::COLUMNS.iter().position(|column| column.name == name).unwrap_or(usize::MAX);
+    ["due_at", "tenant", "notification_id", "n"].map(place)
+});
+
+/// How many columns a claim returns.
+pub(in crate::store) fn width() -> usize {
+    Claimed::COLUMNS.len() + Facts::COLUMNS.len()
+}
+
+/// What a claim of PostgreSQL returns of a row `q`.
+pub(in crate::store) fn claimed_postgres() -> String {
+    format!("{}, {}", list_postgres::<Claimed>(), list_postgres::<Facts>())
+}
+
+/// What a claim of SQLite reads of a row `q`, as the lease will leave it. `?1` is the time.
+pub(in crate::store) fn claimed_sqlite() -> String {
+    format!("{}, {}", list_sqlite::<Claimed>(), list_sqlite::<Facts>())
+}
+
+impl Claimed {
+    fn delivery(self, facts: Facts, token: Uuid) -> Delivery {
+        Delivery {
+            key: DeliveryKey { tenant: self.tenant, notification: self.notification_id, n: self.n },
+            row: self.n,
+            lane: self.lane,
+            priority: self.priority,
+            due_at: self.due_at,
+            leased_at: self.leased_at,
+            attempts: self.attempts,
+            losses: self.losses,
+            seq: self.seq,
+            lost_since: self.lost_since,
+            intent_stands: self.intent_stands,
+            unclear: self.unclear,
+            first_try_at: self.first_try_at,
+            facts,
+            token,
+        }
+    }
+}
