@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::db::{Bell, DbError};
+use crate::db::{DbError, Signal};
 use crate::store::Store;
 
 /// How often all open inboxes are looked at when no bell rings.
@@ -200,7 +200,7 @@ async fn watch_all(inner: Arc<Inner>) {
     let watcher = Uuid::new_v4();
     let listening = {
         let inner = inner.clone();
-        tokio::spawn(async move { inner.store.db().clone().watch(Bell::Inbox, |word| inner.hear(word)).await })
+        tokio::spawn(async move { inner.store.db().clone().watch(Signal::Inbox, |word| inner.hear(word)).await })
     };
     let mut said_at = None;
     loop {
