@@ -1,11 +1,12 @@
-//! Named places where a test can end, stop or fail the real process. Without the feature `crash-points` they are nothing at all.
+//! Crash points: named places where a test can kill, stop or fail the real process. Without the feature `crash-points`
+//! they compile to nothing.
 //!
-//! `POSTCOMMIT_CRASH=name:nth:action` acts at the nth passing of that place: `kill` ends the process as SIGKILL would, `stop` freezes it as
-//! SIGSTOP does, `error` panics there, as a bug would.
+//! `POSTCOMMIT_CRASH=name:nth:action` acts the nth time the process passes that place: `kill` ends the process like
+//! SIGKILL, `stop` freezes it like SIGSTOP, `error` panics.
 //!
-//! `POSTCOMMIT_LEAK=name` takes the first wall between tenants away at one place, as a bug would: [`held_to`].
+//! `POSTCOMMIT_LEAK=name` removes the tenant from the query of that name, as a bug would: [`held_to`].
 
-/// A place that a test may name.
+/// A crash point.
 #[macro_export]
 macro_rules! crash_point {
     ($name:literal) => {
@@ -14,7 +15,7 @@ macro_rules! crash_point {
     };
 }
 
-/// Every place there is, in the order of the flow.
+/// All crash points in the order of the flow.
 pub const POINTS: &[&str] = &[
     "enqueue.before",
     "enqueue.in_tx",
@@ -35,8 +36,8 @@ pub const POINTS: &[&str] = &[
     "settle.after_commit",
 ];
 
-/// The tenant that a query is held to. Where the environment plants a leak it is forgotten: a test shows that this is noticed, and that the second wall
-/// still stands.
+/// The tenant that a query is restricted to. With a planted leak it is dropped: a test shows that this is noticed, and
+/// that row-level security still hides the rows.
 #[must_use]
 pub fn held_to(tenant: Option<i32>, name: &str) -> Option<i32> {
     let is_planted = cfg!(feature = "crash-points") && std::env::var("POSTCOMMIT_LEAK").is_ok_and(|leak| leak == name);
@@ -47,7 +48,7 @@ pub fn held_to(tenant: Option<i32>, name: &str) -> Option<i32> {
     tenant
 }
 
-/// Acts if the environment names this place and it has been passed often enough.
+/// Acts if the environment names this place and this is the nth time it is passed.
 #[cfg(feature = "crash-points")]
 pub fn pass(name: &str) {
     use std::sync::OnceLock;
@@ -75,12 +76,13 @@ pub fn pass(name: &str) {
     }
 }
 
-/// By the shell's own `kill`: signals need unsafe code or a dependency otherwise, and this never ships.
+/// Uses the `kill` of the shell: otherwise signals need unsafe code or a dependency, and this code never ships.
 #[cfg(feature = "crash-points")]
 fn signal_self(signal: &str) {
     let kill = format!("kill -{signal} {}", std::process::id());
     let _ = std::process::Command::new("sh").args(["-c", &kill]).status();
-    // A stop is begun by whichever thread sees it first and reaches this one a moment later: it must not run on meanwhile.
+    // The first thread that sees SIGSTOP begins the stop, and this thread is stopped a moment later. It must not run on
+    // meanwhile.
     if signal == "STOP" {
         std::thread::sleep(std::time::Duration::from_millis(500));
     }

@@ -1,4 +1,5 @@
-//! The two databases under the store: connections, values, migrations. What is said to them is the store's business.
+//! The two databases below the store: connections, values and migrations. The statements themselves are written in the
+//! store.
 
 mod client;
 pub(crate) mod columns;
@@ -19,83 +20,80 @@ mod writable;
 
 use std::path::PathBuf;
 
-pub use client::{Asked, Client, Transaction};
+pub use client::{Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
 pub use repeatable::schema_hash;
 pub use trips::Trips;
 pub use value::{Cells, FromValue, Row, Value};
-pub use watch::Bell;
+pub use watch::Signal;
 
 use postgres::Postgres;
 use sqlite::Sqlite;
 
-/// Why the database did not do as asked.
+/// An error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// It cannot be reached, or the connection broke.
+    /// The database cannot be reached now, or cannot take writes now. The same call may succeed later.
     #[error("cannot reach the database: {0}")]
     Unreachable(String),
-    /// Its schema was made by a newer version of this program.
+    /// A newer version of this program has migrated the schema.
     #[error("the database has schema version {found}, this program knows {known}; run a newer postcommit")]
     TooNew {
-        /// What is there.
+        /// The schema version of the database.
         found: i32,
-        /// What we know.
+        /// The newest schema version that this program knows.
         known: i32,
     },
-    /// Its schema is missing or older than this program's.
+    /// The schema is missing or older than this program needs.
     #[error("the database has schema version {found}, this program needs {needed}; run `postcommit migrate`")]
     TooOld {
-        /// What is there; 0 is nothing.
+        /// The schema version of the database; 0 where there is no schema.
         found: i32,
-        /// What we need.
+        /// The schema version that this program needs.
         needed: i32,
     },
-    /// Its functions, triggers and views are those of another version of this program.
+    /// The functions, triggers and views are those of another version of this program.
     #[error("the functions of the database are those of another version of this program; run `postcommit migrate`")]
     OtherFunctions,
-    /// The URL is not one of ours.
+    /// The URL has an unknown scheme or cannot be parsed.
     #[error("database.url: {0}; allowed are postgres://… and sqlite:path")]
     Url(String),
-    /// It refused a statement.
+    /// The database refused a statement. The same statement would fail again.
     #[error("{message}")]
     Refused {
-        /// SQLSTATE, or SQLite's extended code.
+        /// The SQLSTATE, or the extended result code of SQLite.
         code: String,
-        /// What it said.
+        /// The message of the database.
         message: String,
     },
-    /// It answered with something that cannot be read.
+    /// A value in the database has another type than its column should have.
     #[error("the database holds something unreadable: {0}")]
     Unreadable(String),
 }
 
-/// What is said to a database: a text, and the values for its `$1`, `$2`, ….
+/// A statement: its text, and the values of its `$1`, `$2`, ….
 pub type Statement = (String, Vec<Value>);
 
-/// One of the two.
+/// A database of either kind.
 #[derive(Clone)]
 pub enum Db {
     /// PostgreSQL 15 or newer.
     Postgres(Postgres),
-    /// SQLite, in a file that may also be the application's.
+    /// SQLite. The file may also be the application's own.
     Sqlite(Sqlite),
 }
 
-/// Where the database is.
+/// The address of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A `postgres://` URL.
     Postgres(String),
-    /// A file.
+    /// The path of a SQLite file.
     Sqlite(PathBuf),
 }
 
 impl Address {
     /// Reads `postgres://…`, `postgresql://…`, `sqlite:path`, `sqlite://path`.
-    ///
-    /// # Errors
-    /// For anything else.
     pub fn parse(url: &str) -> Result<Self, DbError> {
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
             return Ok(Self::Postgres(url.to_owned()));
@@ -103,17 +101,14 @@ impl Address {
         let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
         match path {
             Some(path) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
-            // The URL may hold a password: only its scheme is repeated.
+            // The URL may hold a password, so the error repeats only its scheme.
             _ => Err(DbError::Url(format!("scheme {:?} is not known", url.split(':').next().unwrap_or("")))),
         }
     }
 }
 
 impl Db {
-    /// Opens the database; a missing SQLite file is made.
-    ///
-    /// # Errors
-    /// When it cannot be reached or the URL is not one of ours.
+    /// Opens the database. A missing SQLite file is created.
     pub async fn open(url: &str) -> Result<Self, DbError> {
         match Address::parse(url)? {
             Address::Postgres(url) => Ok(Self::Postgres(Postgres::open(&url).await?)),
@@ -121,14 +116,14 @@ impl Db {
         }
     }
 
-    /// Leaves nothing beside the file, on SQLite; for the end of a process.
+    /// On SQLite, moves the write-ahead log into the file, for the end of a process.
     pub fn settle_file(&self) {
         if let Self::Sqlite(db) = self {
             db.checkpoint();
         }
     }
 
-    /// Its kind, for people.
+    /// `postgres` or `sqlite`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -137,7 +132,7 @@ impl Db {
         }
     }
 
-    /// What it was asked so far.
+    /// How often the database was called since it was opened.
     #[must_use]
     pub fn trips(&self) -> Trips {
         match self {
@@ -146,7 +141,7 @@ impl Db {
         }
     }
 
-    /// How its pools of connections are doing; SQLite has none to wait for.
+    /// Measurements of the connection pools. Empty on SQLite, which has no pool to wait for.
     #[must_use]
     pub fn pools(&self) -> Vec<postgres::PoolReading> {
         match self {
@@ -155,7 +150,8 @@ impl Db {
         }
     }
 
-    /// Runs a statement written for both: `postcommit.` becomes `postcommit_` on SQLite, and `{now}` each one's clock.
+    /// Runs a statement that is written for both databases. On SQLite `postcommit.` becomes `postcommit_`; `{now}`
+    /// becomes the clock of the database.
     pub async fn query(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         match self {
             Self::Postgres(db) => db.query(&postgres::dialect(sql), &parameters).await,
@@ -166,33 +162,29 @@ impl Db {
         }
     }
 
-    /// As [`Db::query`], for a statement that is put together anew for every question: it is planned for what is asked, and not kept. There are more of them than a
-    /// connection should remember.
+    /// As [`Db::query`], for a statement whose text is built for each call. It is planned with its parameters and not
+    /// kept prepared: there are more such texts than a connection should cache.
     pub async fn query_once(&self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         match self {
             Self::Postgres(db) => db.query_once(&postgres::dialect(sql), &parameters).await,
-            // SQLite's connections remember the last few alone.
+            // The statement cache of a SQLite connection is bounded.
             Self::Sqlite(_) => self.query(sql, parameters).await,
         }
     }
 
-    /// As [`Db::query`], for statements that write: all of them or none. Returns how many rows each touched.
-    ///
-    /// # Errors
-    /// As the database says; nothing was written then.
+    /// Runs writing statements in one transaction. Returns how many rows each statement touched. On an error nothing
+    /// was written.
     pub async fn execute(&self, statements: Vec<Statement>) -> Result<Vec<u64>, DbError> {
         self.execute_while(statements, usize::MAX).await
     }
 
-    /// As [`Db::execute`], but the statement at that place decides: if it touches no row, what comes after it is left out. True when it touched one.
-    ///
-    /// # Errors
-    /// As the database says; nothing was written then.
+    /// As [`Db::execute`], but if the statement at index `deciding` touches no row, the statements after it are
+    /// skipped. Returns whether it touched a row.
     pub async fn execute_if(&self, statements: Vec<Statement>, deciding: usize) -> Result<bool, DbError> {
         Ok(self.execute_while(statements, deciding).await?.get(deciding).is_some_and(|rows| *rows > 0))
     }
 
-    /// The same; returns how many rows each touched that was not left out.
+    /// As [`Db::execute_if`]. Returns how many rows each statement touched that was not skipped.
     pub(crate) async fn execute_while(&self, statements: Vec<Statement>, deciding: usize) -> Result<Vec<u64>, DbError> {
         match self {
             Self::Postgres(db) => db.execute(&statements, deciding).await,
@@ -200,7 +192,7 @@ impl Db {
         }
     }
 
-    /// How a statement says: so many seconds from now, as the parameter at that place tells.
+    /// An SQL expression: the database's clock plus the seconds in parameter number `place`.
     pub(crate) fn seconds_from_now(&self, place: usize) -> String {
         match self {
             Self::Postgres(_) => format!("clock_timestamp() + ${place}::float8 * interval '1 second'"),
@@ -208,7 +200,7 @@ impl Db {
         }
     }
 
-    /// One statement that writes.
+    /// Runs one writing statement. Returns how many rows it touched.
     pub async fn execute_one(&self, sql: &str, parameters: Vec<Value>) -> Result<u64, DbError> {
         Ok(self.execute(vec![(sql.to_owned(), parameters)]).await?.first().copied().unwrap_or(0))
     }

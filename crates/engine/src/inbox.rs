@@ -1,8 +1,8 @@
-//! Live inboxes: an open page hears within moments that something has changed, whichever process changed it.
+//! Live inboxes: an open page is notified of changes within moments, whichever process made them.
 //!
-//! One task per process watches for all its open pages. It is woken by the database's bell, and asks where the inboxes of its users stand; a poll
-//! is the floor, so that a bell nobody heard only costs a moment. What has changed is then read by [`Store::inbox_changes`], from where the
-//! page stands.
+//! One task per process watches for all open pages. A signal of the database wakes it, and it reads the positions of
+//! the inboxes of its users. It also polls, so that a lost signal costs only a moment. A page then reads its changes by
+//! [`Store::inbox_changes`] from its own position.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,12 +14,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::db::{Bell, DbError};
+use crate::db::{DbError, Signal};
 use crate::store::Store;
 
-/// How often all open inboxes are looked at when no bell rings.
+/// How often the positions of all open inboxes are read without a signal.
 const POLL: Duration = Duration::from_secs(1);
-/// How long others may believe that we watch.
+/// How long this process counts as a watcher without renewing it.
 const WATCH: Duration = Duration::from_secs(60);
 
 /// A user of a tenant.
@@ -27,75 +27,77 @@ type User = (i32, String);
 
 /// The open inboxes of this process.
 #[derive(Clone)]
-pub struct Inboxes(Arc<Inner>);
+pub struct Inboxes(Arc<Watcher>);
 
-struct Inner {
+struct Watcher {
     store: Store,
-    open: Mutex<Open>,
-    /// Rung when somebody is to be looked at.
-    stir: Notify,
+    registry: Mutex<Registry>,
+    /// Notified when positions are to be read.
+    wake: Notify,
 }
 
 #[derive(Default)]
-struct Open {
+struct Registry {
     users: HashMap<User, watch::Sender<i64>>,
-    /// Of these something was heard; none of it is looked at yet.
-    heard: HashSet<User>,
-    /// The bell's words for each.
-    by_word: HashMap<String, HashSet<User>>,
-    /// What those words are hashed with, so that whoever listens can neither read nor guess an id. Until it is known, every word may mean anybody.
+    /// Users with a signal whose position was not read yet.
+    signalled: HashSet<User>,
+    /// Users by the payload of their signal.
+    by_payload: HashMap<String, HashSet<User>>,
+    /// The key with which payloads are hashed, so that a listener can neither read nor guess a user's id. Until the key
+    /// is known, a signal may concern any user.
     key: Option<Vec<u8>>,
     watching: Option<JoinHandle<()>>,
 }
 
 impl Inboxes {
-    /// Over this store; nothing is watched until something is opened.
+    /// Nothing is watched until an inbox is opened.
     #[must_use]
     pub fn new(store: Store) -> Self {
-        Self(Arc::new(Inner { store, open: Mutex::default(), stir: Notify::new() }))
+        Self(Arc::new(Watcher { store, registry: Mutex::default(), wake: Notify::new() }))
     }
 
-    /// Opens an inbox, for as long as what is returned lives. Open first, then look: what changes in between is told.
+    /// Opens an inbox until the returned value is dropped. Open it before reading the inbox, so that no change in
+    /// between is missed.
     #[must_use]
     pub fn open(&self, tenant: i32, user: &str) -> OpenInbox {
         let key = (tenant, user.to_owned());
-        let mut open = self.0.lock();
-        let moved = match open.users.get(&key) {
+        let mut registry = self.0.lock();
+        let moved = match registry.users.get(&key) {
             Some(known) => known.subscribe(),
-            None => open.enter(key.clone()),
+            None => registry.enter(key.clone()),
         };
-        if open.watching.as_ref().is_none_or(JoinHandle::is_finished) {
-            open.watching = Some(tokio::spawn(watch_all(self.0.clone())));
+        if registry.watching.as_ref().is_none_or(JoinHandle::is_finished) {
+            registry.watching = Some(tokio::spawn(watch_all(self.0.clone())));
         }
-        drop(open);
-        OpenInbox { inner: self.0.clone(), key, moved }
+        drop(registry);
+        OpenInbox { watcher: self.0.clone(), key, moved }
     }
 
-    /// How many pages a user has open here.
+    /// How many pages of a user are open in this process.
     #[must_use]
     pub fn pages(&self, tenant: i32, user: &str) -> usize {
         self.0.lock().users.get(&(tenant, user.to_owned())).map_or(0, watch::Sender::receiver_count)
     }
 
-    /// How many users have a page open here.
+    /// How many users have open pages in this process.
     #[must_use]
     pub fn users(&self) -> usize {
         self.0.lock().users.len()
     }
 }
 
-/// One page's hold on an inbox.
+/// An inbox that a page has open.
 pub struct OpenInbox {
-    inner: Arc<Inner>,
+    watcher: Arc<Watcher>,
     key: User,
     moved: watch::Receiver<i64>,
 }
 
 impl OpenInbox {
-    /// Waits until the inbox is known to stand beyond that position.
+    /// Waits until the position of the inbox is greater than `position`.
     pub async fn beyond(&mut self, position: i64) {
         if self.moved.wait_for(|at| *at > position).await.is_err() {
-            // Nobody watches any more: the process ends.
+            // The watch has ended because the process ends.
             std::future::pending::<()>().await;
         }
     }
@@ -103,84 +105,85 @@ impl OpenInbox {
 
 impl Drop for OpenInbox {
     fn drop(&mut self) {
-        let mut open = self.inner.lock();
-        // The last but for the sender's own: it is ours, and goes with us.
-        if open.users.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
-            open.leave(&self.key);
+        let mut registry = self.watcher.lock();
+        // This is the last receiver of the user, and it is being dropped.
+        if registry.users.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
+            registry.leave(&self.key);
         }
     }
 }
 
-impl Open {
+impl Registry {
     fn enter(&mut self, user: User) -> watch::Receiver<i64> {
         let (sender, receiver) = watch::channel(0);
-        self.add_word(&user);
+        self.add_payload(&user);
         self.users.insert(user, sender);
         receiver
     }
 
-    fn add_word(&mut self, user: &User) {
+    fn add_payload(&mut self, user: &User) {
         if let Some(key) = &self.key {
-            self.by_word.entry(word_of(key, user)).or_default().insert(user.clone());
+            self.by_payload.entry(payload_of(key, user)).or_default().insert(user.clone());
         }
     }
 
-    /// Goes by this key from now on.
-    fn learn(&mut self, key: Vec<u8>) {
+    /// Uses this key from now on.
+    fn set_key(&mut self, key: Vec<u8>) {
         if self.key.as_ref() == Some(&key) {
             return;
         }
         self.key = Some(key);
-        self.by_word.clear();
+        self.by_payload.clear();
         let users: Vec<User> = self.users.keys().cloned().collect();
         for user in &users {
-            self.add_word(user);
+            self.add_payload(user);
         }
     }
 
     fn leave(&mut self, user: &User) {
         self.users.remove(user);
-        self.heard.remove(user);
-        let Some(word) = self.key.as_ref().map(|key| word_of(key, user)) else { return };
-        if self.by_word.get_mut(&word).is_some_and(|users| users.remove(user) && users.is_empty()) {
-            self.by_word.remove(&word);
+        self.signalled.remove(user);
+        let Some(payload) = self.key.as_ref().map(|key| payload_of(key, user)) else { return };
+        if self.by_payload.get_mut(&payload).is_some_and(|users| users.remove(user) && users.is_empty()) {
+            self.by_payload.remove(&payload);
         }
     }
 
-    /// Notes of whom a bell spoke; without a word, or before the key is known, of everybody. True when somebody here is meant.
-    fn hear(&mut self, word: &str) -> bool {
-        let meant: Vec<User> = if word.is_empty() || self.key.is_none() {
+    /// Notes the users that a signal concerns: all users if the payload is empty or the key is not known yet. Returns
+    /// whether any user of this process is concerned.
+    fn on_signal(&mut self, payload: &str) -> bool {
+        let meant: Vec<User> = if payload.is_empty() || self.key.is_none() {
             self.users.keys().cloned().collect()
         } else {
-            self.by_word.get(word).into_iter().flatten().cloned().collect()
+            self.by_payload.get(payload).into_iter().flatten().cloned().collect()
         };
         let any = !meant.is_empty();
-        self.heard.extend(meant);
+        self.signalled.extend(meant);
         any
     }
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+impl Watcher {
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hear(&self, word: &str) {
-        if self.lock().hear(word) {
-            self.stir.notify_one();
+    fn on_signal(&self, payload: &str) {
+        if self.lock().on_signal(payload) {
+            self.wake.notify_one();
         }
     }
 
-    /// Looks where those stand of whom something was heard, and tells their pages.
-    async fn look(&self) -> Result<(), DbError> {
-        let heard: Vec<User> = self.lock().heard.drain().collect();
-        if heard.is_empty() {
+    /// Reads the positions of users with a signal and notifies their pages.
+    async fn read_positions(&self) -> Result<(), DbError> {
+        let signalled: Vec<User> = self.lock().signalled.drain().collect();
+        if signalled.is_empty() {
             return Ok(());
         }
-        let positions = self.store.inbox_positions(&heard).await?;
-        let open = self.lock();
-        for (user, position) in heard.iter().zip(positions) {
-            if let Some(sender) = open.users.get(user) {
+        let positions = self.store.inbox_positions(&signalled).await?;
+        let registry = self.lock();
+        for (user, position) in signalled.iter().zip(positions) {
+            if let Some(sender) = registry.users.get(user) {
                 sender.send_if_modified(|at| std::mem::replace(at, position) != position);
             }
         }
@@ -188,61 +191,62 @@ impl Inner {
     }
 }
 
-/// As the database says it: `inbox_moved` in migrations/postgres/0013_settings.sql.
-fn word_of(key: &[u8], (tenant, user): &User) -> String {
+/// The payload of a user's signal, as `inbox_moved` in migrations/postgres/0013_settings.sql computes it.
+fn payload_of(key: &[u8], (tenant, user): &User) -> String {
     let inner = Sha256::new().chain_update(key).chain_update(format!("{tenant}:{user}")).finalize();
     let hash = Sha256::new().chain_update(key).chain_update(inner).finalize();
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Watches while anybody has a page open.
-async fn watch_all(inner: Arc<Inner>) {
-    let watcher = Uuid::new_v4();
+/// Watches while any page is open.
+async fn watch_all(watcher: Arc<Watcher>) {
+    let id = Uuid::new_v4();
     let listening = {
-        let inner = inner.clone();
-        tokio::spawn(async move { inner.store.db().clone().watch(Bell::Inbox, |word| inner.hear(word)).await })
+        let watcher = watcher.clone();
+        tokio::spawn(async move { watcher.store.db().clone().watch(Signal::Inbox, |payload| watcher.on_signal(payload)).await })
     };
-    let mut said_at = None;
+    let mut registered_at = None;
     loop {
-        if said_at.is_none_or(|at: std::time::Instant| at.elapsed() > WATCH / 2) {
-            match inner.say_watching(watcher).await {
-                Ok(()) => said_at = Some(clock::monotonic()),
-                Err(problem) => tracing::debug!(%problem, "could not say that inboxes are watched; the poll goes on"),
+        if registered_at.is_none_or(|at: std::time::Instant| at.elapsed() > WATCH / 2) {
+            match watcher.register(id).await {
+                Ok(()) => registered_at = Some(clock::monotonic()),
+                Err(problem) => tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on"),
             }
         }
-        if tokio::time::timeout(POLL, inner.stir.notified()).await.is_err() {
-            inner.lock().hear("");
+        if tokio::time::timeout(POLL, watcher.wake.notified()).await.is_err() {
+            watcher.lock().on_signal("");
         }
-        if let Err(problem) = inner.look().await {
-            tracing::warn!(%problem, "could not look at the open inboxes; trying again");
+        if let Err(problem) = watcher.read_positions().await {
+            tracing::warn!(%problem, "could not read the positions of open inboxes; trying again after a wait");
             tokio::time::sleep(POLL).await;
         }
-        if inner.close_when_empty() {
+        if watcher.close_when_empty() {
             break;
         }
     }
     listening.abort();
-    if let Err(problem) = inner.store.unwatch_inboxes(watcher).await {
-        tracing::debug!(%problem, "could not say that no inbox is watched any more; that ends by itself");
+    if let Err(problem) = watcher.store.unwatch_inboxes(id).await {
+        tracing::debug!(%problem, "could not remove the watcher of inboxes; it expires by itself");
     }
 }
 
-impl Inner {
-    /// Says that somebody watches. The key is read first, and read again each time: an operator may have deleted it.
-    async fn say_watching(&self, watcher: Uuid) -> Result<(), DbError> {
+impl Watcher {
+    /// Registers this process as a watcher. The key is read first, and each time again, because an operator may have
+    /// deleted it.
+    async fn register(&self, id: Uuid) -> Result<(), DbError> {
         let key = self.store.inbox_bell_key().await?;
         if let Some(key) = key {
-            self.lock().learn(key);
+            self.lock().set_key(key);
         }
-        self.store.watch_inboxes(watcher, WATCH.as_secs_f64()).await
+        self.store.watch_inboxes(id, WATCH.as_secs_f64()).await
     }
 
-    /// Ends the watch when nothing is open; under the lock, so that who opens something next begins a new one.
+    /// Ends the watch if no page is open. This is done under the lock, so that the next page starts a new watch.
     fn close_when_empty(&self) -> bool {
-        let mut open = self.lock();
-        let empty = open.users.is_empty();
+        let mut registry = self.lock();
+        let empty = registry.users.is_empty();
         if empty {
-            open.watching = None;
+            registry.watching = None;
         }
         empty
     }
@@ -253,26 +257,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_is_the_one_that_the_database_says() {
-        // tests/it/inbox/live.rs hears it of PostgreSQL.
-        assert_eq!(word_of(&[7; 32], &(1, "zoë".into())), "e083bebe06c62ead4e2b829d2c3bdb9f");
-        assert_ne!(word_of(&[8; 32], &(1, "zoë".into())), word_of(&[7; 32], &(1, "zoë".into())));
+    fn the_payload_is_the_one_of_the_database() {
+        // tests/it/inbox/live.rs compares it with PostgreSQL.
+        assert_eq!(payload_of(&[7; 32], &(1, "zoë".into())), "e083bebe06c62ead4e2b829d2c3bdb9f");
+        assert_ne!(payload_of(&[8; 32], &(1, "zoë".into())), payload_of(&[7; 32], &(1, "zoë".into())));
     }
 
     #[test]
-    fn until_the_key_is_known_every_word_means_anybody() {
-        let mut open = Open::default();
+    fn until_the_key_is_known_a_signal_concerns_every_user() {
+        let mut registry = Registry::default();
         let (zoe, ada): (User, User) = ((1, "zoë".into()), (2, "ada".into()));
-        drop((open.enter(zoe.clone()), open.enter(ada.clone())));
-        assert!(open.hear("something") && open.heard.len() == 2);
-        open.heard.clear();
-        open.learn(vec![7; 32]);
-        assert!(!open.hear("something"));
-        assert!(open.hear("e083bebe06c62ead4e2b829d2c3bdb9f") && open.heard == HashSet::from([zoe.clone()]));
-        open.learn(vec![8; 32]);
-        assert!(!open.hear("e083bebe06c62ead4e2b829d2c3bdb9f"), "another key, another word");
-        open.leave(&zoe);
-        open.leave(&ada);
-        assert!(open.by_word.is_empty());
+        drop((registry.enter(zoe.clone()), registry.enter(ada.clone())));
+        assert!(registry.on_signal("something") && registry.signalled.len() == 2);
+        registry.signalled.clear();
+        registry.set_key(vec![7; 32]);
+        assert!(!registry.on_signal("something"));
+        assert!(registry.on_signal("e083bebe06c62ead4e2b829d2c3bdb9f") && registry.signalled == HashSet::from([zoe.clone()]));
+        registry.set_key(vec![8; 32]);
+        assert!(!registry.on_signal("e083bebe06c62ead4e2b829d2c3bdb9f"), "another key gives another payload");
+        registry.leave(&zoe);
+        registry.leave(&ada);
+        assert!(registry.by_payload.is_empty());
     }
 }

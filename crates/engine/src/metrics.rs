@@ -1,6 +1,7 @@
-//! Metrics: what this process has done, counted where it happens, in a few additions that nobody waits for; and how the store stands, asked when somebody looks.
+//! Metrics: counts of this process, by atomic additions where the events happen, and the state of the store, read when
+//! metrics are scraped.
 //!
-//! Labels are bounded: no tenant, no id, and only so many event types and channels have a name of their own.
+//! Labels are bounded: no tenant, no id, and a limited number of event types and channels.
 
 mod instruments;
 mod scrape;
@@ -10,32 +11,31 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::FinishedState;
+use postcommit_channel::model::{FinishedState, LEDGER_STATES};
 
-pub use instruments::{Counter, Gauge, Histogram, Text};
+pub use instruments::{Counter, Gauge, Histogram, PrometheusText};
 pub use scrape::Scrape;
 
-/// Event types that have a name of their own unless told otherwise; what comes later is `other`.
+/// The default limit of event types with a label of their own. Later ones are `other`.
 pub const EVENT_TYPES: usize = 200;
-/// Channels of one event type that have a name of their own.
+/// The most channels of one event type with a label of their own.
 const CHANNELS: usize = 50;
-/// Routes, methods and statuses together that have a name of their own: a bound that no table of routes reaches.
+/// The most combinations of route, method and status. The route table stays below it.
 const ROUTES: usize = 2000;
 const OTHER: &str = "other";
 
-/// Seconds, for what crosses a network.
+/// Bucket bounds in seconds, for calls over a network.
 const SECONDS: [f64; 14] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Results written at once.
+/// Bucket bounds for the number of results in one settle.
 const SIZES: [f64; 9] = [1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
 
 const OUTCOMES: [&str; 5] = ["sent", "delivered", "deferred", "rejected", "unclear"];
-const STATES: [&str; 6] = ["sent", "delivered", "parked", "cancelled", "expired", "skipped"];
 
-/// What is counted for one event type on one channel.
+/// The counts of one event type on one channel.
 #[derive(Debug)]
 pub struct Counts {
     attempts: [Counter; 5],
-    states: [Counter; 6],
+    states: [Counter; LEDGER_STATES.len()],
     send: Histogram<14>,
 }
 
@@ -44,21 +44,21 @@ impl Counts {
         Self { attempts: Default::default(), states: Default::default(), send: Histogram::new(&SECONDS) }
     }
 
-    /// An attempt was logged, with that outcome.
+    /// Counts an attempt by its outcome.
     pub fn attempt(&self, outcome: &str) {
         if let Some(place) = OUTCOMES.iter().position(|name| *name == outcome) {
             self.attempts[place].add(1);
         }
     }
 
-    /// A delivery has ended.
+    /// Counts a delivery that has ended.
     pub fn ended(&self, state: FinishedState) {
-        if let Some(place) = STATES.iter().position(|name| *name == state.name()) {
+        if let Some(place) = LEDGER_STATES.iter().position(|name| *name == state.name()) {
             self.states[place].add(1);
         }
     }
 
-    /// A provider took so long.
+    /// Records how long a provider took.
     pub fn sent(&self, took: Duration) {
         self.send.took(took);
     }
@@ -67,51 +67,51 @@ impl Counts {
 /// Counts by event type and channel.
 type ByEvent = HashMap<Box<str>, HashMap<Box<str>, Arc<Counts>>>;
 
-/// One route's requests that ended with one status.
-type Asked = (String, String, u16);
+/// The labels of counted requests: method, route and status.
+type RequestLabels = (String, String, u16);
 
-/// All of a process. Cheap to clone; clones count together.
+/// The metrics of a process. Cheap to clone; clones share their counts.
 #[derive(Clone)]
-pub struct Metrics(Arc<Counted>);
+pub struct Metrics(Arc<Instruments>);
 
-/// What is counted.
-pub struct Counted {
+/// The instruments behind [`Metrics`].
+pub struct Instruments {
     by_event: RwLock<ByEvent>,
     event_types: usize,
     began: postcommit::Timestamp,
-    /// From commit, or from when it was due, to the first attempt.
+    /// Time from the commit, or from the due time, to the first attempt.
     commit_to_send: Histogram<14>,
-    /// Claims made, and deliveries that they brought.
+    /// Claims.
     pub claims: Counter,
-    /// Deliveries claimed.
+    /// Claimed deliveries.
     pub claimed: Counter,
     settle_size: Histogram<9>,
-    /// Results whose lease had gone to someone else.
+    /// Results that came after another worker had taken over their lease.
     pub stale_settles: Counter,
-    /// Results that the database refuses, kept until it takes them.
+    /// Results that the database refuses. They are kept and written again.
     pub unwritten: Gauge,
-    /// Unclear attempts that are made again.
+    /// Unclear attempts that are repeated.
     pub possible_duplicates: Counter,
-    /// Dispatchers that run in this process.
+    /// Running dispatchers of this process.
     pub dispatchers: Gauge,
-    /// When one of them last looked for work, in milliseconds since 1970.
+    /// When a dispatcher last looked for work, in milliseconds since 1970.
     pub looked_at: Gauge,
-    http: Mutex<BTreeMap<Asked, Counter>>,
+    http: Mutex<BTreeMap<RequestLabels, Counter>>,
     http_seconds: Mutex<BTreeMap<String, Histogram<14>>>,
-    /// Connections that are open.
+    /// Open connections.
     pub connections: Gauge,
-    /// Streams of events that are open.
+    /// Open event streams.
     pub streams: Gauge,
-    /// Spans that were taken by the collector.
+    /// Spans that the collector accepted.
     pub spans_exported: Counter,
-    /// Spans that found no room or no collector.
+    /// Spans that were dropped because the queue was full or the collector failed.
     pub spans_dropped: Counter,
 }
 
 impl std::ops::Deref for Metrics {
-    type Target = Counted;
+    type Target = Instruments;
 
-    fn deref(&self) -> &Counted {
+    fn deref(&self) -> &Instruments {
         &self.0
     }
 }
@@ -123,10 +123,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// With so many event types that have a name of their own.
+    /// Metrics with a limit of event types with a label of their own.
     #[must_use]
     pub fn new(event_types: usize) -> Self {
-        Self(Arc::new(Counted {
+        Self(Arc::new(Instruments {
             by_event: RwLock::default(),
             event_types,
             began: clock::now(),
@@ -148,7 +148,7 @@ impl Metrics {
         }))
     }
 
-    /// Where an event type on a channel is counted. Known ones cost two lookups and no allocation.
+    /// The counts of an event type on a channel. Known ones cost two lookups and no allocation.
     #[must_use]
     pub fn of(&self, event_type: &str, channel: &str) -> Arc<Counts> {
         let known = self.by_event.read().unwrap_or_else(PoisonError::into_inner);
@@ -168,17 +168,17 @@ impl Metrics {
         channels.entry(channel.into()).or_insert_with(|| Arc::new(Counts::new())).clone()
     }
 
-    /// A first attempt begins so long after it could have.
+    /// Records how long a delivery waited for its first attempt.
     pub fn began_after(&self, wait: Duration) {
         self.commit_to_send.took(wait);
     }
 
-    /// So many results were written at once.
+    /// Records how many results one settle wrote.
     pub fn settled(&self, results: usize) {
         self.settle_size.saw(results);
     }
 
-    /// A request was answered. `route` is the pattern, never the path.
+    /// Counts an answered request. `route` is the pattern, never the path.
     pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
         let full = http.len() >= ROUTES;
@@ -191,14 +191,14 @@ impl Metrics {
         seconds.entry(route.to_owned()).or_insert_with(|| Histogram::new(&SECONDS)).took(took);
     }
 
-    /// What this process has done.
-    fn write(&self, text: &mut Text) {
+    /// Writes the metrics of this process.
+    fn write(&self, text: &mut PrometheusText) {
         self.write_events(text);
         text.head("postcommit_commit_to_send_seconds", "histogram", "From enqueue, or from when it was due, to the first attempt.");
         text.histogram("postcommit_commit_to_send_seconds", &[], &self.commit_to_send);
         text.one("postcommit_claims_total", "counter", "Claims made.", self.claims.read());
         text.one("postcommit_claimed_total", "counter", "Deliveries claimed.", self.claimed.read());
-        text.head("postcommit_settle_batch_size", "histogram", "Results written at once.");
+        text.head("postcommit_settle_batch_size", "histogram", "Results per settle.");
         text.histogram("postcommit_settle_batch_size", &[], &self.settle_size);
         text.one(
             "postcommit_stale_settles_total",
@@ -235,7 +235,7 @@ impl Metrics {
         text.sample("postcommit_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     }
 
-    fn write_events(&self, text: &mut Text) {
+    fn write_events(&self, text: &mut PrometheusText) {
         let known = self.by_event.read().unwrap_or_else(PoisonError::into_inner);
         let all: BTreeMap<(&str, &str), &Arc<Counts>> = known
             .iter()
@@ -250,7 +250,7 @@ impl Metrics {
         }
         text.head("postcommit_deliveries_total", "counter", "Deliveries that ended, by state.");
         for ((event, channel), counts) in &all {
-            for (state, count) in STATES.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0) {
+            for (state, count) in LEDGER_STATES.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0) {
                 text.sample(
                     "postcommit_deliveries_total",
                     &[("event_type", *event), ("channel", *channel), ("state", *state)],
@@ -264,7 +264,7 @@ impl Metrics {
         }
     }
 
-    fn write_http(&self, text: &mut Text) {
+    fn write_http(&self, text: &mut PrometheusText) {
         text.head("postcommit_http_requests_total", "counter", "Requests answered.");
         for ((method, route, status), count) in self.http.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let labels = [("method", method.as_str()), ("route", route.as_str()), ("status", &status.to_string())];
@@ -292,7 +292,7 @@ mod tests {
         for i in 0..100 {
             metrics.of("event0", &format!("channel{i}")).ended(FinishedState::Sent);
         }
-        let mut text = Text::default();
+        let mut text = PrometheusText::default();
         metrics.write(&mut text);
         let text = text.into_string();
         assert!(text.contains("postcommit_attempts_total{event_type=\"event2\",channel=\"email\",outcome=\"sent\"} 1\n"), "{text}");
@@ -306,7 +306,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.answered("GET", "/v1/kpis", 200, Duration::from_millis(3));
         metrics.answered("GET", "/v1/kpis", 401, Duration::from_millis(3));
-        let mut text = Text::default();
+        let mut text = PrometheusText::default();
         metrics.write(&mut text);
         let text = text.into_string();
         assert!(text.contains("postcommit_http_requests_total{method=\"GET\",route=\"/v1/kpis\",status=\"401\"} 1\n"), "{text}");

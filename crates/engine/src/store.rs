@@ -1,7 +1,8 @@
-//! What the product keeps, by noun. One meaning on two databases: the conformance suite in `tests/it/store` runs on both.
+//! The store: what the product keeps, by noun. Both databases must behave alike: the conformance suite in
+//! `tests/it/store` runs on both.
 //!
-//! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`], [`Store::settle`]; there each database has
-//! its own text, side by side. Everything else is written once.
+//! The hot path is [`Store::claim`], [`Store::announce`], [`Store::expand`] and [`Store::settle`]. There each database
+//! has its own text, side by side. Everything else is written once.
 
 mod acts;
 mod audit;
@@ -21,27 +22,27 @@ mod queue;
 mod tenants;
 mod unreadable;
 
-pub use acts::deliveries::{AT_ONCE, Act, Acted};
-pub use acts::jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, Sliced};
+pub use acts::deliveries::{Act, Acted, MAX_IDS};
+pub use acts::jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, SliceOutcome};
 pub use acts::resend::{Copied, Resend};
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
-pub use details::{Provenance, Status, Story};
+pub use details::{NotificationDetails, Provenance, Status};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub(crate) use duties::PASSING_SAID;
 pub use health::access::Access;
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
-pub use hosts::{HOST_HELD, HOST_PAUSED, HostChange, SHUT_HOSTS, Shut, ShutCount, ShutHost, waits_for};
+pub use hosts::{CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark, TokenKey};
 pub use intake::accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use intake::enqueue::EnqueueError;
 pub use intake::group_commit;
-pub use intake::request::{Incoming, Refusal};
+pub use intake::request::{NotAccepted, NotificationRequest};
 pub use lists::keyset::{EXAMINED, Page, Position};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use numbers::kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
-pub use numbers::rollups::{By, CHANNELS, LINES, Line, OTHER, Per, SITES, SLOTS, Series, Span};
+pub use numbers::rollups::{CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange};
 pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use providers::ProviderChanges;
@@ -61,55 +62,52 @@ use postcommit_channel::model::Actor;
 use crate::db::{Db, DbError};
 use queue::low_water::Marks;
 
-/// The store.
+/// A handle on the store. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     db: Db,
-    /// In whose name it changes things.
+    /// The actor that the audit log names for changes through this handle.
     actor: Arc<Actor>,
     marks: Arc<Mutex<Marks>>,
-    /// Whether the last claim found something, on SQLite.
+    /// SQLite: whether the last claim found deliveries.
     found: Arc<AtomicBool>,
 }
 
 impl Store {
-    /// Opens the database, whatever its schema.
-    ///
-    /// # Errors
-    /// When it cannot be reached or the URL is not one of ours.
+    /// Opens the database. The schema version is not checked.
     pub async fn open(url: &str) -> Result<Self, DbError> {
         Ok(Self { db: Db::open(url).await?, actor: Actor::system().into(), marks: Arc::default(), found: Arc::default() })
     }
 
-    /// The same store, in somebody's name: what is changed through it is in the audit log as theirs. Until this is called it is the system's own.
+    /// A handle whose changes the audit log attributes to `actor`. Without this call they are attributed to the system.
     #[must_use]
     pub fn by(&self, actor: Actor) -> Self {
         Self { actor: actor.into(), ..self.clone() }
     }
 
-    /// The same store, for one tenant: on PostgreSQL its statements reach no row of another, whatever they say. They run in a transaction of the
-    /// tenants' role. The first wall remains the tenant that every method is given; SQLite has no other. Enqueueing and the hot path are not
-    /// for such a store: they go through functions and connections that are everybody's.
+    /// A handle for one tenant. On PostgreSQL its statements run as the tenant role, and row-level security hides rows
+    /// of other tenants. The first wall is the tenant that every method takes as a parameter; SQLite has no second one.
+    /// Enqueueing and the hot path do not work on such a handle: they use functions and connections of all tenants.
     #[must_use]
     pub fn of_tenant(&self, tenant: i32) -> Self {
         Self { db: self.db.of_tenant(tenant), ..self.clone() }
     }
 
-    /// Whether the wall between tenants stands, for the start of a server: [`Db::check_isolation`].
+    /// Checks row-level security at the start of a server: [`Db::check_isolation`].
     ///
     /// # Errors
-    /// What is missing, and the SQL that mends it.
+    /// The error names what is missing, and the SQL that repairs it.
     pub async fn check_isolation(&self) -> Result<(), DbError> {
         self.db.check_isolation().await
     }
 
-    /// The database below, for migrations.
+    /// The database below the store, for migrations.
     #[must_use]
     pub fn db(&self) -> &Db {
         &self.db
     }
 
-    /// What is said to PostgreSQL on the hot path, for a test to look at the plans.
+    /// The PostgreSQL statements of the hot path, for a test that checks their plans.
     #[doc(hidden)]
     #[must_use]
     pub fn hot_statements() -> [(&'static str, &'static str); 15] {

@@ -1,8 +1,9 @@
-//! Traces: what happened to a notification, as spans of the trace that enqueued it.
+//! Traces: spans of a notification, in the trace that enqueued it.
 //!
-//! A notification carries `source.traceparent`. One that carries none has a trace of its own, whose id is the notification's: whoever expands or sends it finds
-//! the same one without anything being stored. Spans are handed to an exporter through a bounded queue; what finds no room is dropped and counted, and nothing
-//! waits. Off, which is the default, a span costs a look at an option.
+//! A notification carries `source.traceparent`. A notification without one has a trace of its own whose id is the
+//! notification's id, so every process finds it and nothing is stored. Spans go to an exporter through a bounded queue.
+//! A span that finds the queue full is dropped and counted; nothing waits. Tracing is off by default: then a span costs
+//! one check of an option.
 
 use std::sync::Arc;
 
@@ -14,44 +15,44 @@ use tokio::sync::mpsc;
 
 use crate::metrics::Metrics;
 
-/// Spans that wait for the exporter at most.
+/// The most spans that wait for the exporter.
 pub const QUEUE: usize = 4096;
 
-/// What a span stands for, in OpenTelemetry's numbers.
+/// The kind of a span, with the numbers of OpenTelemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Something inside of us.
+pub enum SpanKind {
+    /// An internal operation.
     Internal = 1,
-    /// We were asked.
+    /// The handling of a request.
     Server = 2,
-    /// We ask somebody.
+    /// A request to another service.
     Client = 3,
-    /// Something that is done later.
+    /// The creation of work that is done later.
     Producer = 4,
 }
 
-/// A span that is over.
+/// A finished span.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// Its trace and its own id.
+    /// The trace and the id of the span.
     pub context: TraceParent,
-    /// The span that caused it.
+    /// The id of the parent span.
     pub parent: Option<u64>,
-    /// What was done.
+    /// The name of the operation.
     pub name: &'static str,
-    /// What it stands for.
-    pub kind: Kind,
+    /// The kind.
+    pub kind: SpanKind,
     /// When it began.
     pub began: Timestamp,
-    /// When it was over.
+    /// When it ended.
     pub ended: Timestamp,
-    /// What is known of it. Never an address, a body or a secret.
+    /// Attributes. Never an address, a body or a secret.
     pub attributes: Vec<(&'static str, String)>,
-    /// Why it failed, as a code.
+    /// The error code, if it failed.
     pub failed: Option<String>,
 }
 
-/// A span under way.
+/// A span that has begun.
 #[derive(Debug)]
 pub struct Begun {
     context: TraceParent,
@@ -60,55 +61,55 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// What those who are asked meanwhile are told.
+    /// The context to pass on to called services.
     #[must_use]
     pub fn context(&self) -> TraceParent {
         self.context
     }
 
-    /// It is over.
+    /// Ends the span now.
     #[must_use]
-    pub fn ended(self, name: &'static str, kind: Kind, attributes: Vec<(&'static str, String)>, failed: Option<String>) -> Span {
+    pub fn ended(self, name: &'static str, kind: SpanKind, attributes: Vec<(&'static str, String)>, failed: Option<String>) -> Span {
         let Self { context, parent, began } = self;
         Span { context, parent, name, kind, began, ended: clock::now(), attributes, failed }
     }
 }
 
-/// Begins spans and hands them on. Cheap to clone; the default is off.
+/// Begins spans and sends them to the exporter. Cheap to clone. The default is off.
 #[derive(Clone, Default)]
 pub struct Tracer(Option<Arc<Shared>>);
 
 struct Shared {
     spans: mpsc::Sender<Span>,
-    /// Of traces that nobody else has begun, how many are recorded: of 2³².
+    /// The share of recorded traces among those that begin here, out of 2³².
     share: u64,
     metrics: Metrics,
 }
 
 impl Tracer {
-    /// A tracer that records `ratio` (0 to 1) of the traces that begin here, and of others those that were recorded where they began. Who takes the spans gets the
-    /// other end.
+    /// A tracer that records `ratio` (0 to 1) of the traces that begin here. Traces that began elsewhere are recorded
+    /// if they were sampled there. The exporter gets the receiver.
     #[must_use]
     pub fn new(ratio: f64, metrics: Metrics) -> (Self, mpsc::Receiver<Span>) {
         let (spans, taken) = mpsc::channel(QUEUE);
-        // In range for every ratio from 0 to 1.
+        // The result fits for every ratio from 0 to 1.
         let share = (ratio.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
         (Self(Some(Arc::new(Shared { spans, share, metrics }))), taken)
     }
 
-    /// Whether anything is recorded at all.
+    /// Whether tracing is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Begins a span below `parent`, or a trace; none when it is not recorded.
+    /// Begins a span below `parent`, or a new trace. `None` if it is not recorded.
     #[must_use]
     pub fn begin(&self, parent: Option<TraceParent>) -> Option<Begun> {
         self.begin_in(parent, || u128::from_be_bytes(random::<16>()))
     }
 
-    /// Begins a span of a notification's trace.
+    /// Begins a span in the trace of a notification.
     #[must_use]
     pub fn begin_of(&self, note: &StoredNotification) -> Option<Begun> {
         self.0.as_ref()?;
@@ -121,7 +122,7 @@ impl Tracer {
             Some(parent) => (parent.trace_id, parent.sampled),
             None => {
                 let own = own();
-                // The low bits are random, in an id of ours as well.
+                // The low bits are random, also in the id of a notification.
                 (own, u64::from(own as u32) < shared.share)
             }
         };
@@ -132,7 +133,7 @@ impl Tracer {
         })
     }
 
-    /// Hands a span on; without room it is dropped, and counted.
+    /// Sends a span to the exporter. If the queue is full the span is dropped and counted.
     pub fn end(&self, span: Span) {
         if let Some(shared) = &self.0
             && shared.spans.try_send(span).is_err()
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_who_began_a_trace_decides() {
+    fn sampling_is_decided_where_a_trace_begins() {
         let (tracer, _taken) = Tracer::new(0.0, Metrics::default());
         assert!(tracer.begin(None).is_none() && tracer.begin(parent(false)).is_none());
         let begun = tracer.begin(parent(true)).unwrap();
@@ -162,11 +163,11 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted() {
+    fn spans_beyond_the_queue_are_counted() {
         let metrics = Metrics::default();
         let (tracer, _taken) = Tracer::new(1.0, metrics.clone());
         for _ in 0..QUEUE + 3 {
-            tracer.end(tracer.begin(None).unwrap().ended("x", Kind::Internal, vec![], None));
+            tracer.end(tracer.begin(None).unwrap().ended("x", SpanKind::Internal, vec![], None));
         }
         assert_eq!(metrics.spans_dropped.read(), 3);
     }

@@ -1,6 +1,8 @@
-//! User tokens: a browser shows one to read its user's inbox, and nothing else. Short-lived, signed with a key of the tenant's, kept nowhere.
+//! User tokens: a browser uses one to read the inbox of its user, and nothing else. They are short-lived, signed with a
+//! key of the tenant, and not stored.
 //!
-//! `pcu_` and, in base64url: a version, the tenant's number, the expiry in seconds since 1970, 8 random bytes, the user's id; and HMAC-SHA256 over all that.
+//! The format is `pcu_` and in base64url: a version, the tenant's number, the expiry in seconds since 1970, 8 random
+//! bytes, the user's id, and an HMAC-SHA256 of all that.
 
 use std::time::Duration;
 
@@ -14,62 +16,59 @@ use sha2::Sha256;
 use crate::db::DbError;
 use crate::store::{AuditEntry, Store};
 
-/// What every token begins with.
+/// The prefix of every token.
 pub const PREFIX: &str = "pcu_";
-/// How long a token holds unless asked otherwise.
+/// The default lifetime of a token.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(3600);
-/// How long one may hold at most.
+/// The longest lifetime of a token.
 pub const MAX_TTL: Duration = Duration::from_secs(86_400);
 
 const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 1 + 4 + 8 + 8;
 const MAC_BYTES: usize = 32;
-/// The longest there is: 255 characters of four bytes, in base64.
+/// The longest token: 255 characters of four bytes each, in base64.
 const MAX_CHARS: usize = 2048;
 
-/// Whom a token speaks for.
+/// The identity that a token proves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bearer {
     /// The tenant's number.
     pub tenant: i32,
     /// The user's id.
     pub user: String,
-    /// Until when, by the database's clock.
+    /// When the token expires, by the database's clock.
     pub expires_at: Timestamp,
-    /// How much of that was left when it was verified.
+    /// The remaining lifetime when the token was verified.
     pub left: Duration,
 }
 
 /// A new token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Minted {
-    /// What the browser shows.
+    /// The token for the browser.
     pub token: String,
-    /// Until when it holds.
+    /// When the token expires.
     pub expires_at: Timestamp,
 }
 
-/// Why a token opens nothing.
+/// Why a token was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It was right, once.
+    /// The token was valid and has expired.
     #[error("the token has expired; ask the application for a fresh one")]
     Expired,
-    /// Not one of ours, or signed with a key that is gone.
+    /// The token is malformed, or signed with another key.
     #[error("the token is not valid")]
     Bad,
-    /// What was asked for is beyond a limit.
+    /// A field is beyond its limit.
     #[error("{0}")]
     Refused(String),
-    /// The key could not be read.
+    /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
 }
 
-/// Makes a token for a user, which holds for so long: at most [`MAX_TTL`], at least a second.
-///
-/// # Errors
-/// Naming the field and the limit, or as the database says.
+/// Creates a token for a user with a lifetime of 1 second to [`MAX_TTL`].
 pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Result<Minted, TokenError> {
     Recipient::user(user).check().map_err(|problem| TokenError::Refused(format!("user: {problem}")))?;
     if !(1..=MAX_TTL.as_secs()).contains(&ttl.as_secs()) {
@@ -77,16 +76,16 @@ pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Resu
     }
     let key = store.inbox_token_key_or(tenant, random()).await?;
     let expires_at = Timestamp::from_micros((key.now.plus(ttl).as_micros() / 1_000_000) * 1_000_000);
-    // Before anybody holds it: it is kept nowhere else.
+    // The audit entry is written before the token is returned: it is the only record of the token.
     let entry = AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
     store.note(entry).await?;
     Ok(Minted { token: sign(&key.key, tenant, user, expires_at), expires_at })
 }
 
-/// Whom a token speaks for.
+/// The identity that a token proves.
 ///
 /// # Errors
-/// [`TokenError::Expired`] for one that was right, [`TokenError::Bad`] for any other; or as the database says.
+/// [`TokenError::Expired`] for a token that was valid and has expired, [`TokenError::Bad`] for any other invalid one.
 pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
     let parts = Parts::read(token).ok_or(TokenError::Bad)?;
     let key = store.inbox_token_key(parts.tenant()).await?.ok_or(TokenError::Bad)?;
@@ -94,7 +93,7 @@ pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
 }
 
 impl Bearer {
-    /// The same, while it holds.
+    /// The identity with its remaining lifetime, unless the token has expired.
     fn at(self, now: Timestamp) -> Result<Self, TokenError> {
         let left = self.expires_at.since(now);
         if left.is_zero() { Err(TokenError::Expired) } else { Ok(Self { left, ..self }) }
@@ -120,7 +119,7 @@ fn mac(key: &[u8], bytes: &[u8]) -> Option<Hmac<Sha256>> {
     Some(mac)
 }
 
-/// A token taken apart; nothing in it is to be believed yet.
+/// The parts of a token. They are not verified yet.
 struct Parts {
     signed: Vec<u8>,
     mac: Vec<u8>,
@@ -143,7 +142,7 @@ impl Parts {
         self.signed.get(from..from + N)?.try_into().ok()
     }
 
-    /// What it says, if the key has signed it; compared in constant time.
+    /// The identity, if the key has signed the token. The comparison takes constant time.
     fn verified(&self, key: &[u8]) -> Option<Bearer> {
         mac(key, &self.signed)?.verify_slice(&self.mac).ok()?;
         let expires_at = Timestamp::from_micros(i64::from_be_bytes(self.number(5)?).checked_mul(1_000_000)?);
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_what_was_signed_and_no_two_are_alike() {
+    fn a_token_proves_what_was_signed_and_tokens_are_unique() {
         let token = signed();
         assert!(token.starts_with("pcu_") && token.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)), "{token}");
         assert_eq!(Parts::read(&token).unwrap().verified(&KEY), Some(bearer()));
@@ -176,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_token_is_told_from_a_bad_one() {
+    fn an_expired_token_is_distinguished_from_a_bad_one() {
         let at = |seconds: i64| bearer().at(Timestamp::from_micros(seconds * 1_000_000));
         assert_eq!(at(1_799_999_999).unwrap(), Bearer { left: Duration::from_secs(1), ..bearer() });
         assert!(matches!(at(1_800_000_000), Err(TokenError::Expired)));
     }
 
     #[test]
-    fn no_byte_of_it_can_be_changed_and_no_other_key_will_do() {
+    fn a_changed_byte_or_another_key_fails_verification() {
         let token = signed();
         let bytes = URL_SAFE_NO_PAD.decode(&token[4..]).unwrap();
         for place in 0..bytes.len() {

@@ -34,7 +34,7 @@ use postcommit::Recipient;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::store::group_commit::GroupCommit;
-use postcommit_engine::store::{Incoming, Refusal, Store};
+use postcommit_engine::store::{NotAccepted, NotificationRequest, Store};
 use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -282,16 +282,16 @@ impl IntoResponses for Refusals {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<NotAccepted> for Problem {
+    fn from(refusal: NotAccepted) -> Self {
         match refusal {
-            Refusal::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
-            Refusal::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
-            Refusal::Held => {
+            NotAccepted::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
+            NotAccepted::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
+            NotAccepted::Held => {
                 let detail = "is in use by a transaction that is still open; repeat it when that has ended";
                 Self::new(Kind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
             }
-            Refusal::Unavailable(problem) => {
+            NotAccepted::Unavailable(problem) => {
                 tracing::warn!(%problem, "a notification could not be accepted");
                 Self::new(Kind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
             }
@@ -301,7 +301,7 @@ impl From<Refusal> for Problem {
 
 impl Api {
     /// A provider that is named must be there and take new work (D1).
-    async fn check_providers(&self, tenant: i32, incoming: &Incoming) -> Result<(), Problem> {
+    async fn check_providers(&self, tenant: i32, incoming: &NotificationRequest) -> Result<(), Problem> {
         // Each is looked up once, however often it is named.
         let mut known = HashSet::new();
         for (place, recipient) in incoming.note().recipients.iter().enumerate() {

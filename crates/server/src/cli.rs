@@ -18,7 +18,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use postcommit_engine::store::{Refusal, Store};
+use postcommit_engine::store::{NotAccepted, Store};
 use uuid::Uuid;
 
 use crate::app;
@@ -168,10 +168,6 @@ impl GlobalOptions {
     }
 }
 
-/// What a delivery can be.
-const STATES: [&str; 10] =
-    ["pending", "sending", "retrying", "sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
-
 /// The number behind a tenant's name, if one was given.
 async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
     let Some(name) = name else { return Ok(None) };
@@ -224,7 +220,7 @@ async fn store(settings: &Settings) -> Result<Store, Failure> {
 }
 
 /// A notification that is not taken.
-fn refused(refusal: Refusal) -> Failure {
-    let exit = if matches!(refusal, Refusal::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
+fn refused(refusal: NotAccepted) -> Failure {
+    let exit = if matches!(refusal, NotAccepted::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
     Failure::new(exit, refusal.to_string())
 }

@@ -15,7 +15,7 @@ use postcommit::TraceParent;
 use postcommit_channel::clock;
 use postcommit_engine::dispatch::Tools;
 use postcommit_engine::metrics::Scrape;
-use postcommit_engine::trace::Kind;
+use postcommit_engine::trace::SpanKind;
 use serde::Deserialize;
 use subtle::ConstantTimeEq;
 
@@ -104,7 +104,7 @@ async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> 
             ("http.response.status_code", status.as_str().to_owned()),
         ];
         let failed = status.is_server_error().then(|| status.as_str().to_owned());
-        tools.tracer.end(span.ended("request", Kind::Server, attributes, failed));
+        tools.tracer.end(span.ended("request", SpanKind::Server, attributes, failed));
     }
     response
 }

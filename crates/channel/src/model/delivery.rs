@@ -32,6 +32,14 @@ impl DeliveryKey {
     }
 }
 
+/// All states of a delivery, the least finished first. A notification has the least finished state of its deliveries.
+pub const STATES: [&str; 10] =
+    ["sending", "retrying", "pending", "parked", "sent", "delivered", "expired", "cancelled", "discarded", "skipped"];
+/// The states of deliveries in the queue.
+pub const LIVE_STATES: &[&str] = STATES.split_at(3).0;
+/// The states of deliveries in the ledger.
+pub const LEDGER_STATES: &[&str] = STATES.split_at(3).1;
+
 /// A delivery as people write it: `{notification}.{n}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeliveryId {

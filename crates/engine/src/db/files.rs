@@ -1,19 +1,20 @@
-//! The files of a SQLite database, by device and number: they stay what they are while we have them open. Somebody who moves, deletes or replaces one of them under us
-//! leaves us with a file that nobody else sees, and what we acknowledge would be lost.
+//! The files of a SQLite database, identified by device and inode. If a file is moved, deleted or replaced while it is
+//! open, this process writes into a file that no other process sees, and acknowledged writes would be lost.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Device and number of a file.
+/// Device and inode of a file.
 type Identity = (u64, u64);
 
-/// Which files were opened, and whether others stand in their place. Cheap to clone and to look.
+/// The files that were opened, and whether other files have taken their place. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Files {
     path: PathBuf,
     own: Option<Identity>,
-    /// The log and its index. SQLite keeps both for as long as one connection is open, and ours is; they are known once something was written.
+    /// The write-ahead log and its index. SQLite keeps both while a connection is open, and the writer's connection
+    /// stays open. They are known after the first write.
     log: Arc<OnceLock<[(PathBuf, Identity); 2]>>,
     replaced: Arc<OnceLock<String>>,
 }
@@ -23,7 +24,7 @@ impl Files {
         Self { path: path.to_owned(), own: identity(path), log: Arc::default(), replaced: Arc::default() }
     }
 
-    /// Remembers the log that the writer has just written to.
+    /// Remembers the log files. The writer calls this after a commit, when they exist.
     pub(super) fn note_log(&self) {
         if self.log.get().is_none()
             && let [Some(log), Some(index)] = ["-wal", "-shm"].map(|ending| beside(&self.path, ending))
@@ -32,19 +33,20 @@ impl Files {
         }
     }
 
-    /// Compares what is there with what was opened.
+    /// Compares the files at their paths with those that were opened.
     pub(super) fn look(&self) {
         let opened = self.log.get().into_iter().flatten().map(|(path, own)| (path.as_path(), Some(*own)));
         let missing = std::iter::once((self.path.as_path(), self.own)).chain(opened).find(|(path, own)| identity(path) != *own);
         if let Some((path, _)) = missing {
-            let what = format!("{} was moved, deleted or replaced under us; restart to use what is there now", path.display());
+            let what =
+                format!("{} was moved, deleted or replaced while it was open; restart to use the file that is there now", path.display());
             if self.replaced.set(what.clone()).is_ok() {
                 tracing::error!("{what}");
             }
         }
     }
 
-    /// What was found so, if anything; for good.
+    /// The error text, if a file was replaced. It stays set until the process restarts.
     pub(super) fn replaced(&self) -> Option<&str> {
         self.replaced.get().map(String::as_str)
     }

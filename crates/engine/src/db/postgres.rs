@@ -1,4 +1,4 @@
-//! PostgreSQL: a small pool, statements prepared once per connection.
+//! PostgreSQL: two small pools, and statements that are prepared once per connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,48 +16,50 @@ use super::client::{Client, Transaction};
 use super::installation::Installation;
 use super::session::{pinned_options, settle_session};
 use super::tls;
-use super::trips::Counter;
+use super::trips::TripCounter;
 use super::value::{Row, Value};
 use super::{Address, DbError, Statement};
 
-/// Connections one process holds at most, for lists, single rows and the API.
+/// The most connections of one process for lists, single rows and the API.
 const POOL_SIZE: usize = 8;
-/// And for the hot path: a claim, what it reads, the writers of results, renewals, announcements.
+/// The most connections of one process for the hot path: claims, reads of notifications, settles, renewals,
+/// announcements.
 const HOT_POOL_SIZE: usize = 6;
 
-/// What the planner may not do. Statistics of a queue whose rows are all dead, but not yet vacuumed, say that reading all of it costs next to nothing.
-/// So a table is read whole only where there is no index at all, and then without compiling for it.
-/// Nor are rows gathered from an index that are then sorted: a page is walked along one, and ends when it is full.
-/// And they are walked along: whoever switched that off for other work has not done so for ours.
-const PLANS: &str =
-    "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_indexscan=on -c enable_indexonlyscan=on -c enable_nestloop=on -c jit=off";
-/// On the hot path rows are reached one by one along an index, and a statement is planned once for a connection: planning what to read for every batch
-/// took 2 µs a delivery. The statements do their part: `q.tenant = ANY (ARRAY[g.tenant])` is served by the primary key, but by no walk along it. With
-/// such statistics settling 500 took 15 s instead of 6 ms; tests/it/planner.rs looks.
+/// Planner settings. Where all rows of the queue are dead but not yet vacuumed, the statistics say that a sequential
+/// scan costs next to nothing. So a table is scanned whole only where there is no index, and never with JIT. A bitmap
+/// scan would gather all matching rows and sort them, while a page of a list should walk an index and stop when it is
+/// full. Index scans are switched on in case the server's settings switch them off.
+const PLANS: &str = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_indexscan=on -c enable_indexonlyscan=on \
+    -c enable_nestloop=on -c jit=off";
+/// Planner settings of the hot path. Rows are reached one by one through an index, and a statement is planned once per
+/// connection: planning a read for every batch took 2 µs per delivery. The statements are written for this: `q.tenant =
+/// ANY (ARRAY[g.tenant])` can use the primary key for a lookup, but not for an ordered scan. With such statistics,
+/// settling 500 deliveries took 15 s instead of 6 ms; tests/it/planner.rs checks the plans.
 const HOT_PLANS: &str = "-c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan";
 
-/// How long a lock is waited for. Somebody outside may hold one for as long as they like, and whoever waits has a connection that others need; what is settled
-/// or claimed must not be given up as soon.
+/// How long a statement waits for a lock. A foreign transaction may hold a lock for any time, and a waiting statement
+/// occupies a connection. Claims and settles wait longer before they give up.
 const WAITS: &str = "-c lock_timeout=5s";
 const HOT_WAITS: &str = "-c lock_timeout=30s";
 
-/// Two pools of connections: what is right for a list is a trap for the hot path.
+/// PostgreSQL with two pools: the planner settings that suit lists would ruin the hot path.
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
     hot: Pool,
     config: Arc<Config>,
     tls: Option<MakeRustlsConnect>,
-    pub(super) counter: Arc<Counter>,
-    /// Which database this is: its roles are named after it.
+    pub(super) counter: Arc<TripCounter>,
+    /// Identifies the database. The names of its roles contain it.
     pub(super) installation: Installation,
-    /// Whose rows alone [`super::Db::query`] and [`super::Db::execute`] reach, if not everybody's.
+    /// If set, [`super::Db::query`] and [`super::Db::execute`] reach only rows of this tenant.
     tenant: Option<i32>,
-    /// How long connections of either pool were waited for.
+    /// Waits for a connection, by pool.
     waits: Arc<[Waits; 2]>,
 }
 
-/// How often a connection was taken, and how long that took in all.
+/// How often a connection was taken, and the total wait.
 #[derive(Debug, Default)]
 struct Waits {
     taken: AtomicU64,
@@ -71,29 +73,30 @@ impl Waits {
     }
 }
 
-/// How a pool of connections is doing.
+/// Measurements of a connection pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolReading {
-    /// `plain`, or `hot` for the hot path's.
+    /// `plain`, or `hot` for the pool of the hot path.
     pub name: &'static str,
     /// How often a connection was taken.
     pub taken: u64,
-    /// How long that took in all.
+    /// The total wait for connections.
     pub waited: Duration,
-    /// Who waits for one now.
+    /// How many callers wait for a connection now.
     pub waiting: usize,
 }
 
-/// Writes a shared statement for PostgreSQL. The volatile clock is right wherever no index is meant to be used.
+/// Translates a shared statement for PostgreSQL. `clock_timestamp()` is volatile, so an index cannot be used for a
+/// comparison with it.
 pub(super) fn dialect(sql: &str) -> String {
     sql.replace("{now}", "clock_timestamp()")
 }
 
 impl Postgres {
-    /// Opens the pool and tries one connection.
+    /// Opens the pools and one connection.
     ///
     /// # Errors
-    /// When the URL is bad, nobody answers, or the database's encoding is not UTF8.
+    /// When the URL is invalid, the server does not answer, or the encoding of the database is not UTF8.
     pub async fn open(url: &str) -> Result<Self, DbError> {
         let (config, tls) = configure(url)?;
         let mut hot = config.clone();
@@ -113,18 +116,12 @@ impl Postgres {
         Ok(db)
     }
 
-    /// A connection from the pool.
-    ///
-    /// # Errors
-    /// When none can be had.
+    /// A connection from the pool for lists and the API.
     pub async fn client(&self) -> Result<Client, DbError> {
         self.take(&self.pool).await
     }
 
-    /// A connection for the hot path.
-    ///
-    /// # Errors
-    /// When none can be had.
+    /// A connection from the pool of the hot path.
     pub async fn hot(&self) -> Result<Client, DbError> {
         self.take(&self.hot).await
     }
@@ -136,12 +133,11 @@ impl Postgres {
         Ok(Client::new(object, self.counter.clone()))
     }
 
-    /// The same pools, for one tenant.
+    /// The same pools, restricted to rows of one tenant.
     pub(super) fn of_tenant(&self, tenant: i32) -> Self {
         Self { tenant: Some(tenant), ..self.clone() }
     }
 
-    /// How the pools are doing.
     pub(super) fn pools(&self) -> Vec<PoolReading> {
         let read = |name, pool: &Pool, waits: &Waits| PoolReading {
             name,
@@ -152,7 +148,7 @@ impl Postgres {
         vec![read("plain", &self.pool, &self.waits[0]), read("hot", &self.hot, &self.waits[1])]
     }
 
-    /// Where it is, for people.
+    /// Host and port, for error texts.
     fn place(&self) -> String {
         let host = match self.config.get_hosts().first() {
             Some(Host::Tcp(name)) => name.clone(),
@@ -162,13 +158,13 @@ impl Postgres {
         format!("{host} port {}", self.config.get_ports().first().copied().unwrap_or(5432))
     }
 
-    /// How to open a connection outside the pool, e.g. to listen.
+    /// The configuration for a connection outside the pools, for example to listen.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// With what such a connection is encrypted, if it is.
+    /// The TLS connector for a connection outside the pools, if the URL asks for TLS.
     #[must_use]
     pub fn tls(&self) -> Option<MakeRustlsConnect> {
         self.tls.clone()
@@ -182,7 +178,8 @@ impl Postgres {
             Some(tenant) => {
                 let transaction = client.transaction().await.map_err(refused)?;
                 let (prologue, parameters) = (self.as_tenant(tenant), borrow(parameters));
-                // Sent together, in this order. Where the first fails, the second is not run: its transaction is over.
+                // Both are sent in this order without waiting. If the first fails, the transaction is aborted and the
+                // second does not run.
                 let (became, rows) = join(transaction.batch_execute(&prologue), transaction.query(&statement, &parameters)).await;
                 became.map_err(refused)?;
                 let rows = rows.map_err(refused)?;
@@ -193,7 +190,7 @@ impl Postgres {
         rows.iter().map(Row::from_postgres).collect()
     }
 
-    /// For what is said once: it is not kept prepared.
+    /// As [`Postgres::query`], but the statement is not kept prepared.
     pub(super) async fn query_once(&self, sql: &str, parameters: &[Value]) -> Result<Vec<Row>, DbError> {
         let mut client = self.client().await?;
         let transaction = self.begin(&mut client).await?;
@@ -202,7 +199,7 @@ impl Postgres {
         rows.iter().map(Row::from_postgres).collect()
     }
 
-    /// Begins a transaction: of one tenant, if this is its.
+    /// Begins a transaction, restricted to the tenant if one is set.
     pub(crate) async fn begin<'a>(&self, client: &'a mut Client) -> Result<Transaction<'a>, DbError> {
         let transaction = client.transaction().await.map_err(refused)?;
         if let Some(tenant) = self.tenant {
@@ -211,18 +208,19 @@ impl Postgres {
         Ok(transaction)
     }
 
-    /// Makes a transaction one tenant's: migrations/postgres/isolation.sql has the policies that go by it.
+    /// Restricts a transaction to one tenant. The policies are in migrations/postgres/isolation.sql.
     fn as_tenant(&self, tenant: i32) -> String {
         format!("SET LOCAL ROLE {}; SELECT set_config('postcommit.tenant', '{tenant}', true)", self.installation.role("tenant"))
     }
 
-    /// The name of this database's role of that kind: `owner`, `producer`, `worker`, `reader` or `tenant`. It need not exist.
+    /// The name of this database's role of a kind: `owner`, `producer`, `worker`, `reader` or `tenant`. The role need
+    /// not exist.
     #[must_use]
     pub fn role(&self, kind: &str) -> String {
         self.installation.role(kind)
     }
 
-    /// If the deciding statement touches nothing, it is the last.
+    /// If the statement at index `deciding` touches no row, the statements after it are skipped.
     pub(super) async fn execute(&self, statements: &[Statement], deciding: usize) -> Result<Vec<u64>, DbError> {
         let mut client = self.client().await?;
         let transaction = self.begin(&mut client).await?;
@@ -239,7 +237,7 @@ impl Postgres {
     }
 }
 
-/// One statement of a transaction, written for both databases.
+/// Runs one statement in a transaction. It is written for both databases.
 pub(crate) async fn run(transaction: &Transaction<'_>, (sql, parameters): &Statement) -> Result<u64, DbError> {
     let statement = transaction.prepare_cached(&dialect(sql)).await.map_err(refused)?;
     transaction.execute(&statement, &borrow(parameters)).await.map_err(refused)
@@ -262,10 +260,10 @@ fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> 
     let (url, root_certificates) = tls::split_root_certificates(&url);
     let mut config: Config = url.parse().map_err(|_| DbError::Url("is not a valid PostgreSQL URL".into()))?;
     config.application_name("postcommit").connect_timeout(Duration::from_secs(10)).keepalives_idle(Duration::from_secs(30));
-    // No call is ever cancelled from our side, so the server must not let one hang for ever.
+    // This program never cancels a call, so the server must end one that hangs.
     let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s";
     let ours = format!("{guards} {WAITS} {PLANS}");
-    // The last one counts: what the URL says goes before what it may not change.
+    // The last value of an option counts. The URL may override the guards, but not the pinned settings.
     let options = format!("{ours} {} {}", config.get_options().unwrap_or_default(), pinned_options());
     config.options(options).tcp_user_timeout(Duration::from_secs(30));
     let tls = (config.get_ssl_mode() == SslMode::Require).then(|| tls::connector(root_certificates.as_deref())).transpose()?;
@@ -276,18 +274,19 @@ fn borrow(parameters: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
     parameters.iter().map(|p| p as _).collect()
 }
 
-/// SQLSTATEs that say nothing about the statement: the same one may succeed later. The connection (08), resources such as a full disk (53), an
-/// operator or the server going away (57), the system (58), a lock or a conflict with somebody else (55P03, 40), a server that is read-only now (25006).
+/// SQLSTATEs after which the same statement may succeed later: connection (08), resources such as a full disk (53),
+/// operator intervention or shutdown (57), system (58), serialization failure or deadlock (40), lock not available
+/// (55P03), a read-only server (25006).
 fn is_passing(code: &str) -> bool {
     ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) || ["55P03", "25006"].contains(&code)
 }
 
-/// Whether a lock was waited for in vain.
+/// Whether the error is a lock timeout.
 pub(crate) fn is_held(error: &DbError) -> bool {
     matches!(error, DbError::Unreachable(said) if said.ends_with("(55P03)"))
 }
 
-/// Tells what will pass from a refused statement.
+/// Tells a temporary error from a refused statement.
 pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
     let Some(db) = error.as_db_error() else { return DbError::Unreachable(root_cause(&error)) };
     let code = db.code().code();
@@ -303,7 +302,7 @@ pub(crate) fn refused(error: tokio_postgres::Error) -> DbError {
     DbError::Refused { code: code.to_owned(), message: format!("{}{constraint}{hint}", db.message()) }
 }
 
-/// The end of a chain of errors: what happened, without who passed it on.
+/// The innermost error of the chain.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -312,7 +311,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// A moment or none, as an element of a `timestamptz[]` parameter.
+/// An optional time, as an element of a `timestamptz[]` parameter.
 #[derive(Debug, Default)]
 pub(crate) struct Time(pub(crate) Option<postcommit::Timestamp>);
 

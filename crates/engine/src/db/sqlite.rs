@@ -1,4 +1,4 @@
-//! SQLite: one writer thread that commits for everybody waiting at once, and readers beside it.
+//! SQLite: one writer thread that commits for all concurrent callers together, and read connections beside it.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use super::files::Files;
-use super::trips::{Counter, note_statement};
+use super::trips::{TripCounter, note_statement};
 use super::value::{Cells, FromValue, Row, Value, read};
 use super::writable::Writable;
 use super::{DbError, Statement};
 
-/// Commands that share one commit at most: the application is a writer too and must get its turn.
+/// The most commands in one commit. The application writes too and must get its turn.
 const GROUP: usize = 256;
-/// How long after its begin a transaction takes in who comes meanwhile: for the same reason.
+/// How long a transaction admits new commands after its begin, for the same reason.
 const OPEN: Duration = Duration::from_millis(2);
-/// How long a writer waits for the application's transaction.
+/// How long a connection waits for a lock that the application holds.
 const BUSY: Duration = Duration::from_secs(10);
-/// Idle read connections kept.
+/// The most idle read connections.
 const READERS: usize = 4;
 
-/// The clock of this database, in microseconds.
+/// The clock of the database in microseconds, as an SQL expression.
 pub(crate) const NOW: &str = "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)";
 
-/// A file, its writer thread and its readers.
+/// A SQLite file, its writer thread and its read connections.
 #[derive(Clone)]
 pub struct Sqlite {
     path: PathBuf,
@@ -38,27 +38,24 @@ pub struct Sqlite {
     readers: Arc<Mutex<Vec<Connection>>>,
     files: Files,
     writable: Writable,
-    pub(super) counter: Arc<Counter>,
+    pub(super) counter: Arc<TripCounter>,
 }
 
-/// Writes a shared statement for SQLite.
+/// Translates a shared statement for SQLite.
 pub(crate) fn dialect(sql: &str) -> String {
     let numbered = sql.replace('$', "?");
     numbered.replace("postcommit.", "postcommit_").replace("{now}", NOW)
 }
 
 impl Sqlite {
-    /// Opens the file, making it and its folder where missing.
-    ///
-    /// # Errors
-    /// When it cannot be opened or is no database.
+    /// Opens the file. A missing file or folder is created.
     pub fn open(path: &Path) -> Result<Self, DbError> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|e| DbError::Unreachable(format!("{}: {e}", folder.display())))?;
         }
         let connection = open_writer(path)?;
         let (writer, commands) = mpsc::unbounded_channel();
-        let counter = Arc::<Counter>::default();
+        let counter = Arc::<TripCounter>::default();
         let (writable, files) = (Writable::default(), Files::opened(path));
         let (counting, noting, watching) = (counter.clone(), writable.clone(), files.clone());
         std::thread::Builder::new()
@@ -68,13 +65,13 @@ impl Sqlite {
         Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), files, writable, counter })
     }
 
-    /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Notices when a file was moved, deleted or replaced: what is written to the one we hold would be seen by nobody.
+    /// Notices when a file was moved, deleted or replaced. Writes to the opened file would then be invisible to other
+    /// processes.
     pub(super) fn check_identity(&self) {
         self.files.look();
     }
@@ -83,11 +80,9 @@ impl Sqlite {
         self.files.replaced().map_or(Ok(()), |what| Err(DbError::Unreachable(what.to_owned())))
     }
 
-    /// Runs `work` in a write transaction that it may share with others. Answers after the commit. When another's work fails, everything is undone and
-    /// `work` runs once more.
-    ///
-    /// # Errors
-    /// What `work` returned, or what the commit met; nothing of `work` remains then.
+    /// Runs `work` in a write transaction that it may share with other callers. Returns after the commit. If another
+    /// caller's work fails, the transaction is rolled back and `work` runs once more. On an error nothing of `work` was
+    /// written.
     pub async fn write<T, F>(&self, work: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -101,10 +96,8 @@ impl Sqlite {
         answer.await.map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?
     }
 
-    /// Runs `work` on a read-only connection, in one transaction: it sees one state of the file, and takes the file's lock once.
-    ///
-    /// # Errors
-    /// What `work` returned.
+    /// Runs `work` on a read-only connection in one transaction. It sees one state of the file and takes the file's
+    /// lock once.
     pub async fn read<T, F>(&self, work: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -127,10 +120,11 @@ impl Sqlite {
         ran.await.map_err(|e| DbError::Unreachable(e.to_string()))?
     }
 
-    /// Whether the file takes writes, by trying; what was found holds for a second. Nothing of it remains.
+    /// Tries whether the file takes writes. Nothing of the try remains. The finding is reused for one second.
     ///
     /// # Errors
-    /// When it cannot be written for another reason than being read-only: the disk is full or nearly so, the last write failed, or somebody holds the file.
+    /// When the file cannot be written for another reason than being read-only: the disk is full or nearly full, the
+    /// last write failed, or another connection holds a lock.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         self.check_identity();
         self.still_ours()?;
@@ -138,32 +132,28 @@ impl Sqlite {
         self.writable.is_read_only(&self.path).await
     }
 
-    /// Turns the file to write-ahead logging, for good. Done when the schema is made, not by looking: the file may be somebody else's.
-    ///
-    /// # Errors
-    /// When somebody holds the file, or it cannot be opened.
+    /// Switches the file to write-ahead logging, permanently. This is part of creating the schema and not of opening
+    /// the file, which may belong to another application.
     pub fn use_wal(&self) -> Result<(), DbError> {
         let connection = Connection::open(&self.path).map_err(|e| at(&self.path, e))?;
         connection.busy_timeout(BUSY).map_err(refused)?;
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|e| at(&self.path, e))
     }
 
-    /// Brings everything into the file itself, so that who copies it after a stop copies all. Best effort: somebody else may be reading.
+    /// Moves the write-ahead log into the file, so that a copy of the file after a stop is complete. Best effort:
+    /// another connection may be reading.
     pub fn checkpoint(&self) {
-        // Another log stands in the place of ours: a new connection would bring that one in.
+        // Another log has taken the place of ours. A new connection would move that one into the file.
         if self.files.replaced().is_some() {
             return;
         }
         let checkpointed = Connection::open(&self.path).and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
-            tracing::debug!(%problem, "the write-ahead log stays beside the file");
+            tracing::debug!(%problem, "could not move the write-ahead log into the file");
         }
     }
 
-    /// A connection of its own, for watching.
-    ///
-    /// # Errors
-    /// When the file cannot be opened.
+    /// A separate read connection, for watching.
     pub fn reader(&self) -> Result<Connection, DbError> {
         open_reader(&self.path)
     }
@@ -172,11 +162,14 @@ impl Sqlite {
 fn open_writer(path: &Path) -> Result<Connection, DbError> {
     let connection = Connection::open(path).map_err(|e| at(path, e))?;
     connection.busy_timeout(BUSY).map_err(refused)?;
-    // FULL: an acknowledged commit survives a power cut. With commits shared, it costs little. The log is brought into the file every 16 MB instead of
-    // 4: a page that is written often is copied less often.
+    // FULL: an acknowledged commit survives a power cut. It costs little because commits are shared. The log is moved
+    // into the file every 16 MB instead of 4, so that a page that is written often is copied less often.
     connection
         .execute_batch(
-            "PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA temp_store = MEMORY; PRAGMA journal_size_limit = 67108864;
+            "PRAGMA synchronous = FULL;
+             PRAGMA foreign_keys = OFF;
+             PRAGMA temp_store = MEMORY;
+             PRAGMA journal_size_limit = 67108864;
              PRAGMA wal_autocheckpoint = 4000",
         )
         .map_err(|e| at(path, e))?;
@@ -196,7 +189,7 @@ fn at(path: &Path, error: rusqlite::Error) -> DbError {
     DbError::Unreachable(format!("{}: {error}", path.display()))
 }
 
-/// One caller's share of a group commit.
+/// The work of one caller in a group commit.
 trait Command: Send {
     fn run(&mut self, connection: &Connection) -> Result<(), ()>;
     fn answer(self: Box<Self>, committed: Result<(), String>);
@@ -224,14 +217,14 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
             (Some(result), Ok(())) => result,
             (None, Ok(())) => Err(DbError::Unreachable("the command panicked".into())),
         };
-        // A caller that no longer waits has lost nothing: its work is committed.
+        // A caller that no longer waits loses nothing: its work is committed.
         let _ = self.reply.send(result);
     }
 }
 
 type Commands = mpsc::UnboundedReceiver<Box<dyn Command>>;
 
-fn write_all(mut connection: Connection, mut commands: Commands, counter: &Counter, writable: &Writable, files: &Files) {
+fn write_all(mut connection: Connection, mut commands: Commands, counter: &TripCounter, writable: &Writable, files: &Files) {
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
         let changes = connection.total_changes();
@@ -240,7 +233,7 @@ fn write_all(mut connection: Connection, mut commands: Commands, counter: &Count
             false => write_apart(&mut connection, &mut group).map(|()| false),
         });
         match &written {
-            // What changed nothing was not written either.
+            // A transaction without changes wrote nothing, so it proves nothing about the disk.
             Ok(all) if *all && connection.total_changes() > changes => writable.succeeded(),
             Ok(_) => {}
             Err(problem) => writable.failed(problem),
@@ -256,8 +249,9 @@ fn write_all(mut connection: Connection, mut commands: Commands, counter: &Count
     }
 }
 
-/// All of a group in one transaction, with those who come while it runs: whose commit is over asks for the next at once, and the first of them must not
-/// have a commit alone. False when one fails; nothing is written then.
+/// Runs the group in one transaction, and admits commands that arrive while it runs. A caller whose commit is over
+/// sends its next command immediately, and the first such command must not get a commit of its own. Returns false if a
+/// command fails; then nothing is written.
 fn write_together(connection: &mut Connection, group: &mut Vec<Box<dyn Command>>, more: &mut Commands) -> rusqlite::Result<bool> {
     let began = clock::monotonic();
     join(group, more);
@@ -277,7 +271,7 @@ fn write_together(connection: &mut Connection, group: &mut Vec<Box<dyn Command>>
     Ok(true)
 }
 
-/// Takes in who waits.
+/// Admits waiting commands.
 fn join(group: &mut Vec<Box<dyn Command>>, more: &mut Commands) {
     while group.len() < GROUP
         && let Ok(next) = more.try_recv()
@@ -286,9 +280,11 @@ fn join(group: &mut Vec<Box<dyn Command>>, more: &mut Commands) {
     }
 }
 
-/// The same where one of them fails, which is undone alone. Savepoints copy every page that is written under them: an enqueue takes 3 µs longer with one.
+/// Runs the group in one transaction after a command has failed: each command gets a savepoint, and a failing command
+/// is undone alone. Savepoints are not the first choice because SQLite copies every page that is written under one: an
+/// enqueue takes 3 µs longer.
 fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
-    // Prepared once: rusqlite's own savepoints are parsed for every command.
+    // Prepared once: the savepoints of rusqlite are parsed for every command.
     let run = |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for command in group {
@@ -301,10 +297,11 @@ fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
     transaction.commit()
 }
 
-/// Runs one command; false when it failed. A panic is that command's problem: the thread lives on for the others.
+/// Runs one command. Returns false if it failed. A panic fails only that command, and the thread goes on.
 fn run_alone(transaction: &Connection, command: &mut Box<dyn Command>) -> rusqlite::Result<bool> {
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(transaction)));
-    // A full disk or the like rolls everything back: what comes later must not be committed alone, nor what came before be called done.
+    // An error such as a full disk rolls the whole transaction back. Later commands must not be committed without the
+    // earlier ones, and the earlier ones must not be reported as done.
     if transaction.is_autocommit() {
         let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
         return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));
@@ -319,7 +316,7 @@ fn read_within<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Res
     result
 }
 
-/// A statement that is executed for many rows: looked up once, and its parameters borrowed.
+/// A statement that is executed for many rows. It is looked up once, and its parameters are borrowed.
 pub(crate) struct Prepared<'c>(CachedStatement<'c>);
 
 impl<'c> Prepared<'c> {
@@ -327,13 +324,13 @@ impl<'c> Prepared<'c> {
         connection.prepare_cached(sql).map(Self).map_err(refused)
     }
 
-    /// Runs it. Returns how many rows it touched.
+    /// Executes the statement. Returns how many rows it touched.
     pub(crate) fn run(&mut self, parameters: impl Params) -> Result<usize, DbError> {
         note_statement();
         self.0.execute(parameters).map_err(refused)
     }
 
-    /// Reads every row of its answer.
+    /// Executes the statement and reads every row.
     pub(crate) fn rows<T>(&mut self, parameters: impl Params, mut read: impl FnMut(&mut Current<'_>) -> T) -> Result<Vec<T>, DbError> {
         note_statement();
         let mut rows = self.0.query(parameters).map_err(refused)?;
@@ -344,7 +341,7 @@ impl<'c> Prepared<'c> {
         Ok(all)
     }
 
-    /// Reads the first row of its answer, if there is one.
+    /// Executes the statement and reads the first row, if there is one.
     pub(crate) fn first<T>(
         &mut self,
         parameters: impl Params,
@@ -356,7 +353,7 @@ impl<'c> Prepared<'c> {
     }
 }
 
-/// The row that a statement stands at.
+/// The current row of a running statement.
 pub(crate) struct Current<'a>(&'a rusqlite::Row<'a>);
 
 impl Cells for Current<'_> {
@@ -365,7 +362,7 @@ impl Cells for Current<'_> {
     }
 }
 
-/// An id as a parameter: the text that the columns hold, written on the stack.
+/// An id as a parameter: the text that the columns hold, formatted on the stack.
 pub(crate) struct Id([u8; 36]);
 
 impl From<Uuid> for Id {
@@ -396,14 +393,14 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
     Ok(all)
 }
 
-/// What this database's clock says.
+/// The time by the database's clock.
 pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
     static SELECT_NOW: LazyLock<String> = LazyLock::new(|| format!("SELECT {NOW}"));
     let now = Prepared::on(connection, &SELECT_NOW)?.first((), |row| row.take(0))?;
     now.ok_or_else(|| DbError::Unreadable("no time".into()))
 }
 
-/// Runs statements that write. If the deciding one touches nothing, it is the last.
+/// Runs writing statements. If the statement at index `deciding` touches no row, the statements after it are skipped.
 pub(crate) fn execute(connection: &Connection, statements: &[Statement], deciding: usize) -> Result<Vec<u64>, DbError> {
     let mut touched = Vec::with_capacity(statements.len());
     for (place, (sql, parameters)) in statements.iter().enumerate() {
@@ -416,7 +413,7 @@ pub(crate) fn execute(connection: &Connection, statements: &[Statement], decidin
     Ok(touched)
 }
 
-/// Runs one that writes. Returns how many rows it touched.
+/// Runs one writing statement. Returns how many rows it touched.
 pub(crate) fn run<'a>(connection: &Connection, sql: &str, parameters: impl IntoIterator<Item = &'a Value>) -> Result<u64, DbError> {
     note_statement();
     let mut statement = connection.prepare_cached(sql).map_err(refused)?;

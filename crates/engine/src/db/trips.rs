@@ -1,24 +1,26 @@
-//! How often the database is asked. What a delivery costs is counted, not timed: a test holds the hot path to it on any machine.
+//! Counts round trips to the database. A test limits the round trips of a delivery: counts are the same on any machine,
+//! and times are not.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a database was asked since it was opened.
+/// How often a database was called since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Trips {
-    /// PostgreSQL: requests that waited for an answer, BEGIN, COMMIT and preparing a statement among them; opening a connection is not. SQLite: calls
-    /// handed to the writer or to a reader.
+    /// PostgreSQL: round trips, including BEGIN, COMMIT and the preparation of statements, but not the opening of
+    /// connections. SQLite: calls to the writer or to a reader.
     pub trips: u64,
-    /// Trips to prepare a statement, once for each connection; always 0 on SQLite.
+    /// Round trips to prepare a statement, once per connection. Always 0 on SQLite.
     pub prepared: u64,
-    /// Statements executed, BEGIN and COMMIT apart.
+    /// Executed statements, without BEGIN and COMMIT.
     pub statements: u64,
-    /// Transactions committed. On PostgreSQL a statement outside of one is its own; on SQLite those who write at once share one.
+    /// Committed transactions. On PostgreSQL a statement outside a transaction is one of its own. On SQLite concurrent
+    /// writers share one.
     pub commits: u64,
 }
 
 impl Trips {
-    /// What was asked since then.
+    /// The difference to an earlier reading.
     #[must_use]
     pub fn since(self, then: Self) -> Self {
         Self {
@@ -30,16 +32,16 @@ impl Trips {
     }
 }
 
-/// Counts while others read it: a few additions that nobody waits for.
+/// The counters behind [`Trips`], shared by all connections.
 #[derive(Debug, Default)]
-pub(super) struct Counter {
+pub(super) struct TripCounter {
     trips: AtomicU64,
     prepared: AtomicU64,
     statements: AtomicU64,
     commits: AtomicU64,
 }
 
-impl Counter {
+impl TripCounter {
     pub(super) fn trips(&self, more: u64) {
         self.trips.fetch_add(more, Ordering::Relaxed);
     }
@@ -62,7 +64,7 @@ impl Counter {
         Trips { trips: now(&self.trips), prepared: now(&self.prepared), statements: now(&self.statements), commits: now(&self.commits) }
     }
 
-    /// Runs `work` on a connection of this thread's, and counts the statements that it [noted](note_statement).
+    /// Runs `work` on this thread and counts the statements that it [noted](note_statement).
     pub(super) fn around<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = STATEMENTS.get();
         let result = work();
@@ -72,11 +74,11 @@ impl Counter {
 }
 
 thread_local! {
-    /// SQLite's connections know nothing of the pool they are from, but a statement never leaves its thread.
+    /// A SQLite connection does not know its pool, but a statement never leaves its thread.
     static STATEMENTS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A statement of SQLite's is executed by this thread.
+/// Counts one SQLite statement of this thread.
 pub(super) fn note_statement() {
     STATEMENTS.set(STATEMENTS.get() + 1);
 }

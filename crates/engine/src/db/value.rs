@@ -1,4 +1,4 @@
-//! One value type for parameters and results of statements that are written once for both databases.
+//! One value type for the parameters and results of statements that are written for both databases.
 
 use bytes::BytesMut;
 use postcommit::Timestamp;
@@ -9,31 +9,31 @@ use uuid::Uuid;
 
 use super::DbError;
 
-/// Microseconds between 1970 and 2000, PostgreSQL's zero.
+/// Microseconds between 1970 and 2000, the epoch of PostgreSQL.
 const EPOCH_2000: i64 = 946_684_800_000_000;
 
 /// A parameter or a result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Nothing.
+    /// SQL NULL.
     Null,
-    /// Whole number, and SQLite's truth and time.
+    /// An integer; on SQLite also a boolean or a time.
     Int(i64),
-    /// Number.
+    /// A floating-point number.
     Real(f64),
-    /// Text, and SQLite's UUIDs and JSON.
+    /// Text; on SQLite also a UUID or JSON.
     Text(String),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// Truth.
+    /// A boolean.
     Bool(bool),
-    /// UUID.
+    /// A UUID.
     Uuid(Uuid),
-    /// A moment.
+    /// A time.
     Time(Timestamp),
-    /// JSON, as text: what a number's digits were is kept.
+    /// JSON as text, which keeps the digits of numbers.
     Json(String),
-    /// Texts: an array on PostgreSQL, JSON on SQLite.
+    /// A list of texts: an array on PostgreSQL, a JSON array on SQLite.
     Texts(Vec<String>),
 }
 
@@ -56,7 +56,7 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// PostgreSQL says which type it expects; the value takes that shape.
+/// PostgreSQL names the type that it expects, and the value is encoded as that type.
 impl ToSql for Value {
     fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         match (self, ty) {
@@ -71,7 +71,7 @@ impl ToSql for Value {
             (Self::Bytes(x), _) => x.to_sql(ty, out),
             (Self::Texts(x), _) => x.to_sql(ty, out),
             (Self::Json(x), &Type::JSONB) => {
-                // jsonb's wire form is its text behind a version byte.
+                // The wire format of jsonb is a version byte and the text.
                 out.extend_from_slice(&[1]);
                 out.extend_from_slice(x.as_bytes());
                 Ok(IsNull::No)
@@ -92,27 +92,27 @@ impl ToSql for Value {
 pub struct Row(pub Vec<Value>);
 
 impl Row {
-    /// A row that PostgreSQL answered with.
     pub(crate) fn from_postgres(row: &tokio_postgres::Row) -> Result<Self, DbError> {
         (0..row.len()).map(|place| from_postgres(row, place)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The value at that place, as the type asked for. Bytes where text should be are shown as such: see [`FromValue::shown`].
+    /// The value of column `place`. Bytes where text should be are shown as text: see [`FromValue::shown`].
     ///
     /// # Errors
-    /// When the database holds something else there.
+    /// When the column holds a value of another type.
     pub fn get<T: FromValue>(&self, place: usize) -> Result<T, DbError> {
         let value = self.0.get(place).cloned().unwrap_or(Value::Null);
         T::shown(&value).map_or_else(|| read(value, place), Ok)
     }
 }
 
-/// A row whose cells are taken out one by one. The hot path reads PostgreSQL's rows like this, without a [`Row`] in between.
+/// A row whose cells are moved out one by one. The hot path reads PostgreSQL rows like this, without a [`Row`] in
+/// between.
 pub trait Cells {
-    /// The value at that place, as the type asked for. It is gone from there afterwards.
+    /// Moves the value of column `place` out of the row.
     ///
     /// # Errors
-    /// When the database holds something else there.
+    /// When the column holds a value of another type.
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError>;
 }
 
@@ -145,23 +145,23 @@ pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbErro
     T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
-/// What a row can be read as.
+/// A type that a cell can be read as.
 pub trait FromValue: Sized {
-    /// The value as this type, if it is one.
+    /// The value as this type, or `None` if it has another type.
     fn from_value(value: Value) -> Option<Self>;
 
-    /// What people are shown instead of bytes that a SQLite file holds where text should be. Lists go on with it; the hot path, which reads by
-    /// [`Cells::take`], does not send it.
+    /// What lists show instead of bytes that a SQLite file holds where text should be. The hot path reads by
+    /// [`Cells::take`] and never sends this.
     fn shown(value: &Value) -> Option<Self> {
         let _ = value;
         None
     }
 }
 
-/// Bytes that are shown at most.
+/// The most bytes that are shown.
 const SHOWN_BYTES: usize = 32;
 
-/// `unreadable: x'61636d65'`: how SQL names the same bytes.
+/// For example `unreadable: x'61636d65'`, which is how SQL writes the same bytes.
 fn bytes_as_text(value: &Value) -> Option<String> {
     let Value::Bytes(bytes) = value else { return None };
     let hex: String = bytes.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
@@ -210,24 +210,24 @@ reads! {
     Hash => { Value::Bytes(x) => x.try_into().ok().map(Hash) }
     Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() }
     Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
-    // What we cannot parse (nested too deep, a number beyond any float) is still shown, as text.
+    // JSON that cannot be parsed here (nested too deep, a number beyond any float) is shown as text.
     serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
     Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) } @ { |text| serde_json::value::to_raw_value(&text).unwrap_or_default() }
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 
-/// JSON as it is written; what is none is still shown, as text.
+/// JSON as it is stored. A text that is not JSON becomes a JSON string.
 fn raw(json: String) -> Option<Box<RawValue>> {
     RawValue::from_string(json.clone()).or_else(|_| serde_json::value::to_raw_value(&json)).ok()
 }
 
-/// A JSON array of texts; what else an application put into it is shown as it is written.
+/// A JSON array of texts. Items of another type, which an application may have written, are shown as JSON.
 fn texts(json: &str) -> Vec<String> {
     let items: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_default();
     items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
 }
 
-/// Reads a PostgreSQL cell by its column's type.
+/// Reads a cell by the type of its column.
 fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbError> {
     let ty = row.columns()[place].type_();
     macro_rules! cell {
@@ -243,7 +243,7 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
         Type::BOOL => cell!(bool, Value::from),
         Type::UUID => cell!(Uuid, Value::from),
         Type::BYTEA => cell!(Vec<u8>, Value::from),
-        // An array may hold NULLs whatever its type says.
+        // An array may contain NULLs whatever its type.
         Type::TEXT_ARRAY => cell!(Vec<Option<String>>, |x| Value::Texts(x.into_iter().flatten().collect())),
         Type::JSONB | Type::JSON => cell!(JsonText<'_>, |x| Value::Json(x.0.to_owned())),
         Type::TIMESTAMPTZ => cell!(Moment, |x| Value::Time(x.0)),
@@ -252,12 +252,12 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
     value.map_err(|e| DbError::Unreadable(e.to_string()))
 }
 
-/// JSON as the server wrote it.
+/// JSON as the server sent it.
 struct JsonText<'a>(&'a str);
 
 impl<'a> tokio_postgres::types::FromSql<'a> for JsonText<'a> {
     fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
-        // jsonb's wire form is its text behind a version byte.
+        // The wire format of jsonb is a version byte and the text.
         let text = if *ty == Type::JSONB { raw.strip_prefix(&[1]).ok_or("jsonb of an unknown version")? } else { raw };
         Ok(Self(std::str::from_utf8(text)?))
     }
@@ -267,7 +267,7 @@ impl<'a> tokio_postgres::types::FromSql<'a> for JsonText<'a> {
     }
 }
 
-/// A `timestamptz` as we count it.
+/// A `timestamptz`.
 struct Moment(Timestamp);
 
 impl<'a> tokio_postgres::types::FromSql<'a> for Moment {

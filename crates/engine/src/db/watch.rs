@@ -1,4 +1,5 @@
-//! Hearing that something was committed: by NOTIFY on PostgreSQL, by the file's version on SQLite. Only a hint.
+//! Signals that another process committed: NOTIFY on PostgreSQL, the data version of the file on SQLite. A signal is
+//! only a hint; everything is found by polling as well.
 
 use std::time::Duration;
 
@@ -10,19 +11,19 @@ use super::Db;
 use super::postgres::Postgres;
 use super::sqlite::Sqlite;
 
-/// How often a SQLite file is looked at: the version number lives in shared memory, so a look costs nearly nothing.
+/// How often the data version of a SQLite file is read. It lives in shared memory, so a read costs nearly nothing.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// What can be listened to.
+/// A signal that a process can watch for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bell {
-    /// Something was enqueued.
+pub enum Signal {
+    /// A notification was enqueued.
     Work,
-    /// Something has changed in an inbox.
+    /// An inbox has changed.
     Inbox,
 }
 
-impl Bell {
+impl Signal {
     fn channel(self) -> &'static str {
         match self {
             Self::Work => "postcommit_wake",
@@ -32,36 +33,43 @@ impl Bell {
 }
 
 impl Db {
-    /// Calls `rung` whenever a commit may have brought something, until dropped: with what the bell says, or with nothing, which may be anything.
-    pub async fn watch(self, bell: Bell, rung: impl Fn(&str) + Send + Sync) {
+    /// Calls `notified` with the payload of each signal, until dropped. An empty payload means that anything may have
+    /// changed.
+    pub async fn watch(self, signal: Signal, notified: impl Fn(&str) + Send + Sync) {
         match self {
-            Self::Postgres(db) => listen_forever(db, bell, &rung).await,
-            Self::Sqlite(db) => look_forever(db, &rung).await,
+            Self::Postgres(db) => listen_forever(db, signal, &notified).await,
+            Self::Sqlite(db) => look_forever(db, &notified).await,
         }
     }
 }
 
-/// A connection of its own, drained all the time: one that is not would hold back vacuum.
-async fn listen_forever(db: Postgres, bell: Bell, rung: &(impl Fn(&str) + Send + Sync)) {
+/// Listens on a separate connection. Its messages are always read: an unread connection would hold back
+/// vacuum.
+async fn listen_forever(db: Postgres, signal: Signal, notified: &(impl Fn(&str) + Send + Sync)) {
     let mut wait = Duration::from_millis(100);
     loop {
-        if let Err(problem) = listen(&db, bell, rung, &mut wait).await {
-            tracing::debug!(%problem, "the doorbell's connection broke; the poll goes on");
+        if let Err(problem) = listen(&db, signal, notified, &mut wait).await {
+            tracing::debug!(%problem, "the LISTEN connection broke; polling goes on");
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(10));
     }
 }
 
-async fn listen(db: &Postgres, bell: Bell, rung: &(impl Fn(&str) + Send + Sync), wait: &mut Duration) -> Result<(), tokio_postgres::Error> {
+async fn listen(
+    db: &Postgres,
+    signal: Signal,
+    notified: &(impl Fn(&str) + Send + Sync),
+    wait: &mut Duration,
+) -> Result<(), tokio_postgres::Error> {
     match db.tls() {
         Some(tls) => {
             let (client, connection) = db.config().connect(tls).await?;
-            hear(&client, connection, bell, rung, wait).await
+            hear(&client, connection, signal, notified, wait).await
         }
         None => {
             let (client, connection) = db.config().connect(NoTls).await?;
-            hear(&client, connection, bell, rung, wait).await
+            hear(&client, connection, signal, notified, wait).await
         }
     }
 }
@@ -69,8 +77,8 @@ async fn listen(db: &Postgres, bell: Bell, rung: &(impl Fn(&str) + Send + Sync),
 async fn hear<S, T>(
     client: &Client,
     mut connection: Connection<S, T>,
-    bell: Bell,
-    rung: &(impl Fn(&str) + Send + Sync),
+    signal: Signal,
+    notified: &(impl Fn(&str) + Send + Sync),
     wait: &mut Duration,
 ) -> Result<(), tokio_postgres::Error>
 where
@@ -78,7 +86,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut messages = std::pin::pin!(futures_util::stream::poll_fn(move |cx| connection.poll_message(cx)));
-    let listen = format!("LISTEN {}", bell.channel());
+    let listen = format!("LISTEN {}", signal.channel());
     let mut listening = std::pin::pin!(client.batch_execute(&listen).fuse());
     let mut heard = false;
     loop {
@@ -87,11 +95,11 @@ where
                 listened?;
                 heard = true;
                 *wait = Duration::from_millis(100);
-                // What was committed while nobody listened.
-                rung("");
+                // Covers commits that were made while no connection listened.
+                notified("");
             }
             message = messages.next() => match message {
-                Some(Ok(AsyncMessage::Notification(said))) => rung(said.payload()),
+                Some(Ok(AsyncMessage::Notification(message))) => notified(message.payload()),
                 Some(Ok(_)) => {}
                 Some(Err(problem)) => return Err(problem),
                 None => return Ok(()),
@@ -100,8 +108,8 @@ where
     }
 }
 
-/// Any commit by any process changes the version that another connection sees.
-async fn look_forever(db: Sqlite, rung: &(impl Fn(&str) + Send + Sync)) {
+/// A commit by any process changes the data version that another connection sees.
+async fn look_forever(db: Sqlite, notified: &(impl Fn(&str) + Send + Sync)) {
     let mut seen = -1_i64;
     let mut connection = None;
     loop {
@@ -120,7 +128,7 @@ async fn look_forever(db: Sqlite, rung: &(impl Fn(&str) + Send + Sync)) {
             connection = Some(kept);
             if version != seen {
                 seen = version;
-                rung("");
+                notified("");
             }
         }
         tokio::time::sleep(LOOK).await;

@@ -1,5 +1,6 @@
-//! Whether a SQLite file takes writes, found by writing; nothing of that remains. A small write tells too little: the log beside the file is written over
-//! from its beginning, so there is room in it when the disk has none. So the free space is looked at as well, and it is remembered when a true write failed.
+//! Tries whether a SQLite file takes writes. Nothing of the try remains. A small write is not enough: the write-ahead
+//! log is overwritten from its beginning, so it may have room when the disk has none. So the free space is checked as
+//! well, and a failed write of the store is remembered.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -13,52 +14,55 @@ use tokio::sync::Mutex;
 
 use super::DbError;
 
-/// How long a finding is believed: whoever asks every moment must not make the disk busy.
+/// How long a finding is reused, so that frequent health checks do not load the disk.
 const BELIEVED: Duration = Duration::from_secs(1);
 
-/// How long somebody else's transaction is waited for. Whoever asks wants to be answered within two seconds, and a lock that lasts is an answer.
+/// How long the try waits for another transaction. A health check wants an answer within two seconds, and a lock that
+/// lasts longer is an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A disk with fewer bytes free than this is as good as full: the log alone is let grow to four times as much.
+/// A disk with fewer free bytes than this counts as full: the log alone may grow to four times as much.
 const ROOM: u64 = 16 * 1024 * 1024;
-/// How long a write that failed is remembered at most, where nothing is written and nothing can be tried: somebody reads for hours and keeps the log as it is.
+/// The longest time a failed write is remembered. It matters only where no write can be tried because a long-running
+/// reader keeps the log from being truncated.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// What the last try found, and how the last true write went.
+/// The last try, and the last failed write of the store.
 #[derive(Clone, Default)]
 pub(super) struct Writable {
-    finding: Arc<Mutex<Option<Finding>>>,
+    last_check: Arc<Mutex<Option<WriteCheck>>>,
     failure: Arc<std::sync::Mutex<Option<(Instant, String)>>>,
 }
 
-struct Finding {
+struct WriteCheck {
     at: Instant,
-    /// The failed write that was known then.
+    /// The failed write that was known at the try.
     after: Option<String>,
     is_read_only: Result<bool, String>,
 }
 
 impl Writable {
-    /// False when the file can be written, true when it is read-only; an error when something else is in the way: a full disk, or somebody who holds it.
+    /// Returns false if the file can be written and true if it is read-only. Any other obstacle, such as a full disk or
+    /// a lock, is an error.
     pub(super) async fn is_read_only(&self, path: &Path) -> Result<bool, DbError> {
-        let mut last = self.finding.lock().await;
+        let mut last = self.last_check.lock().await;
         let failure = self.failure();
-        let finding = match last.take() {
-            Some(finding) if finding.at.elapsed() < BELIEVED && finding.after == failure => finding,
+        let check = match last.take() {
+            Some(check) if check.at.elapsed() < BELIEVED && check.after == failure => check,
             _ => find(path.to_owned(), failure.clone()).await,
         };
-        if failure.is_some() && finding.is_read_only == Ok(false) {
+        if failure.is_some() && check.is_read_only == Ok(false) {
             self.succeeded();
         }
-        last.insert(finding).is_read_only.clone().map_err(DbError::Unreachable)
+        last.insert(check).is_read_only.clone().map_err(DbError::Unreachable)
     }
 
-    /// A commit has changed something, or would have.
+    /// A commit has written, or a try has succeeded.
     pub(super) fn succeeded(&self) {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A commit failed. That somebody else holds the file says nothing about the disk.
+    /// A commit failed. A lock of another connection says nothing about the disk.
     pub(super) fn failed(&self, error: &rusqlite::Error) {
         use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
         if !matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked)) {
@@ -72,26 +76,28 @@ impl Writable {
     }
 }
 
-async fn find(path: PathBuf, after: Option<String>) -> Finding {
+async fn find(path: PathBuf, after: Option<String>) -> WriteCheck {
     let failed = after.clone();
     let tried = tokio::task::spawn_blocking(move || try_to_write(&path, failed)).await;
-    Finding { at: clock::monotonic(), after, is_read_only: tried.unwrap_or_else(|e| Err(e.to_string())) }
+    WriteCheck { at: clock::monotonic(), after, is_read_only: tried.unwrap_or_else(|e| Err(e.to_string())) }
 }
 
-/// Whether the file itself may not be written. Writes go to the log beside it, so trying alone would not tell until the log is to be brought in. It is
-/// asked and not opened: closing a descriptor of ours would give up every lock that SQLite has on the file.
+/// Whether the file itself is write-protected. Writes go to the log beside it, so a try would fail only when the log is
+/// moved into the file. The file is not opened for this: closing a descriptor would release every lock that SQLite
+/// holds on the file.
 fn is_barred(path: &Path) -> bool {
     matches!(access(path, Access::WRITE_OK), Err(Errno::PERM | Errno::ACCESS | Errno::ROFS))
 }
 
-/// Why there is no room on the file's disk, if there is none. A file system that counts no blocks, or is not told of, may have any.
+/// An error text if the disk is nearly full. A file system that reports no blocks or cannot be queried counts as having
+/// room.
 fn lacks_room(path: &Path) -> Option<String> {
     let disk = statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     (free < ROOM).then(|| format!("{}: {free} bytes are free on its disk; {ROOM} are needed", path.display()))
 }
 
-/// On a connection of its own: a failure in the writer's transaction would be its neighbours' too.
+/// Uses a separate connection: a failure in the writer's transaction would fail other callers' work.
 fn try_to_write(path: &Path, failed: Option<String>) -> Result<bool, String> {
     if is_barred(path) {
         return Ok(true);
@@ -105,10 +111,7 @@ fn try_to_write(path: &Path, failed: Option<String>) -> Result<bool, String> {
         Err(rusqlite::Error::SqliteFailure(failure, _)) if failure.code == rusqlite::ErrorCode::ReadOnly => Ok(true),
         Err(rusqlite::Error::SqliteFailure(failure, _)) if is_lock(failure.code) => {
             let seconds = PATIENCE.as_secs();
-            Err(format!(
-                "{}: another connection has held a lock for longer than {seconds} s; what is to be written waits for it",
-                path.display()
-            ))
+            Err(format!("{}: another connection has held a lock for longer than {seconds} s; writes wait for it", path.display()))
         }
         Err(error) => Err(format!("{}: a write failed: {error}", path.display())),
     }
@@ -118,17 +121,19 @@ fn is_lock(code: rusqlite::ErrorCode) -> bool {
     matches!(code, rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked)
 }
 
-/// Writes a page and takes it back. With an empty log the page needs room on the disk; false when the log could not be emptied.
+/// Writes a page and rolls it back. With an empty log the page needs room on the disk. Returns false if the log could
+/// not be emptied.
 fn write(path: &Path, with_empty_log: bool) -> rusqlite::Result<bool> {
     let mut connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    // Without waiting for readers: everybody who writes would wait with us.
+    // Does not wait for readers, because all writers would wait meanwhile.
     connection.busy_timeout(Duration::ZERO)?;
     if with_empty_log && connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get::<_, bool>(0))? {
         return Ok(false);
     }
     connection.busy_timeout(PATIENCE)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // A true change, for a page whose content stays is not written; and flushed, for what is rolled back from memory never meets the disk.
+    // The statement changes a value, because SQLite does not write an unchanged page. The cache is flushed, because a
+    // rollback in memory never reaches the disk.
     transaction.execute("UPDATE postcommit_migration SET applied_at = applied_at + 1", ())?;
     transaction.cache_flush()?;
     transaction.rollback()?;

@@ -28,7 +28,7 @@ use super::{Claimed, Crew, DatabaseTime};
 use crate::crash_point;
 use crate::metrics::Counts;
 use crate::store::{Attempted, Lease, Settlement};
-use crate::trace::{Begun, Kind, Span};
+use crate::trace::{Begun, Span, SpanKind};
 
 /// How much longer than the driver's own deadline we wait for a driver that does not keep it.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -341,7 +341,7 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
     ]);
     let failed = report.outcome.code().map(storable);
     attributes.extend(failed.clone().map(|code| ("postcommit.code", code)));
-    span.ended("send", Kind::Client, attributes, failed)
+    span.ended("send", SpanKind::Client, attributes, failed)
 }
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.

@@ -22,7 +22,7 @@ use super::turns::expansion_lane;
 use super::{Claimed, Crew, DatabaseTime};
 use crate::db::DbError;
 use crate::store::{Expanded, Lease, Settlement};
-use crate::trace::Kind;
+use crate::trace::SpanKind;
 
 /// Rows that one statement of an expansion writes, more or less.
 const CHUNK_ROWS: usize = 1000;
@@ -82,7 +82,7 @@ pub async fn expand_batch(
     }
     write_all(crew, writing, clock.now()).await;
     for (begun, note) in spans {
-        crew.tools.tracer.end(begun.ended("expand", Kind::Internal, super::traits_of(&note), None));
+        crew.tools.tracer.end(begun.ended("expand", SpanKind::Internal, super::traits_of(&note), None));
     }
     drop(slots);
     crew.stir.notify_one();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use postcommit_channel::clock;
 
 use crate::db::DbError;
-use crate::store::{Sliced, Store};
+use crate::store::{SliceOutcome, Store};
 
 /// How often the process looks for new jobs.
 const LOOK: Duration = Duration::from_secs(1);
@@ -16,16 +16,16 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the database fails; the next look tries again.
-pub async fn run_once(store: &Store) -> Result<Sliced, DbError> {
+pub async fn run_once(store: &Store) -> Result<SliceOutcome, DbError> {
     store.run_job_slice().await
 }
 
 pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
     while !quiet.load(Ordering::Relaxed) {
         match run_once(&store).await {
-            Ok(Sliced::Moved { job, rows, is_last: true }) => tracing::info!(%job, rows, "job done"),
-            Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
-            Ok(Sliced::Nothing) => tokio::time::sleep(pause(&store).await).await,
+            Ok(SliceOutcome::Moved { job, rows, is_last: true }) => tracing::info!(%job, rows, "job done"),
+            Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
+            Ok(SliceOutcome::Nothing) => tokio::time::sleep(pause(&store).await).await,
             Err(problem) => {
                 tracing::warn!(%problem, "a slice of a job failed; trying again later");
                 tokio::time::sleep(LOOK).await;
@@ -39,8 +39,8 @@ pub async fn run_forever(store: Store, quiet: Arc<AtomicBool>) {
 pub async fn run_due(store: &Store, end: Option<Instant>) {
     while end.is_none_or(|end| clock::monotonic() < end) {
         match run_once(store).await {
-            Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
-            Ok(Sliced::Nothing) => return,
+            Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
+            Ok(SliceOutcome::Nothing) => return,
             Err(problem) => {
                 tracing::warn!(%problem, "a slice of a job failed; trying again later");
                 return;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::backoff::{self, Backoff};
 use crate::db::DbError;
-use crate::store::{Shut as Written, Store};
+use crate::store::{CloseOutcome as Written, Store};
 
 /// The longest wait before the write is repeated.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);

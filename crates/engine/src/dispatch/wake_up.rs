@@ -17,7 +17,7 @@ impl WakeUp {
     pub fn watch(store: &Store) -> Self {
         let rung = Arc::new(Notify::new());
         let ringing = rung.clone();
-        Self { watching: tokio::spawn(store.db().clone().watch(db::Bell::Work, move |_| ringing.notify_one())), rung }
+        Self { watching: tokio::spawn(store.db().clone().watch(db::Signal::Work, move |_| ringing.notify_one())), rung }
     }
 
     pub async fn rung(&self) {

@@ -1,71 +1,66 @@
-//! What is counted with: additions that nobody waits for, and their text.
+//! Instruments: counters, gauges and histograms of atomic additions, and their text.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Only goes up.
+/// A value that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// So many more.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// How many by now.
     #[must_use]
     pub fn read(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Goes up and down.
+/// A value that goes up and down.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicI64);
 
 impl Gauge {
-    /// By so much.
     pub fn add(&self, more: i64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// To this.
     pub fn set(&self, value: i64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// What it is.
     #[must_use]
     pub fn read(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How values are spread. `N` bounds, the last bucket beyond them.
+/// A histogram with `N` upper bounds and a last bucket beyond them.
 #[derive(Debug)]
 pub struct Histogram<const N: usize> {
     bounds: &'static [f64; N],
     buckets: [AtomicU64; N],
     beyond: AtomicU64,
-    /// In millionths.
+    /// The sum in millionths.
     sum: AtomicU64,
 }
 
 impl<const N: usize> Histogram<N> {
-    /// With those upper bounds, rising.
+    /// The bounds must be ascending.
     #[must_use]
     pub fn new(bounds: &'static [f64; N]) -> Self {
         Self { bounds, buckets: std::array::from_fn(|_| AtomicU64::new(0)), beyond: AtomicU64::new(0), sum: AtomicU64::new(0) }
     }
 
-    /// One more that took so long.
+    /// Records a duration in seconds.
     pub fn took(&self, long: Duration) {
         self.observe(long.as_secs_f64(), u64::try_from(long.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// One more of that size.
+    /// Records a size.
     pub fn saw(&self, size: usize) {
         let size = u32::try_from(size).unwrap_or(u32::MAX);
         self.observe(size.into(), u64::from(size) * 1_000_000);
@@ -78,28 +73,27 @@ impl<const N: usize> Histogram<N> {
     }
 }
 
-/// Metrics as Prometheus reads them, text format 0.0.4.
+/// Metrics in the Prometheus text format 0.0.4.
 #[derive(Debug, Default)]
-pub struct Text(String);
+pub struct PrometheusText(String);
 
-impl Text {
-    /// Says what follows.
+impl PrometheusText {
+    /// Writes the HELP and TYPE lines of a metric.
     pub fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// One sample.
     pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         let _ = writeln!(self.0, "{name}{} {value}", written(labels, None));
     }
 
-    /// A metric of one sample.
+    /// Writes a metric with one sample.
     pub fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
         self.head(name, kind, help);
         self.sample(name, &[], value);
     }
 
-    /// The samples of a histogram.
+    /// Writes the samples of a histogram.
     pub fn histogram<const N: usize>(&mut self, name: &str, labels: &[(&str, &str)], histogram: &Histogram<N>) {
         let mut below = 0;
         for (bound, bucket) in histogram.bounds.iter().zip(&histogram.buckets) {
@@ -112,7 +106,6 @@ impl Text {
         let _ = writeln!(self.0, "{name}_sum{} {sum}\n{name}_count{} {count}", written(labels, None), written(labels, None));
     }
 
-    /// All of it.
     #[must_use]
     pub fn into_string(self) -> String {
         self.0
@@ -140,7 +133,7 @@ mod tests {
         for millis in [50, 100, 500, 5000] {
             histogram.took(Duration::from_millis(millis));
         }
-        let mut text = Text::default();
+        let mut text = PrometheusText::default();
         text.histogram("x", &[("a", "b\"\\\n")], &histogram);
         let expected = "x_bucket{a=\"b\\\"\\\\\\n\",le=\"0.1\"} 2\nx_bucket{a=\"b\\\"\\\\\\n\",le=\"1\"} 3\nx_bucket{a=\"b\\\"\\\\\\n\",le=\"+Inf\"} 4\n\
             x_sum{a=\"b\\\"\\\\\\n\"} 5.65\nx_count{a=\"b\\\"\\\\\\n\"} 4\n";

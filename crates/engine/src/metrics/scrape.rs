@@ -1,15 +1,16 @@
-//! What somebody who looks gets: the process's own counts, and how the store stands, which is asked at most every few seconds and once at a time.
+//! The text of `/metrics`: the counts of the process, and the state of the store, which is read at most every few
+//! seconds and by one caller at a time.
 
 use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 use tokio::sync::Mutex;
 
-use super::{Metrics, Text};
+use super::{Metrics, PrometheusText};
 use crate::db::DbError;
 use crate::store::{KpiSettings, Kpis, Standing, Store};
 
-/// How long an answer of the database is good for.
+/// How long the state of the store is reused.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// Writes `/metrics`.
@@ -21,24 +22,23 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Of this process and that store.
     #[must_use]
     pub fn new(metrics: Metrics, store: Store, settings: KpiSettings) -> Self {
         Self { metrics, store, settings, last: Mutex::default() }
     }
 
-    /// Everything, in Prometheus' text format 0.0.4. Without its database a process still tells what it has done.
+    /// All metrics in the Prometheus text format 0.0.4. Without its database a process still reports its own counts.
     pub async fn text(&self) -> String {
-        let mut text = Text::default();
+        let mut text = PrometheusText::default();
         self.metrics.write(&mut text);
         self.write_database(&mut text);
-        // Whoever looks meanwhile waits for this answer and takes it, too.
+        // Concurrent callers wait for this answer and reuse it.
         let mut last = self.last.lock().await;
         if last.as_ref().is_none_or(|(at, _)| at.elapsed() >= FRESH) {
             *last = match self.ask().await {
                 Ok(answer) => Some((clock::monotonic(), answer)),
                 Err(problem) => {
-                    tracing::warn!(%problem, "could not ask the database for metrics");
+                    tracing::warn!(%problem, "could not read metrics from the database");
                     None
                 }
             };
@@ -55,7 +55,7 @@ impl Scrape {
         Ok((kpis, self.store.standing().await?))
     }
 
-    fn write_database(&self, text: &mut Text) {
+    fn write_database(&self, text: &mut PrometheusText) {
         let (trips, pools) = (self.store.db().trips(), self.store.db().pools());
         text.one("postcommit_database_trips_total", "counter", "Exchanges with the database.", trips.trips);
         text.one("postcommit_database_statements_total", "counter", "Statements executed.", trips.statements);
@@ -66,12 +66,12 @@ impl Scrape {
         pools.iter().for_each(|pool| {
             text.sample("postcommit_database_pool_wait_seconds_total", &[("pool", pool.name)], pool.waited.as_secs_f64());
         });
-        text.head("postcommit_database_pool_waiting", "gauge", "Who waits for a connection now.");
+        text.head("postcommit_database_pool_waiting", "gauge", "Callers that wait for a connection now.");
         pools.iter().for_each(|pool| text.sample("postcommit_database_pool_waiting", &[("pool", pool.name)], pool.waiting));
     }
 }
 
-fn write_store(text: &mut Text, kpis: &Kpis, standing: &Standing) {
+fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
     let (kpi, shut) = (&kpis.total, &kpis.shut);
     text.head("postcommit_queue_depth", "gauge", "Live deliveries of all tenants, by state.");
     let depth = &kpi.queue;

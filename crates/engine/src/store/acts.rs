@@ -1,4 +1,4 @@
-//! What an operator does: to one delivery, to several, or to all that match a filter.
+//! Actions of operators: on one delivery, on several, or on all that match a filter.
 
 pub(in crate::store) mod deliveries;
 pub(in crate::store) mod jobs;

@@ -1,4 +1,4 @@
-//! The audit log: who changed what. An entry is written in the transaction of the change it reports, or not at all.
+//! The audit log of changes by people and programs. An entry is written in the transaction of its change.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::DeliveryKey;
@@ -9,7 +9,7 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// What somebody does. Who it is, the store knows: [`Store::by`].
+/// An entry of the audit log. The store adds the actor: [`Store::by`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
     whose: Whose,
@@ -19,110 +19,111 @@ pub struct AuditEntry {
     count: Count,
 }
 
-/// How many it concerned.
+/// How many objects the change concerned.
 #[derive(Debug, Clone, PartialEq)]
 enum Count {
     Known(i64),
-    /// As the database finds in the transaction of the change.
-    Asked(String, Vec<Value>),
+    /// A query that counts them in the transaction of the change, and its parameters.
+    Query(String, Vec<Value>),
 }
 
-/// In whose log it is entered.
+/// The tenant in whose log the entry is written.
 #[derive(Debug, Clone, PartialEq)]
 enum Whose {
-    /// This tenant's.
+    /// A tenant by number.
     Tenant(i32),
-    /// The one's of that name, who may be made by the very change.
+    /// A tenant by name. The change itself may create it.
     Named(String),
-    /// Of the tenant whose lane it is.
+    /// The tenant that owns this lane.
     Lane(i32),
 }
 
 impl AuditEntry {
-    /// An entry: `noun.verb`, and on what.
+    /// An entry with an action, `noun.verb`, and its subject.
     pub fn new(tenant: i32, action: &'static str, subject: impl Into<String>) -> Self {
         Self { whose: Whose::Tenant(tenant), action, subject: Some(subject.into()), details: None, count: Count::Known(1) }
     }
 
-    /// About a tenant, known by its name.
+    /// An entry about a tenant, given by name.
     pub(in crate::store) fn of_tenant(name: &str, action: &'static str) -> Self {
         Self { whose: Whose::Named(name.to_owned()), subject: None, ..Self::new(0, action, "") }
     }
 
-    /// About a tenant, known by its number.
+    /// An entry about a tenant, given by number.
     pub(in crate::store) fn of_owner(tenant: i32, action: &'static str) -> Self {
         Self { subject: None, ..Self::new(tenant, action, "") }
     }
 
-    /// About a provider, known by its lane.
+    /// An entry about a provider, given by its lane.
     pub(in crate::store) fn of_lane(lane: i32, action: &'static str) -> Self {
         Self { whose: Whose::Lane(lane), subject: None, ..Self::new(0, action, "") }
     }
 
-    /// With more about it, such as the filter of a change of many. Nothing secret.
+    /// Adds details, such as the filter of a bulk change. They must not contain secrets.
     #[must_use]
     pub fn details(self, details: Json) -> Self {
         Self { details: Some(details), ..self }
     }
 
-    /// How many it concerned; 1 if not told.
+    /// Sets how many objects the change concerned. Default 1.
     #[must_use]
     pub fn count(self, count: i64) -> Self {
         Self { count: Count::Known(count), ..self }
     }
 
-    /// As many as this question finds. In it the tenant is $1, the subject $7, and its own parameters begin at [`ASKED_FROM`].
+    /// Counts the objects by a query in the transaction of the change. In the query $1 is the tenant, $7 is the
+    /// subject, and its own parameters begin at [`COUNT_PARAMETERS_FROM`].
     pub(in crate::store) fn counted(self, question: String, parameters: Vec<Value>) -> Self {
-        Self { count: Count::Asked(question, parameters), ..self }
+        Self { count: Count::Query(question, parameters), ..self }
     }
 }
 
-/// Where the parameters of [`AuditEntry::counted`] begin.
-pub(in crate::store) const ASKED_FROM: usize = 8;
+/// The number of the first own parameter of the query in [`AuditEntry::counted`].
+pub(in crate::store) const COUNT_PARAMETERS_FROM: usize = 8;
 
-/// One entry, as people see it.
+/// An entry of the audit log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AuditRow {
-    /// Grows with every entry.
+    /// The number of the entry. Numbers grow.
     pub id: i64,
-    /// In whose log it stands.
+    /// The tenant in whose log the entry is.
     pub tenant: String,
-    /// When.
+    /// When the change was made.
     pub at: Timestamp,
-    /// Who.
+    /// Who made the change.
     pub actor: String,
-    /// Did what: `noun.verb`.
+    /// What was done, as `noun.verb`.
     pub action: String,
-    /// On what.
+    /// The object of the change.
     pub subject: String,
-    /// More about it, such as the filter.
+    /// Details, such as the filter of a bulk change.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub details: Option<Json>,
-    /// How many it concerned.
+    /// How many objects the change concerned.
     pub count: i64,
-    /// By which request.
+    /// The request that made the change.
     pub request_id: Option<String>,
 }
 
-/// Which entries to list, newest first.
+/// Which entries to list. The order is newest first.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// Only this tenant's; none is everybody's.
+    /// Only this tenant. `None` is all tenants.
     pub tenant: Option<i32>,
     /// Only by this actor.
     pub actor: Option<String>,
     /// Only this action.
     pub action: Option<String>,
-    /// Only on this.
+    /// Only changes of this object.
     pub subject: Option<String>,
     /// Only at this time or later.
     pub from: Option<Timestamp>,
     /// Only before this time.
     pub to: Option<Timestamp>,
-    /// Only with a smaller id: the page after the one that ended there.
+    /// Only entries with a smaller id. The next page begins after the last id of this one.
     pub before: Option<i64>,
-    /// At most so many.
+    /// The most rows to return.
     pub limit: i64,
 }
 
@@ -130,9 +131,9 @@ const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a
     FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant";
 
 impl Store {
-    /// The statement that enters it under this store's actor, for the transaction of the change.
+    /// The statement that writes an entry, for the transaction of the change.
     pub(in crate::store) fn audit(&self, entry: AuditEntry) -> Statement {
-        // The log's owner, and what the entry is about if it does not say so itself.
+        // The tenant of the log, and the default subject.
         let (whose, about, of) = match entry.whose {
             Whose::Tenant(tenant) => ("$1", "(SELECT name FROM postcommit.tenant WHERE id = $1)", Value::from(tenant)),
             Whose::Named(name) => ("(SELECT id FROM postcommit.tenant WHERE name = $1)", "$1", name.into()),
@@ -145,8 +146,8 @@ impl Store {
         let subject = if entry.subject.is_some() { "$7" } else { about };
         let (known, counted, asked) = match entry.count {
             Count::Known(count) => (count.into(), "$5".to_owned(), vec![]),
-            // $5 keeps its place.
-            Count::Asked(question, parameters) => (Value::Null, format!("coalesce($5, ({question}))"), parameters),
+            // $5 stays in the statement, so that the numbers of the other parameters stay the same.
+            Count::Query(question, parameters) => (Value::Null, format!("coalesce($5, ({question}))"), parameters),
         };
         let sql = format!(
             "INSERT INTO postcommit.audit (tenant, at, actor, action, details, count, request_id, subject)
@@ -160,17 +161,18 @@ impl Store {
         (sql, parameters)
     }
 
-    /// Enters what was done in other transactions, such as a change of many in steps.
+    /// Writes an entry about a change that was made in other transactions, such as a bulk change in slices.
     pub async fn note(&self, entry: AuditEntry) -> Result<(), DbError> {
         self.db.execute(vec![self.audit(entry)]).await.map(drop)
     }
 
-    /// One change and its entry, which is written if the change touched anything. True when it did.
+    /// Runs one change and writes its entry if the change touched a row. Returns whether it did.
     pub(in crate::store) async fn change(&self, sql: &str, parameters: Vec<Value>, entry: AuditEntry) -> Result<bool, DbError> {
         self.change_all(vec![(sql.to_owned(), parameters)], 0, entry).await
     }
 
-    /// The same for several statements, one of which decides: [`crate::db::Db::execute_if`].
+    /// Runs several statements and writes the entry. If the statement at index `deciding` touches no row, the rest is
+    /// skipped: [`crate::db::Db::execute_if`].
     pub(in crate::store) async fn change_all(
         &self,
         mut statements: Vec<Statement>,
@@ -181,11 +183,14 @@ impl Store {
         self.db.execute_if(statements, deciding).await
     }
 
-    /// The same for many deliveries: an entry for each, so that each can tell its story.
+    /// The statement that writes one entry for each of many deliveries, so that the history of each is complete.
     pub(in crate::store) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
         let rows: Vec<Json> = keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
         let given = match self.db.kind() {
-            "postgres" => "SELECT g.tenant, {now}, $2, $3, g.id, 1, $4 FROM jsonb_to_recordset($1) AS g (tenant int, id text)",
+            "postgres" => {
+                "SELECT g.tenant, {now}, $2, $3, g.id, 1, $4
+                 FROM jsonb_to_recordset($1) AS g (tenant int, id text)"
+            }
             _ => "SELECT value ->> 'tenant', {now}, $2, $3, value ->> 'id', 1, $4 FROM json_each($1)",
         };
         let sql = format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count, request_id) {given}");
@@ -193,7 +198,7 @@ impl Store {
         (sql, vec![Json::from(rows).into(), actor.name.as_str().into(), action.into(), actor.request_id.as_deref().into()])
     }
 
-    /// What was done to a notification and its deliveries, in order.
+    /// The entries about a notification and its deliveries, oldest first.
     pub(in crate::store) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
         let among = match self.db.kind() {
             "postgres" => "a.subject = ANY ($2)",

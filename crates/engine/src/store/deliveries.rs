@@ -9,92 +9,93 @@ use uuid::Uuid;
 
 use crate::db::{DbError, Row, Value};
 use crate::store::Store;
-use crate::store::lists::deliveries::DeliveryWalk;
+use crate::store::lists::deliveries::DeliveryList;
 use crate::store::lists::keyset::{Page, Position};
-use crate::store::lists::rows::Shown;
+use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::{Reader, legible};
 
-/// One delivery, as people see it.
+/// A delivery.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeliveryRow {
     /// `{notification}.{n}`.
     pub id: String,
-    /// Its owner.
+    /// The tenant that owns it.
     pub tenant: String,
     /// The notification it belongs to.
     pub notification_id: Uuid,
-    /// Which of its targets.
+    /// The number of the target within the notification, from 1. 0 while the notification is not expanded.
     pub n: i32,
-    /// What happened.
+    /// The event type.
     pub event_type: String,
-    /// About what.
+    /// The entity that the event is about.
     pub entity: Option<String>,
-    /// The medium.
+    /// The channel.
     pub channel: Option<String>,
     /// The provider's name.
     pub provider: Option<String>,
     /// The address, masked.
     pub target: Option<String>,
-    /// Where it stands.
+    /// The state.
     pub state: String,
-    /// Why, when parked.
+    /// The reason, when parked.
     pub reason: Option<String>,
-    /// Attempts in this round.
+    /// Attempts since it was enqueued or last retried by an operator.
     pub attempts: i64,
-    /// When it is next tried.
+    /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
     /// Code of the last error.
     pub error_code: Option<String>,
-    /// The last error.
+    /// The text of the last error.
     pub last_error: Option<String>,
-    /// The provider's own id.
+    /// The provider's id of the message.
     pub provider_ref: Option<String>,
     /// When it was enqueued.
     pub created_at: Timestamp,
     /// When it was sent.
     pub sent_at: Option<Timestamp>,
-    /// When anything last happened to it.
+    /// When the delivery last changed.
     pub updated_at: Timestamp,
-    /// Some attempt of this round may have arrived without our knowing.
+    /// Whether an attempt since the last retry may have arrived although its outcome is unknown.
     pub unclear: bool,
 }
 
-/// One try.
+/// An attempt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AttemptRow {
     /// `{notification}.{n}` of the delivery.
     pub delivery: String,
-    /// Its number, from 1, over all rounds.
+    /// The number of the attempt, from 1. A retry by an operator does not reset it.
     pub seq: i32,
     /// When it began.
     pub at: Timestamp,
-    /// By which provider.
+    /// The provider.
     pub provider: Option<String>,
-    /// What the channel saw.
+    /// The outcome.
     pub outcome: String,
-    /// The error's code.
+    /// The code of the error.
     pub code: Option<String>,
-    /// The error.
+    /// The text of the error.
     pub detail: Option<String>,
-    /// How long it took.
+    /// How long the attempt took.
     pub latency_ms: i32,
-    /// The provider's own id.
+    /// The provider's id of the message.
     pub provider_ref: Option<String>,
-    /// The beginning of the answer, redacted.
+    /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
 }
 
-/// Which deliveries to list, newest first. As JSON it is what a job was asked to do: without tenant, place and page.
+/// Which deliveries to list. The order is newest first. As JSON, without tenant, position and page size, it is the
+/// filter of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeliveryFilter {
-    /// Only this tenant's; none is every tenant's, for operations.
+    /// Only this tenant. `None` is all tenants.
     #[serde(skip)]
     pub tenant: Option<i32>,
-    /// Only in one of these states; none is any.
+    /// Only in one of these states. Empty is any state.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<String>,
     /// Only parked for this reason.
@@ -124,7 +125,7 @@ pub struct DeliveryFilter {
     /// Only enqueued before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<Timestamp>,
-    /// Only with so many attempts in this round, or more.
+    /// Only with at least this many attempts since it was enqueued or last retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i64>,
     /// Only with this code of the last error.
@@ -133,80 +134,92 @@ pub struct DeliveryFilter {
     /// Only to exactly this address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Only what may have arrived without our knowing (true), or only what certainly has not (false).
+    /// True: only those that may have arrived although the outcome is unknown. False: only those for which no attempt
+    /// is unclear.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unclear: Option<bool>,
-    /// Only due for longer than this and not under way.
+    /// Only those that have been due for longer than this and are not being sent.
     #[serde(skip)]
     pub stuck: Option<Duration>,
-    /// The page after the one that ended there.
+    /// The position where the page before ended.
     #[serde(skip)]
     pub before: Option<Position>,
-    /// At most so many.
+    /// The most rows to return.
     #[serde(skip)]
     pub limit: i64,
 }
 
 impl DeliveryFilter {
-    /// All of one notification.
+    /// All deliveries of one notification.
     #[must_use]
     pub fn of_notification(id: Uuid) -> Self {
-        // More targets than it may have recipients, each with a few addresses.
+        // More than the recipients that a notification may have, each with a few addresses.
         Self { notification: Some(id), limit: 10_000, ..Self::default() }
     }
 }
 
-const SHOWN: Shown = Shown {
-    columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts, next_attempt_at, error_code, last_error, provider_ref,
-        created_at, sent_at, updated_at, unclear",
+const ROW_QUERY: RowQuery = RowQuery {
+    columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
+        next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear",
     of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
 };
 
 impl Store {
     /// A page of deliveries, newest first.
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
-        let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
-        let page = self.walk_rows(&walk, Some(SHOWN), walk.start(), filter.limit).await?;
+        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?);
+        let page = self.list_rows(&list, Some(ROW_QUERY), list.start(), filter.limit).await?;
         Ok(Page { rows: legible("deliveries", page.rows.iter().map(|(_, row)| listed(row))), more: page.more })
     }
 
-    /// What is said to list a window of so many rows, for a test to look at the plans.
+    /// The statements that list a window of `step` rows, for a test that checks their plans.
     #[doc(hidden)]
     pub async fn delivery_statements(&self, filter: &DeliveryFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
-        let walk = DeliveryWalk::new(filter, self.stuck_since(filter.stuck).await?);
-        self.statements(&walk, Some(SHOWN), walk.start(), step, filter.limit).await
+        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?);
+        self.statements(&list, Some(ROW_QUERY), list.start(), step, filter.limit).await
     }
 
-    /// One delivery, whoever owns it, or only this tenant's.
+    /// One delivery. With a tenant, only if that tenant owns it.
     pub async fn delivery_row(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
-        self.db.query(&SHOWN.statement(), vec![tenant.into(), id.notification.into(), id.n.into()]).await?.first().map(listed).transpose()
+        self.db
+            .query(&ROW_QUERY.statement(), vec![tenant.into(), id.notification.into(), id.n.into()])
+            .await?
+            .first()
+            .map(listed)
+            .transpose()
     }
 
-    /// The store's key of a delivery, live or finished, whoever owns it, or only this tenant's.
+    /// The key of a delivery, live or finished. With a tenant, only if that tenant owns it.
     pub async fn delivery_key(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
         let key = DeliveryKey { tenant, notification: id.notification, n: id.n };
         Ok(self.state_of(key).await?.map(|_| key))
     }
 
-    /// The attempts of a notification's deliveries, in order.
+    /// The attempts of all deliveries of a notification, by delivery and number.
     pub async fn attempts(&self, tenant: i32, notification: Uuid) -> Result<Vec<AttemptRow>, DbError> {
-        let sql =
-            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
-            WHERE tenant = $1 AND notification_id = $2 ORDER BY n, seq";
+        let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt
+             FROM postcommit.attempt
+             WHERE tenant = $1 AND notification_id = $2
+             ORDER BY n, seq";
         Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt)))
     }
 
-    /// The attempts that began after `since`, of notifications enqueued after `oldest`, in order: for following along.
+    /// The attempts that began after `since`, of notifications with an id of at least `oldest`, in order of time. For
+    /// following new attempts.
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
-        let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt FROM postcommit.attempt
-            WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2 ORDER BY at, notification_id, n, seq LIMIT $3";
+        let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref,
+              excerpt
+            FROM postcommit.attempt
+            WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2
+            ORDER BY at, notification_id, n, seq
+            LIMIT $3";
         Ok(legible("attempts", self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt)))
     }
 }
 
-/// Enough of an address to recognise it, not enough to use it.
+/// Masks an address: recognisable, but not usable.
 #[must_use]
 pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {

@@ -1,4 +1,4 @@
-//! Everything about one notification, and about one entity.
+//! The details of one notification, and the deliveries of one entity.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::StoredNotification;
@@ -10,54 +10,54 @@ use crate::db::DbError;
 use crate::store::lists::keyset::{Page, Position};
 use crate::store::{AttemptRow, AuditRow, Conflict, DeliveryFilter, DeliveryRow, Store, masked};
 
-/// The full story of one notification. Addresses are masked.
+/// A notification with its deliveries, attempts, conflicts and changes. Addresses are masked.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Story {
-    /// As it was enqueued.
+pub struct NotificationDetails {
+    /// The notification as it was enqueued.
     #[serde(flatten)]
     pub notification: StoredNotification,
-    /// The least finished of its deliveries speaks for it.
+    /// The least finished state of its deliveries.
     pub status: String,
-    /// One for each target.
+    /// The deliveries, one per target.
     pub deliveries: Vec<DeliveryRow>,
-    /// Of all deliveries, in the order in which they began.
+    /// The attempts of all deliveries, in the order in which they began.
     pub attempts: Vec<AttemptRow>,
-    /// Enqueues that were refused because this one holds the key.
+    /// Enqueues that were refused because this notification holds the idempotency key.
     pub conflicts: Vec<Conflict>,
-    /// Who did what to it, in order.
+    /// The audit log of the notification and its deliveries, oldest first.
     pub acts: Vec<AuditRow>,
 }
 
-/// How a notification stands, in few words.
+/// A short status of a notification.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Status {
     /// UUIDv7.
     pub id: Uuid,
-    /// The least finished of its deliveries speaks for it.
+    /// The least finished state of its deliveries.
     pub state: String,
-    /// Attempts after the first, of the delivery that needed most.
+    /// Attempts after the first, of the delivery with the most attempts.
     pub retries: i64,
-    /// The latest error.
+    /// The text of the latest error.
     pub last_error: Option<String>,
-    /// When it was enqueued: at the site, if it came from one.
+    /// When it was enqueued. If it came from a site: when the site enqueued it.
     pub enqueued_at: Timestamp,
-    /// When all that could be sent had been taken by its provider, or arrived.
+    /// When the last delivery was sent. Set only if the status is `sent` or `delivered`.
     pub delivered_at: Option<Timestamp>,
-    /// When it is tried next.
+    /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
     /// Where it came from.
     pub source: Provenance,
 }
 
-/// Where a notification came from, and when it was here. All times are UTC.
+/// Where a notification came from and when. All times are UTC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Provenance {
-    /// The remote place.
+    /// The site.
     pub site: Option<String>,
-    /// The process or machine there.
+    /// The process or machine at the site.
     pub instance: Option<String>,
     /// The script that made it.
     pub script: Option<String>,
@@ -79,7 +79,7 @@ impl Provenance {
             instance: owned("instance"),
             script: owned("script"),
             rule: owned("rule"),
-            // An application may have written anything by plain SQL: what is no time is none.
+            // An application may have written any value by plain SQL. A value that is not a time is ignored.
             enqueued_at: text("enqueued_at").and_then(|at| at.parse().ok()),
             received_at: Some(note.created_at),
         }
@@ -87,8 +87,8 @@ impl Provenance {
 }
 
 impl Store {
-    /// Everything that happened to a notification, whoever owns it, or only this tenant's.
-    pub async fn story(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Story>, DbError> {
+    /// The details of a notification. With a tenant, only if that tenant owns it.
+    pub async fn notification_details(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<NotificationDetails>, DbError> {
         let Some(mut notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
         mask(&mut notification.recipients);
@@ -97,7 +97,7 @@ impl Store {
         attempts.sort_by_key(|attempt| attempt.at);
         let deliveries = self.delivery_rows(&of_it).await?.rows;
         let subjects = deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
-        Ok(Some(Story {
+        Ok(Some(NotificationDetails {
             status: row.status,
             deliveries,
             acts: self.audit_of(notification.tenant, subjects).await?,
@@ -107,7 +107,7 @@ impl Store {
         }))
     }
 
-    /// How a notification stands, whoever owns it, or only this tenant's.
+    /// The status of a notification. With a tenant, only if that tenant owns it.
     pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
         let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
@@ -128,14 +128,14 @@ impl Store {
         }))
     }
 
-    /// Everything for one entity, newest first, with what is scheduled for it.
+    /// The deliveries of one entity, newest first, including scheduled ones.
     pub async fn entity_rows(&self, tenant: i32, entity: &str, before: Option<Position>, limit: i64) -> Result<Page<DeliveryRow>, DbError> {
         let filter = DeliveryFilter { tenant: Some(tenant), entity: Some(entity.to_owned()), before, limit, ..DeliveryFilter::default() };
         self.delivery_rows(&filter).await
     }
 }
 
-/// Addresses are recognisable in what is shown, not usable.
+/// Masks the addresses. Names of users, lists and providers stay.
 fn mask(recipients: &mut Json) {
     for entry in recipients.as_array_mut().into_iter().flatten() {
         for (kind, value) in entry.as_object_mut().into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! How the store is doing: for `doctor`.
+//! The health of the store, for `doctor` and metrics.
 
 pub(in crate::store) mod access;
 pub(in crate::store) mod server;
@@ -13,79 +13,84 @@ use crate::store::Store;
 use crate::store::duties::{PASS, PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
 
-/// Partitions, on PostgreSQL.
+/// The state of the partitions on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartitionHealth {
-    /// Whole months for which partitions exist beyond this one.
+    /// Whole months after this one for which partitions exist.
     pub months_ahead: i64,
-    /// Rows that found none and went into a default partition.
+    /// Rows in a default partition because their month had none.
     pub in_default: i64,
 }
 
-/// Live and parked work.
+/// Counts of the queue and of parked deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueHealth {
     /// Rows in the queue.
     pub waiting: i64,
     /// Parked deliveries.
     pub parked: i64,
-    /// How long the oldest due row has been due; 0 when none is.
+    /// For how many seconds the oldest due row has been due; 0 if none is due.
     pub oldest_due_s: i64,
-    /// Results that came too late, ever.
+    /// Results that came after their lease had been taken over, since the beginning.
     pub stale_settles: i64,
 }
 
-/// Keys that were used again with other content.
+/// Idempotency keys that were used again with other content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyConflicts {
-    /// How often.
+    /// How often this happened.
     pub count: i64,
-    /// The one that holds the key that was used last.
+    /// The notification that holds the key of the latest conflict.
     pub notification: Uuid,
-    /// What the refused one was about to tell.
+    /// The event type of the refused enqueue.
     pub event_type: String,
 }
 
-/// What metrics tell beside the KPIs.
+/// Values that metrics report beside the KPIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// How long the oldest due row has been due, on a lane that is open; zero when none is.
+    /// For how long the oldest due row on an open lane has been due; zero if none is due.
     pub oldest_due: Duration,
-    /// Keys used again with other content, ever.
+    /// How often a key was used again with other content, since the beginning.
     pub key_conflicts: i64,
 }
 
-/// Who is there to deliver, and what waits for them.
+/// The workers with a heartbeat, and the work that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attendance {
-    /// Processes that deliver.
+    /// Workers with a current heartbeat.
     pub workers: i64,
-    /// When one was last heard of that ended without a word, or is here.
+    /// The latest heartbeat of any worker. A worker that stopped regularly has none.
     pub last_worker_at: Option<Timestamp>,
-    /// When a pass was last begun.
+    /// When the last pass began.
     pub last_pass_at: Option<Timestamp>,
-    /// What is due and not under way, on lanes that are open.
+    /// Due deliveries on open lanes that are not being sent.
     pub due: i64,
-    /// Since when the oldest of it is.
+    /// Since when the oldest of them is due.
     pub oldest_due_at: Option<Timestamp>,
-    /// Jobs that are not done.
+    /// Jobs that have not ended.
     pub jobs: i64,
 }
 
-/// What a row `q` of the queue must be to be claimed now.
+/// The condition that a row `q` of the queue can be claimed now.
 const IS_DUE: &str = "due_at <= {now} AND lease_token IS NULL
-    AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND (p.paused IS NOT NULL OR p.not_before > {now}
-      OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+    AND NOT EXISTS (SELECT 1
+      FROM postcommit.provider p
+      WHERE p.id = q.lane
+        AND (p.paused IS NOT NULL OR p.not_before > {now}
+          OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
 
 impl Store {
-    /// Who is there to deliver, and what waits for them.
+    /// The workers with a heartbeat, and the work that is due.
     pub async fn attendance(&self) -> Result<Attendance, DbError> {
         let present = before(self.now().await?, PRESENT);
         let sql = format!(
             "SELECT (SELECT count(*) FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1),
-              (SELECT max(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%'), (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
-              (SELECT count(*) FROM postcommit.delivery_queue q WHERE {IS_DUE}),
-              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running')), (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE})"
+             (SELECT max(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%'),
+             (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
+             (SELECT count(*) FROM postcommit.delivery_queue q WHERE {IS_DUE}),
+             (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running')),
+             (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE})"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
@@ -99,13 +104,13 @@ impl Store {
         })
     }
 
-    /// What metrics tell beside the KPIs.
+    /// Values that metrics report beside the KPIs.
     pub async fn standing(&self) -> Result<Standing, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
         Ok(Standing {
             oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
-            // Nothing is ever taken out: the last number is how many there are, without counting them.
+            // No row is ever deleted, so the highest id is the count.
             key_conflicts: count("SELECT CAST(coalesce(max(id), 0) AS BIGINT) FROM postcommit.key_conflict").await?,
         })
     }
@@ -115,10 +120,10 @@ impl Store {
         self.db.query(&due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
     }
 
-    /// Whether the database takes writes at all: a standby does not, nor a SQLite file on a disk that is read-only.
+    /// Whether the database is read-only: a standby, or a SQLite file that cannot be written.
     ///
     /// # Errors
-    /// As the database says; on SQLite also when the disk is full.
+    /// When the database fails; on SQLite also when the disk is full.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         if let Db::Sqlite(db) = &self.db {
             return db.is_read_only().await;
@@ -127,17 +132,22 @@ impl Store {
         rows.first().map_or(Ok(false), |row| row.get(0))
     }
 
-    /// None on SQLite, which has no partitions.
+    /// The state of the partitions. `None` on SQLite, which has no partitions.
     pub async fn partition_health(&self) -> Result<Option<PartitionHealth>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
-        let sql = "SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace AND relname ~ '^notification_[0-9]{4}_[0-9]{2}$'
-              AND relname > 'notification_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')),
-            (SELECT count(*) FROM postcommit.notification_default) + (SELECT count(*) FROM postcommit.delivery_ledger_default) + (SELECT count(*) FROM postcommit.attempt_default)";
+        let sql = "SELECT
+              (SELECT count(*)
+                FROM pg_class
+                WHERE relnamespace = 'postcommit'::regnamespace AND relname ~ '^notification_[0-9]{4}_[0-9]{2}$'
+                  AND relname > 'notification_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')),
+              (SELECT count(*) FROM postcommit.notification_default)
+                + (SELECT count(*) FROM postcommit.delivery_ledger_default)
+                + (SELECT count(*) FROM postcommit.attempt_default)";
         let rows = self.db.query(sql, vec![]).await?;
         rows.first().map(|row| Ok(PartitionHealth { months_ahead: row.get(0)?, in_default: row.get(1)? })).transpose()
     }
 
-    /// Counts what waits, what is parked and what went wrong.
+    /// Counts of the queue, of parked deliveries and of late results.
     pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
@@ -150,10 +160,14 @@ impl Store {
         })
     }
 
-    /// Keys used again with other content within `window`; none when there were none.
+    /// Conflicts of keys within `window`. `None` if there were none.
     pub async fn key_conflicts(&self, window: Duration) -> Result<Option<KeyConflicts>, DbError> {
-        let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id, event_type FROM postcommit.key_conflict
-            WHERE noted_at > $1 ORDER BY id DESC LIMIT 1";
+        let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id,
+              event_type
+            FROM postcommit.key_conflict
+            WHERE noted_at > $1
+            ORDER BY id DESC
+            LIMIT 1";
         let rows = self.db.query(sql, vec![before(self.now().await?, window).into()]).await?;
         rows.first()
             .map(|row| Ok(KeyConflicts { count: row.get(0)?, notification: row.get(1).unwrap_or_default(), event_type: row.get(2)? }))

@@ -1,4 +1,4 @@
-//! Intake: a notification on its way into the store.
+//! Intake: from a request to a stored notification.
 
 pub(in crate::store) mod accept;
 pub(in crate::store) mod enqueue;

@@ -13,58 +13,58 @@ use crate::db::columns::{Columns, columns, in_order, list_postgres, list_sqlite,
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
 use crate::store::Store;
 use crate::store::lists::keyset::{Page, Position};
-use crate::store::lists::notifications::NotificationWalk;
-use crate::store::lists::rows::Shown;
+use crate::store::lists::notifications::NotificationList;
+use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::{AsShown, Reader, legible};
 
-/// One notification in a list.
+/// A notification in a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NotificationRow {
     /// UUIDv7.
     pub id: Uuid,
-    /// Its owner.
+    /// The tenant that owns it.
     pub tenant: String,
-    /// What happened.
+    /// The event type.
     pub event_type: String,
-    /// About what.
+    /// The entity that the event is about.
     pub entity: Option<String>,
-    /// Unique in the tenant.
+    /// The idempotency key, unique within the tenant.
     pub idempotency_key: String,
-    /// The least finished of its deliveries speaks for it.
+    /// The least finished state of its deliveries.
     pub status: String,
     /// Attempts of all its deliveries.
     pub attempts: i64,
-    /// How many targets it has.
+    /// The number of deliveries.
     pub deliveries: i64,
-    /// The earliest next attempt.
+    /// When the earliest next attempt of its deliveries is due.
     pub next_attempt_at: Option<Timestamp>,
-    /// The latest error.
+    /// The text of the latest error.
     pub last_error: Option<String>,
     /// When it was enqueued.
     pub created_at: Timestamp,
-    /// When a delivery of it was last sent.
+    /// When one of its deliveries was last sent.
     pub sent_at: Option<Timestamp>,
     /// Subject or heading.
     pub title: Option<String>,
 }
 
-/// Somebody used the key again with other content; that was not enqueued.
+/// An enqueue that was refused because its key stands for other content.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Conflict {
-    /// What it was about.
+    /// The event type of the refused enqueue.
     pub event_type: String,
-    /// And whom.
+    /// The entity of the refused enqueue.
     pub entity: Option<String>,
-    /// When.
+    /// When the change was made.
     pub noted_at: Timestamp,
 }
 
-/// Which notifications to list, newest first.
+/// Which notifications to list. The order is newest first.
 #[derive(Debug, Clone, Default)]
 pub struct NotificationFilter {
-    /// Only this tenant's; none is every tenant's, for operations.
+    /// Only this tenant. `None` is all tenants.
     pub tenant: Option<i32>,
     /// Only in this status.
     pub status: Option<String>,
@@ -76,9 +76,9 @@ pub struct NotificationFilter {
     pub site: Option<String>,
     /// Only to this list.
     pub list: Option<String>,
-    /// Only the one that holds this key, in each tenant.
+    /// Only the notification with this key, in each tenant.
     pub idempotency_key: Option<String>,
-    /// Only with a delivery on this channel, or asking for it.
+    /// Only with a delivery on this channel, or with this channel among those asked for.
     pub channel: Option<String>,
     /// Only of this priority.
     pub priority: Option<i16>,
@@ -86,15 +86,15 @@ pub struct NotificationFilter {
     pub from: Option<Timestamp>,
     /// Only enqueued before this time.
     pub to: Option<Timestamp>,
-    /// Only with a delivery that has been due for longer than this and is not under way.
+    /// Only with a delivery that has been due for longer than this and is not being sent.
     pub stuck: Option<Duration>,
-    /// Only with so many attempts of all its deliveries, or more.
+    /// Only with at least this many attempts of all its deliveries.
     pub attempts: Option<i64>,
-    /// Only with each of these words in the title, in any case; at most 8, more are not looked at.
+    /// Only with each of these words in the title, ignoring case. At most 8 words are used.
     pub words: Vec<String>,
-    /// The page after the one that ended there.
+    /// The position where the page before ended.
     pub before: Option<Position>,
-    /// At most so many.
+    /// The most rows to return.
     pub limit: i64,
 }
 
@@ -131,31 +131,37 @@ columns! {
 }
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
-/// Reads those for which that holds.
+/// The statement that reads the notifications for which `which` holds.
 pub(in crate::store) fn reading_postgres(which: &str) -> String {
     format!("SELECT {} FROM {TABLES} WHERE {which}", list_postgres::<StoredNotification>())
 }
 
-/// The bounds let the executor open only the partitions that hold them.
+/// The bounds $3 and $4 let the executor open only the partitions that hold these ids.
 pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> =
     LazyLock::new(|| reading_postgres("note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"));
-/// With many tenants the index would be asked for every id in every tenant. So key by key, which is 1.5 µs a row slower than the other for one tenant.
+/// For several tenants: the statement above would look up every id in every tenant. This one looks up key by key, which
+/// is 1.5 µs per row slower for one tenant.
 pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4");
-    format!("SELECT found.* FROM unnest($1::int[], $2::uuid[]) AS k (tenant, id) CROSS JOIN LATERAL ({read} OFFSET 0) found")
+    format!(
+        "SELECT found.*
+         FROM unnest($1::int[], $2::uuid[]) AS k (tenant, id)
+         CROSS JOIN LATERAL ({read} OFFSET 0) found"
+    )
 });
 static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let columns = list_sqlite::<StoredNotification>();
     sqlite::dialect(&format!("SELECT {columns} FROM {TABLES} WHERE note.tenant = $1 AND note.id = $2"))
 });
-/// What a list shows of one.
-const SHOWN: Shown = Shown {
-    columns: "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error, created_at, sent_at, title",
+/// The columns of a notification in a list.
+const ROW_QUERY: RowQuery = RowQuery {
+    columns: "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error,
+        created_at, sent_at, title",
     of_one: "postcommit.notification_status WHERE tenant_id = $1 AND id = $2",
 };
 
 impl Store {
-    /// The notifications behind a batch of deliveries, each once. What cannot be read is left out.
+    /// The notifications of a batch of deliveries, each once. Unreadable ones are left out.
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -185,13 +191,13 @@ impl Store {
         }
     }
 
-    /// One notification by its id, whoever owns it, or only this tenant's.
+    /// One notification by id. With a tenant, only if that tenant owns it.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
         let row = self.read_notification(tenant, id).await?;
         row.map(|mut row| StoredNotification::read(&mut row, &in_order::<StoredNotification>())).transpose()
     }
 
-    /// As [`Store::notification`], for people: what cannot be read of it is shown as such.
+    /// As [`Store::notification`], for display: unreadable columns are shown as such.
     pub(in crate::store) async fn notification_as_shown(
         &self,
         tenant: Option<i32>,
@@ -211,30 +217,31 @@ impl Store {
         Ok(self.db.query(&sql, vec![tenant.into(), id.into()]).await?.into_iter().next())
     }
 
-    /// A page of notifications with their status, newest first. What the title must say is looked for in a bounded part of the history at a time: see [`Page::more`].
+    /// A page of notifications with their status, newest first. A search in titles examines a bounded part of the
+    /// history per page: see [`Page::more`].
     pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Page<NotificationRow>, DbError> {
-        let walk = self.notification_walk(filter).await?;
-        let page = self.walk(&walk, walk.start(), filter.limit).await?;
-        let rows = self.shown(&page.rows, SHOWN).await?;
+        let list = self.notification_list(filter).await?;
+        let page = self.list_keys(&list, list.start(), filter.limit).await?;
+        let rows = self.read_rows(&page.rows, ROW_QUERY).await?;
         Ok(Page { rows: legible("notifications", rows.iter().map(listed)), more: page.more })
     }
 
-    async fn notification_walk<'a>(&self, filter: &'a NotificationFilter) -> Result<NotificationWalk<'a>, DbError> {
-        Ok(NotificationWalk::new(filter, self.stuck_since(filter.stuck).await?, self.dialect()))
+    async fn notification_list<'a>(&self, filter: &'a NotificationFilter) -> Result<NotificationList<'a>, DbError> {
+        Ok(NotificationList::new(filter, self.stuck_since(filter.stuck).await?, self.dialect()))
     }
 
-    /// What was due before this is stuck now.
+    /// The time before which a due delivery counts as stuck.
     pub(in crate::store) async fn stuck_since(&self, stuck: Option<Duration>) -> Result<Option<Timestamp>, DbError> {
         let Some(stuck) = stuck else { return Ok(None) };
         let micros = i64::try_from(stuck.as_micros()).unwrap_or(i64::MAX);
         Ok(Some(Timestamp::from_micros(self.now().await?.as_micros().saturating_sub(micros).max(0))))
     }
 
-    /// What is said to list a window of so many rows, for a test to look at the plans.
+    /// The statements that list a window of `step` rows, for a test that checks their plans.
     #[doc(hidden)]
     pub async fn notification_statements(&self, filter: &NotificationFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
-        let walk = self.notification_walk(filter).await?;
-        self.statements(&walk, None, walk.start(), step, filter.limit).await
+        let list = self.notification_list(filter).await?;
+        self.statements(&list, None, list.start(), step, filter.limit).await
     }
 
     /// The status of one notification.
@@ -244,12 +251,15 @@ impl Store {
     }
 
     pub(in crate::store) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
-        self.db.query(&SHOWN.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
+        self.db.query(&ROW_QUERY.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
-    /// What was refused because this notification holds the key.
+    /// Enqueues that were refused because this notification holds the key.
     pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
-        let sql = "SELECT event_type, entity, noted_at FROM postcommit.key_conflict WHERE tenant = $1 AND notification_id = $2 ORDER BY id";
+        let sql = "SELECT event_type, entity, noted_at
+            FROM postcommit.key_conflict
+            WHERE tenant = $1 AND notification_id = $2
+            ORDER BY id";
         let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
         Ok(legible(
             "conflicts",
@@ -258,7 +268,8 @@ impl Store {
     }
 }
 
-/// One row that cannot be read must not hold the others up: it is left out, and said. A delivery whose notification is left out is parked.
+/// Leaves out unreadable rows and logs them, so that one does not block the others. A delivery whose notification is
+/// left out is parked.
 pub(in crate::store) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
     let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()

@@ -1,4 +1,4 @@
-//! Who may call the API: keys of programs, sessions of people.
+//! Credentials for the API: keys of programs, sessions of people.
 
 pub(in crate::store) mod keys;
 pub(in crate::store) mod sessions;

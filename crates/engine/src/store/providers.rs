@@ -10,51 +10,55 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
-const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused, not_before, revision,
-    guarantee_since, tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
+const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms,
+    is_default, enabled, paused, not_before, revision, guarantee_since,
+    tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
-/// Changes of providers under way at once in one process: somebody outside may hold their rows, and whoever waits for one has a connection that others need.
+/// Concurrent changes of providers in one process. A foreign transaction may hold their rows, and a waiting change
+/// occupies a connection.
 static CHANGES: Semaphore = Semaphore::const_new(2);
-/// And how long others wait for their turn.
+/// How long a change waits for a permit.
 const TURN: Duration = Duration::from_secs(5);
 
-/// How many changes of the past are known one by one: deletions older than that are forgotten (migration 0011). Who is further behind reads all.
+/// How many past versions can be read as changes: older deletions are not kept (migration 0011). A process that is
+/// further behind reads all providers.
 const KEPT: i64 = 100_000;
 
-/// What has changed of the providers, and of what dispatchers know of their tenants.
+/// Changes of providers, and of the tenants' data that dispatchers use.
 #[derive(Debug, Clone)]
 pub struct ProviderChanges {
-    /// The state that it leads to.
+    /// The version of the provider table after these changes.
     pub version: i64,
-    /// When something may last have been sent by another provider than it would be now.
+    /// The time of the last change that could alter routing.
     pub rerouted_at: Timestamp,
-    /// Whether these are all there are.
+    /// Whether these are all providers and not only changes.
     pub is_all: bool,
-    /// Those that are new, were changed, or whose tenant was suspended or resumed.
+    /// Providers that are new, were changed, or whose tenant was suspended or resumed.
     pub providers: Vec<Provider>,
-    /// Those that were deleted.
+    /// Lanes of deleted providers.
     pub gone: Vec<i32>,
-    /// Tenants and their weights. Of all: those that have another weight than 1.
+    /// Tenants and their weights. With `is_all`, only those whose weight is not 1.
     pub weights: Vec<(i32, u32)>,
 }
 
-/// The channel has no default yet.
+/// The condition that the channel has no default provider yet.
 const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
 pub(in crate::store) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
-    let busy = || DbError::Unreachable("others change providers, or somebody holds them; try again".into());
+    let busy = || DbError::Unreachable("other changes of providers are running, or their rows are locked; try again".into());
     match tokio::time::timeout(TURN, CHANGES.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
         _ => Err(busy()),
     }
 }
 
-/// The row of a draft, at once the default where that takes it from nobody; else see [`take_over`].
+/// Inserts the row of a draft. It is the default immediately if the channel has none; otherwise [`take_over`] makes it
+/// so.
 fn insert() -> String {
     format!(
-        "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms, is_default, rate_per_s, burst,
-          enabled, created_at, updated_at)
-        SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND {UNSERVED}, $12, $13, $14, {{now}}, {{now}}"
+        "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy,
+           concurrency, timeout_ms, is_default, rate_per_s, burst, enabled, created_at, updated_at)
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND {UNSERVED}, $12, $13, $14, {{now}}, {{now}}"
     )
 }
 
@@ -65,17 +69,18 @@ impl Store {
         Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
     }
 
-    /// What has changed of all providers since that version; all of them without one, or when it is too long ago.
+    /// Changes of providers since a version. Without a version, or with one that is too old, all providers.
     pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
-        // The version first: a change in between is then read twice, and never missed.
+        // The version is read first: a concurrent change is then read twice, and never missed.
         let (version, rerouted_at) = self.providers_version().await?;
-        // A version that lies ahead is that of another database, from before it was restored.
+        // A version from the future belongs to the database before it was restored.
         let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
             let weights = self.db.query("SELECT id, weight FROM postcommit.tenant WHERE weight <> 1", vec![]).await?;
             let (providers, weights) = (self.providers().await?, weighed(&weights)?);
             return Ok(ProviderChanges { version, rerouted_at, is_all: true, providers, gone: vec![], weights });
         };
-        // Each by its own index. Deletions and tenants are few: a weight of 0 stands for a provider that is gone.
+        // Each part uses its own index. Deletions and tenants are few and share a statement: weight 0 marks a deleted
+        // provider.
         let changed = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE changed > $1 ORDER BY changed");
         let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
             UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
@@ -89,11 +94,11 @@ impl Store {
         Ok(ProviderChanges { version, rerouted_at, is_all: false, providers, gone, weights: tenants })
     }
 
-    /// Counts the changes of all providers; and when something may last have been sent by another provider than it would be now.
+    /// Returns the version of the provider table and the time of the last change that could alter routing.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no provider_version".into()))?;
-        // When it cannot be read, it may have been a moment ago.
+        // If the time is unreadable, the change may have been just now.
         let rerouted_at = match row.get(1) {
             Ok(at) => at,
             Err(_) => self.now().await?,
@@ -107,25 +112,28 @@ impl Store {
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(provider).transpose()
     }
 
-    /// A tenant's providers.
+    /// The providers of a tenant.
     pub async fn providers_of(&self, tenant: i32) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 ORDER BY id");
         Ok(legible("providers", self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider)))
     }
 
-    /// Stores a new provider. A default takes the place of the one before. False when the name is taken, or the tenant has [`PROVIDERS`] already.
+    /// Creates a provider. A new default replaces the former one. Returns false if the name is taken or the tenant
+    /// already has [`PROVIDERS`].
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, true).await
     }
 
-    /// The same for a default that nobody asked for: false also when its channel has one meanwhile.
+    /// Creates a default provider that no operator asked for. Returns false also if the channel already has a default.
     pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
         self.insert_provider(tenant, draft, false).await
     }
 
     async fn insert_provider(&self, tenant: i32, draft: &ProviderDraft, displaces: bool) -> Result<bool, DbError> {
         let insert = format!(
-            "{} WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED}) ON CONFLICT (tenant, name) DO NOTHING",
+            "{}
+             WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED})
+             ON CONFLICT (tenant, name) DO NOTHING",
             insert()
         );
         let mut parameters = columns(tenant, draft);
@@ -141,12 +149,16 @@ impl Store {
         self.db.execute(statements).await.map(drop)
     }
 
-    /// Changes a provider, if it is still as it was read. False when it is not, or is gone.
+    /// Changes a provider if it still has the revision that was read. Returns false if it was changed or deleted
+    /// meanwhile.
     pub async fn update_provider(&self, change: &ProviderChange) -> Result<bool, DbError> {
-        // Who is the default of this channel already stays so throughout: nothing is sent another way meanwhile.
-        let update = "UPDATE postcommit.provider SET channel = $3, driver = $4, settings = $5, secrets = $6,
-            guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7, policy = $8, concurrency = $9, timeout_ms = $10,
-            is_default = is_default AND channel = $3 AND $11, rate_per_s = $12, burst = $13, enabled = $14, revision = revision + 1, updated_at = {now}
+        // A provider that is the default of the channel stays the default throughout, so that no delivery is routed
+        // elsewhere meanwhile.
+        let update = "UPDATE postcommit.provider
+            SET channel = $3, driver = $4, settings = $5, secrets = $6,
+              guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7,
+              policy = $8, concurrency = $9, timeout_ms = $10, is_default = is_default AND channel = $3 AND $11,
+              rate_per_s = $12, burst = $13, enabled = $14, revision = revision + 1, updated_at = {now}
             WHERE tenant = $1 AND name = $2 AND revision = $15";
         let (tenant, draft) = (change.from.tenant, &change.to);
         let mut parameters = columns(tenant, draft);
@@ -155,7 +167,8 @@ impl Store {
         self.describe(tenant, draft, (update.to_owned(), parameters), entry).await
     }
 
-    /// Writes a description, which decides, and then makes it the default if it is to be.
+    /// Writes a provider and makes it the default if the draft says so. If `write` touches no row, nothing else is
+    /// written.
     async fn describe(&self, tenant: i32, draft: &ProviderDraft, write: Statement, entry: AuditEntry) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let mut statements = self.alone(tenant, draft);
@@ -165,39 +178,46 @@ impl Store {
         self.change_all(statements, deciding, entry).await
     }
 
-    /// Who describes a provider is alone in doing so for that tenant: a channel has one default and a tenant so many providers, however many are
-    /// described at once. SQLite has one writer anyway.
+    /// Statements that serialize writes of providers within a tenant: a channel has one default and a tenant a limited
+    /// number of providers, also under concurrent writes. SQLite has one writer anyway.
     ///
-    /// The rows are locked before any is written, because the first write also takes the counter of all changes: who then waited for a row that somebody
-    /// pauses, while that one waits for the counter, would wait for ever.
+    /// The rows are locked before the first write, because a write also locks the counter of all changes. Otherwise
+    /// this transaction could hold the counter and wait for a row that another transaction has locked to pause it,
+    /// while that one waits for the counter: a deadlock.
     fn alone(&self, tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
         if self.db.kind() != "postgres" {
             return vec![];
         }
         let one_by_one = "SELECT pg_advisory_xact_lock(hashtext('postcommit.provider'), $1)";
-        let rows =
-            "SELECT FROM postcommit.provider WHERE tenant = $1 AND (name = $2 OR (channel = $3 AND is_default)) ORDER BY id FOR UPDATE";
+        let rows = "SELECT
+             FROM postcommit.provider
+             WHERE tenant = $1 AND (name = $2 OR (channel = $3 AND is_default))
+             ORDER BY id
+             FOR UPDATE";
         let (name, channel) = (draft.name.as_str(), draft.channel.as_str());
         vec![(one_by_one.to_owned(), vec![tenant.into()]), (rows.to_owned(), vec![tenant.into(), name.into(), channel.into()])]
     }
 
-    /// Deletes a provider nothing waits for. `Ok(None)` when there is none, `Ok(Some(n))` when n deliveries still wait.
+    /// Deletes a provider that has no waiting deliveries. Returns `None` if there is no such provider, and the number
+    /// of waiting deliveries if it was not deleted; 0 means deleted.
     pub async fn delete_provider(&self, tenant: i32, name: &str) -> Result<Option<i64>, DbError> {
         let Some(found) = self.provider(tenant, name).await? else { return Ok(None) };
         let rows = self.db.query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()]).await?;
         let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
         if waiting == 0 {
             let _turn = turn().await?;
-            let sql = "DELETE FROM postcommit.provider WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
+            let sql = "DELETE FROM postcommit.provider
+                WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
             let deleted = self.change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name)).await?;
-            // Work arrived in between.
+            // A delivery arrived in between.
             return Ok(Some(i64::from(!deleted)));
         }
         Ok(Some(waiting))
     }
 
-    /// Pauses a lane; one paused already keeps its reason. With a revision, only if nobody has changed or resumed it since: an answer to old settings
-    /// says nothing about the new ones. True when this call paused it.
+    /// Pauses a lane. A lane that is paused already keeps its reason. With a revision, only if the provider was not
+    /// changed or resumed since: an answer to old settings says nothing about the new ones. Returns whether this call
+    /// paused it.
     pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
@@ -206,13 +226,18 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane and all its hosts again, whatever shut them, and brings forward what waits for a host. False when nothing was shut, or there is no such
-    /// lane: then nothing is changed.
+    /// Opens a lane and all its hosts, whether held or paused, and makes deliveries that wait for a host due. Returns
+    /// false if nothing was closed or the lane does not exist; then nothing is changed.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
-        let decide = "UPDATE postcommit.provider SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
-            WHERE id = $1 AND (paused IS NOT NULL OR not_before > {now} OR EXISTS (SELECT 1 FROM postcommit.lane_host h
-              WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1 AND (h.paused IS NOT NULL OR h.held_until > {now})))";
+        let decide = "UPDATE postcommit.provider
+            SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
+            WHERE id = $1
+              AND (paused IS NOT NULL OR not_before > {now}
+                OR EXISTS (SELECT 1
+                  FROM postcommit.lane_host h
+                  WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1
+                    AND (h.paused IS NOT NULL OR h.held_until > {now})))";
         let open = "UPDATE postcommit.lane_host SET held_until = NULL, paused = NULL, updated_at = {now}
             WHERE lane = $1 AND (paused IS NOT NULL OR held_until > {now})";
         let statements = vec![(self.own_name(decide), vec![lane.into()]), (open.to_owned(), vec![lane.into()])];
@@ -223,37 +248,42 @@ impl Store {
         Ok(opened)
     }
 
-    /// Holds a whole lane for so long from now, by the database's clock; a longer hold stays. The revision as in [`Store::pause_lane`].
+    /// Holds a lane for `wait` from now, by the database's clock. A longer hold stays. For `revision` see
+    /// [`Store::pause_lane`].
     pub async fn hold_lane(&self, lane: i32, revision: Option<i32>, wait: Duration) -> Result<(), DbError> {
         let until = match self.db.kind() {
             "postgres" => "clock_timestamp() + $2::float8 * interval '1 second'",
             _ => "{now} + CAST($2 * 1000000 AS INTEGER)",
         };
         let sql = format!(
-            "UPDATE postcommit.provider SET not_before = {until} WHERE id = $1 AND (not_before IS NULL OR not_before < {until}) AND revision = coalesce($3, revision)"
+            "UPDATE postcommit.provider
+             SET not_before = {until}
+             WHERE id = $1 AND (not_before IS NULL OR not_before < {until}) AND revision = coalesce($3, revision)"
         );
         self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()]).await.map(drop)
     }
 }
 
-/// Numbers with weights. One that cannot be read is 1, and stops nobody.
+/// Reads ids with weights. An unreadable weight counts as 1.
 fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
     rows.iter().map(|row| Ok((row.get(0)?, row.get::<i32>(1).map_or(1, |weight| u32::try_from(weight).unwrap_or(1))))).collect()
 }
 
-/// At most one default per channel: the old one steps down before the new one takes its place.
+/// Makes the draft the default of its channel. A channel has at most one default, so the former one is cleared first.
 fn take_over(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
     if !draft.is_default {
         return vec![];
     }
     let step_down = "UPDATE postcommit.provider SET is_default = $4, revision = revision + 1, updated_at = {now}
         WHERE tenant = $1 AND channel = $2 AND name <> $3 AND is_default";
-    let take = "UPDATE postcommit.provider SET is_default = $4 WHERE tenant = $1 AND channel = $2 AND name = $3 AND NOT is_default";
+    let take = "UPDATE postcommit.provider
+        SET is_default = $4
+        WHERE tenant = $1 AND channel = $2 AND name = $3 AND NOT is_default";
     let parameters = |to: bool| vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), to.into()];
     vec![(step_down.to_owned(), parameters(false)), (take.to_owned(), parameters(true))]
 }
 
-/// What is worth knowing later of how it was described at first; settings may hold what is nobody else's business.
+/// The audit entry of a new provider. Settings are left out because they may be confidential.
 fn entry(tenant: i32, draft: &ProviderDraft) -> AuditEntry {
     let details =
         serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
@@ -281,7 +311,8 @@ fn columns(tenant: i32, draft: &ProviderDraft) -> Vec<Value> {
 }
 
 fn provider(row: &Row) -> Result<Provider, DbError> {
-    // A row that somebody edited by hand is shown as paused with the reason, so that it can be mended and holds up no other.
+    // A row that was edited by hand and is invalid is shown as paused, with the reason. So an operator can repair it,
+    // and it does not block other providers.
     let (guarantee, policy) = (Guarantee::from_name(&row.get::<String>(7)?), Policy::from_json(&row.get(8)?));
     let mut read = Reader::of(row);
     let mut provider = Provider {

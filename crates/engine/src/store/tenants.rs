@@ -1,4 +1,4 @@
-//! Tenants: who owns data and keys. A suspended one's lanes are as good as paused.
+//! Tenants own data and keys. The lanes of a suspended tenant count as paused.
 
 use std::collections::BTreeMap;
 
@@ -12,55 +12,52 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// Characters of the reason for a suspension; at least one.
+/// The most characters of a suspension reason. The least is 1.
 pub const REASON_CHARS: usize = 255;
 
-/// The greatest weight of a tenant; the least is 1.
+/// The greatest weight of a tenant. The least is 1.
 pub const MAX_WEIGHT: i32 = 100;
 
-/// Why a tenant was not made or suspended.
+/// Why a tenant was not created or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
     /// A field is beyond its limit.
     #[error("{0}")]
     Refused(String),
-    /// There is one of that name.
+    /// The name is taken.
     #[error("name: there is a tenant {0:?} already")]
     Taken(String),
-    /// The database could not be asked.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DbError),
 }
 
-/// One tenant, as people see it.
+/// A tenant.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TenantRow {
-    /// The number that leads every key.
+    /// The number of the tenant, the first part of every key.
     pub id: i32,
-    /// What people call it.
+    /// The name.
     pub name: String,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Since when nothing of it is sent.
+    /// Since when the tenant is suspended: nothing of it is sent.
     pub suspended_at: Option<Timestamp>,
-    /// And why.
+    /// Why the tenant is suspended.
     pub suspended_reason: Option<String>,
-    /// How large its share is when several tenants have something due: 1 to 100.
+    /// The share of the tenant when several tenants have due deliveries: 1 to 100.
     pub weight: i32,
 }
 
-/// Tenants with unreadable names that are listed at most.
+/// The most tenants with unreadable names in a list.
 const UNREADABLE_SHOWN: i64 = 10;
 
 const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason, weight";
 const INSERT: &str = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
 
 impl Store {
-    /// Makes a tenant. Returns its number.
-    ///
-    /// # Errors
-    /// When the name is beyond its limit or taken, or as the database says.
+    /// Creates a tenant. Returns its number.
     pub async fn create_tenant(&self, name: &str) -> Result<i32, TenantError> {
         short_name("name", name).map_err(TenantError::Refused)?;
         if !self.insert_tenant(name).await? {
@@ -70,10 +67,7 @@ impl Store {
         Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))?)
     }
 
-    /// The number behind a tenant's name; one not known yet is made, as its first notification would.
-    ///
-    /// # Errors
-    /// When the name is refused, or as the database says.
+    /// The number of a tenant. An unknown name is created, as its first notification would do.
     pub async fn tenant_or_new(&self, name: &str) -> Result<i32, DbError> {
         if let Some(known) = self.tenant(name).await? {
             return Ok(known);
@@ -86,33 +80,33 @@ impl Store {
         self.change(INSERT, vec![name.into()], AuditEntry::of_tenant(name, "tenant.create")).await
     }
 
-    /// Lets nothing of a tenant be sent any more. What waits stays in the queue, and its application may go on enqueueing by SQL: a notification must not
-    /// abort somebody's booking. False when there is none, or it is suspended already.
-    ///
-    /// # Errors
-    /// When the reason is beyond its limit, or as the database says.
+    /// Suspends a tenant: nothing of it is sent. Its deliveries stay in the queue, and its application may go on
+    /// enqueueing by SQL, because a notification must not abort a business transaction. Returns false if there is no
+    /// such tenant or it is suspended already.
     pub async fn suspend_tenant(&self, tenant: i32, reason: &str) -> Result<bool, TenantError> {
         let chars = reason.chars().count();
         if !(1..=REASON_CHARS).contains(&chars) || reason.contains('\0') {
             return Err(TenantError::Refused(format!("reason: has {chars} characters; 1 to {REASON_CHARS} are allowed")));
         }
-        let sql = "UPDATE postcommit.tenant SET suspended_at = {now}, suspended_reason = $2 WHERE id = $1 AND suspended_at IS NULL";
+        let sql = "UPDATE postcommit.tenant
+            SET suspended_at = {now}, suspended_reason = $2
+            WHERE id = $1 AND suspended_at IS NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.suspend").details(serde_json::json!({"reason": reason}));
-        // A trigger numbers the change, and so dispatchers hear of it.
+        // A trigger raises the version of the provider table, which dispatchers read.
         Ok(self.change(sql, vec![tenant.into(), reason.into()], entry).await?)
     }
 
-    /// Lets a tenant go on. False when there is none, or it is not suspended.
+    /// Resumes a tenant. Returns false if there is no such tenant or it is not suspended.
     pub async fn resume_tenant(&self, tenant: i32) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.tenant SET suspended_at = NULL, suspended_reason = NULL WHERE id = $1 AND suspended_at IS NOT NULL";
+        let sql = "UPDATE postcommit.tenant
+            SET suspended_at = NULL, suspended_reason = NULL
+            WHERE id = $1 AND suspended_at IS NOT NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.resume");
         self.change(sql, vec![tenant.into()], entry).await
     }
 
-    /// Sets how large a tenant's share is when several have something due. False when there is none, or it has that weight already.
-    ///
-    /// # Errors
-    /// When the weight is not 1 to 100, or as the database says.
+    /// Sets the share of a tenant when several have due deliveries. Returns false if there is no such tenant or it has
+    /// that weight already.
     pub async fn weigh_tenant(&self, tenant: i32, weight: i32) -> Result<bool, TenantError> {
         if !(1..=MAX_WEIGHT).contains(&weight) {
             return Err(TenantError::Refused(format!("weight: is {weight}; 1 to {MAX_WEIGHT} are allowed")));
@@ -122,14 +116,14 @@ impl Store {
         Ok(self.change(sql, vec![tenant.into(), weight.into()], entry).await?)
     }
 
-    /// A page of tenants by name, those after this one.
+    /// A page of tenants by name, after the given name.
     pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
         let (is_text, is_bytes) = self.kinds_of_name();
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
         let rows = self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?;
         let mut tenants = legible("tenants", rows.iter().map(listed));
-        // Names that are no text have no place in the order, and no page after them could begin there: they stand on the first page, before the others,
-        // and never alone.
+        // Names that are not text have no position in the order, and no page could begin after them. They are on the
+        // first page before the others, and never fill it alone.
         if after.is_none() {
             let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE {is_bytes} ORDER BY id LIMIT $1");
             let rows = self.db.query(&sql, vec![UNREADABLE_SHOWN.min(limit - 2).max(0).into()]).await?;
@@ -138,32 +132,37 @@ impl Store {
         Ok(tenants)
     }
 
-    /// Whether a name is text, and whether it is not, which PostgreSQL's never is.
+    /// Conditions that a name is text, and that it is not. On PostgreSQL every name is text.
     fn kinds_of_name(&self) -> (&'static str, &'static str) {
         if self.db.kind() == "postgres" { ("true", "false") } else { ("typeof(name) = 'text'", "typeof(name) <> 'text'") }
     }
 
-    /// Those of whom nothing is sent, by name; 100 at most.
+    /// Suspended tenants by name, at most 100.
     pub async fn suspended_tenants(&self) -> Result<Vec<TenantRow>, DbError> {
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE suspended_at IS NOT NULL ORDER BY name LIMIT 100");
+        let sql = format!(
+            "SELECT {COLUMNS}
+             FROM postcommit.tenant
+             WHERE suspended_at IS NOT NULL
+             ORDER BY name
+             LIMIT 100"
+        );
         Ok(legible("tenants", self.db.query(&sql, vec![]).await?.iter().map(listed)))
     }
 
-    /// One tenant.
     pub async fn tenant_row(&self, tenant: i32) -> Result<Option<TenantRow>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE id = $1");
         self.db.query(&sql, vec![tenant.into()]).await?.first().map(listed).transpose()
     }
 
-    /// The names behind the tenants' numbers.
+    /// The names of all tenants, by number.
     pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
         let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
         Ok(legible("tenants", rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?)))).into_iter().collect())
     }
 
-    /// The number behind a tenant's name.
+    /// The number of a tenant.
     pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
-        // PostgreSQL would refuse to look for it.
+        // PostgreSQL refuses NUL in a parameter.
         if name.contains('\0') {
             return Ok(None);
         }
@@ -171,14 +170,16 @@ impl Store {
         rows.first().map(|row| row.get(0)).transpose()
     }
 
-    /// The tenant asked for, or whoever owns the notification.
+    /// The given tenant, or the owner of the notification.
     pub(in crate::store) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
         if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
     }
 
-    /// Who owns a notification.
+    /// The tenant that owns a notification.
     pub(in crate::store) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
-        let sql = "SELECT tenant FROM postcommit.notification WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
+        let sql = "SELECT tenant
+            FROM postcommit.notification
+            WHERE id = $1 AND tenant IN (SELECT id FROM postcommit.tenant)";
         self.db.query(sql, vec![id.into()]).await?.first().map(|row| row.get(0)).transpose()
     }
 }

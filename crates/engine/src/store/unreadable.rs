@@ -1,14 +1,15 @@
-//! Rows that cannot be read: made by hand, by an older version, or by an application whose driver bound bytes. One of them never keeps the others from being
-//! shown or sent: it is shown as far as it can be read, or left out and logged. `doctor` names the columns.
+//! Rows that cannot be read: written by hand, by an older version, or by an application whose driver bound bytes. Such
+//! a row never keeps others from being shown or sent: its readable columns are shown, or it is left out and logged.
+//! `doctor` names the columns.
 
 use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
 
 use crate::store::Store;
 
-/// Rows of a table that `doctor` looks at: the newest. Of most tables that is all.
+/// How many rows of a table `doctor` examines: the newest. Most tables have fewer.
 const LOOKED_AT: i64 = 100_000;
 
-/// Columns that hold JSON, as text.
+/// Columns that hold JSON as text.
 const JSON: [(&str, &str); 9] = [
     ("postcommit_notification", "payload"),
     ("postcommit_notification", "recipients"),
@@ -21,27 +22,27 @@ const JSON: [(&str, &str); 9] = [
     ("postcommit_job", "filter"),
 ];
 
-/// A column in which a SQLite file holds something else than it should.
+/// A column of a SQLite file with values of a wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
-    /// As it is called in the file.
+    /// The name of the table in the file.
     pub table: String,
-    /// Its name.
+    /// The name of the column.
     pub column: String,
-    /// How many rows, of the newest 100,000.
+    /// How many rows are affected, of the newest 100,000.
     pub rows: i64,
-    /// The statement that finds them.
+    /// A statement that finds these rows.
     pub sql: String,
 }
 
-/// Leaves out the rows that cannot be read, and logs each with the list it is missing from.
+/// Leaves out unreadable rows and logs each of them with the name of the list.
 pub(in crate::store) fn legible<T>(list: &'static str, rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
     let tell =
         |problem: &DbError| tracing::error!(list, %problem, "a row cannot be read and is left out; `postcommit doctor` names its column");
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
 
-/// Reads a row as far as it can be read.
+/// Reads a row and replaces unreadable values by defaults.
 pub(in crate::store) struct Reader<'a> {
     row: &'a Row,
     problem: Option<String>,
@@ -52,7 +53,7 @@ impl<'a> Reader<'a> {
         Self { row, problem: None }
     }
 
-    /// The value at that place, or the one given when it cannot be read.
+    /// The value of column `place`, or `otherwise` if it is unreadable.
     pub(in crate::store) fn or<T: FromValue>(&mut self, place: usize, column: &str, otherwise: T) -> T {
         self.row.get(place).unwrap_or_else(|_| {
             self.problem.get_or_insert_with(|| format!("unreadable: {column} is of another type than it should be"));
@@ -60,24 +61,24 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What could not be read first, if anything.
+    /// An error text that names the first unreadable column, if there is one.
     pub(in crate::store) fn problem(self) -> Option<String> {
         self.problem
     }
 }
 
-/// A row of which people are shown what can be read of it. Never for what is sent: see [`Row::get`].
+/// A row for display, of which unreadable values are replaced. Never for sending: see [`Row::get`].
 pub(in crate::store) struct AsShown(pub(in crate::store) Row);
 
 impl Cells for AsShown {
-    /// A number or a time that is none is shown as 0.
+    /// An unreadable number or time becomes 0.
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
         self.0.get(place).or_else(|problem| T::from_value(Value::Int(0)).ok_or(problem))
     }
 }
 
 impl Store {
-    /// The columns that hold something else than they should. None on PostgreSQL, which keeps to its types.
+    /// Finds columns with values of a wrong type. Always empty on PostgreSQL, which enforces its types.
     pub async fn unreadable(&self) -> Result<Vec<Unreadable>, DbError> {
         let Db::Sqlite(db) = &self.db else { return Ok(vec![]) };
         db.read(|connection| {
@@ -96,7 +97,7 @@ impl Store {
     }
 }
 
-/// One look at a table, whatever its columns.
+/// Examines all columns of a table in one statement.
 fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<Unreadable>, DbError> {
     let columns = sqlite::query(connection, "SELECT name, type, pk FROM pragma_table_info(?1) ORDER BY cid", &[table.into()])?;
     let columns: Vec<(String, String, i64)> =

@@ -1,26 +1,25 @@
 //! Accepting from outside: many requests share a commit, each gets its own answer; on both databases.
 
+use futures_util::future::join_all;
 use postcommit_engine::db::Db;
 use postcommit_engine::store::group_commit::GroupCommit;
-use postcommit_engine::store::{Accepted, Incoming, Refusal};
+use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::world::World;
 
-fn incoming(document: Value) -> Incoming {
-    Incoming::read(&document.to_string(), "default").unwrap()
+fn incoming(document: Value) -> NotificationRequest {
+    NotificationRequest::read(&document.to_string(), "default").unwrap()
 }
 
-fn keyed(key: &str) -> Incoming {
+fn keyed(key: &str) -> NotificationRequest {
     incoming(json!({"event_type": "a", "idempotency_key": key, "recipients": [{"email": "guest@example.com"}]}))
 }
 
-/// Past the checks at the door, as a database that knows better would see it.
-fn beyond(key: &str) -> Incoming {
-    let mut bad = keyed(key);
-    bad.note_mut().title = Some("x".repeat(999));
-    bad
+/// A request that only the database refuses: the checks before it do not know the time.
+fn beyond(key: &str) -> NotificationRequest {
+    incoming(json!({"event_type": "a", "idempotency_key": key, "expires_at": "2020-01-01T00:00:00Z"}))
 }
 
 async fn payload_of(world: &World, accepted: Accepted) -> String {
@@ -68,14 +67,14 @@ on_both! {
     }
 
     async fn a_bad_one_in_a_batch_refuses_only_itself(world) {
-        let mut batch: Vec<Incoming> = (0..20).map(|i| keyed(&format!("k{i}"))).collect();
+        let mut batch: Vec<NotificationRequest> = (0..20).map(|i| keyed(&format!("k{i}"))).collect();
         batch[3] = beyond("bad-3");
         batch[17] = beyond("bad-17");
         let answers = world.store.accept(batch).await;
         for (place, answer) in answers.iter().enumerate() {
             match (place, answer) {
-                (3 | 17, Err(Refusal::Invalid { field, problem })) => {
-                    assert_eq!((field.as_deref(), problem.as_str()), (Some("title"), "at most 998 bytes"));
+                (3 | 17, Err(NotAccepted::Invalid { field, problem })) => {
+                    assert_eq!((field.as_deref(), problem.as_str()), (Some("expires_at"), "after due at"));
                 }
                 (3 | 17, other) => panic!("{other:?}"),
                 (_, answer) => assert!(answer.as_ref().is_ok_and(|accepted| !accepted.duplicate), "{place}: {answer:?}"),
@@ -103,9 +102,9 @@ on_both! {
 
     async fn digits_are_kept_and_a_key_is_one_in_its_tenant(world) {
         let text = r#"{"event_type": "a", "idempotency_key": "k", "payload": {"n": 12345678901234567890123, "p": 0.10}, "data": {"email": {"x": 1.50}}, "due_at": "2099-01-01T00:00:00Z"}"#;
-        let scheduled = world.store.accept(vec![Incoming::read(text, "default").unwrap()]).await[0].clone().unwrap();
+        let scheduled = world.store.accept(vec![NotificationRequest::read(text, "default").unwrap()]).await[0].clone().unwrap();
         let at_once = text.replace(r#", "due_at": "2099-01-01T00:00:00Z""#, "");
-        let elsewhere = world.store.accept(vec![Incoming::read(&at_once, "elsewhere").unwrap()]).await[0].clone().unwrap();
+        let elsewhere = world.store.accept(vec![NotificationRequest::read(&at_once, "elsewhere").unwrap()]).await[0].clone().unwrap();
         assert!(scheduled.id != elsewhere.id && !elsewhere.duplicate, "another tenant's key");
         for accepted in [scheduled, elsewhere] {
             let kept = payload_of(&world, accepted).await.replace(' ', "");
@@ -117,12 +116,12 @@ on_both! {
         assert_eq!((stored.due_at.to_string().as_str(), stored.tenant_name.as_str()), ("2099-01-01T00:00:00Z", "default"));
         // The same under the same key is recognised, however it is spaced.
         let spaced = text.replace(": ", " :  ");
-        let again = world.store.accept(vec![Incoming::read(&spaced, "default").unwrap()]).await[0].clone().unwrap();
+        let again = world.store.accept(vec![NotificationRequest::read(&spaced, "default").unwrap()]).await[0].clone().unwrap();
         assert_eq!(again, Accepted { id: scheduled.id, duplicate: true, conflict: false });
     }
 
     async fn a_key_twice_in_an_object_is_refused_before_any_database_sees_it(world) {
-        let refused = Incoming::read(r#"{"event_type": "a", "payload": {"x": 1, "x": 2}}"#, "default").unwrap_err();
+        let refused = NotificationRequest::read(r#"{"event_type": "a", "payload": {"x": 1, "x": 2}}"#, "default").unwrap_err();
         assert!(refused.to_string().starts_with("payload: has the key \"x\" twice"), "{refused}");
         assert_eq!(world.count("notification").await, 0);
     }
@@ -143,8 +142,9 @@ on_both! {
     }
 
     async fn a_batch_larger_than_one_commit_is_accepted_in_several(world) {
-        let batch: Vec<Incoming> = (0..1100).map(|i| keyed(&format!("k{i}"))).collect();
-        let answers = GroupCommit::new(world.store.clone()).accept_all(batch).await;
+        let batch: Vec<NotificationRequest> = (0..1100).map(|i| keyed(&format!("k{i}"))).collect();
+        let gate = GroupCommit::new(world.store.clone());
+        let answers = join_all(batch.into_iter().map(|request| gate.accept(request))).await;
         assert_eq!((answers.len(), answers.iter().filter(|answer| answer.is_ok()).count()), (1100, 1100));
         assert_eq!(world.count("notification").await, 1100);
     }
@@ -175,10 +175,10 @@ async fn a_key_that_an_open_transaction_holds_keeps_nobody_else_waiting() {
         requests.spawn(async move { (key.clone(), gate.accept(keyed(&key)).await) });
     }
     for (key, answer) in requests.join_all().await {
-        let is_held = matches!(answer, Err(Refusal::Held));
+        let is_held = matches!(answer, Err(NotAccepted::Held));
         assert!(is_held == (key == "held") && (is_held || answer.is_ok()), "{key}: {answer:?}");
     }
-    assert_eq!(gate.accept(keyed("held")).await, Err(Refusal::Held));
+    assert_eq!(gate.accept(keyed("held")).await, Err(NotAccepted::Held));
     open.batch_execute("ROLLBACK").await.unwrap();
     let accepted = gate.accept(keyed("held")).await.unwrap();
     assert!(!accepted.duplicate);

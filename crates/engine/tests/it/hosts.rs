@@ -7,7 +7,7 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::{SHUT_HOSTS, Shut, ShutHost};
+use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS};
 use postcommit_testkit::{HttpServer, Refusal, Reply, Request};
 use serde_json::json;
 use uuid::Uuid;
@@ -58,8 +58,8 @@ async fn to(world: &World, url: &str) -> Uuid {
 }
 
 /// The hosts that are shut: which, whether until when, and why.
-async fn shut(world: &World) -> Vec<ShutHost> {
-    world.store.shut_hosts(None, None, 100).await.unwrap()
+async fn shut(world: &World) -> Vec<ClosedHost> {
+    world.store.closed_hosts(None, None, 100).await.unwrap()
 }
 
 async fn states(world: &World, ids: &[Uuid]) -> Vec<String> {
@@ -97,7 +97,7 @@ on_both! {
             assert!(held.lane == lane && held.paused.is_none() && held.held_until.is_some());
             let provider = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap();
             assert!(provider.not_before.is_none() && provider.paused.is_none(), "the lane is open");
-            let waiting = world.store.count_shut(Some(world.tenant)).await.unwrap();
+            let waiting = world.store.count_closed(Some(world.tenant)).await.unwrap();
             assert_eq!((waiting.lanes_held, waiting.hosts_held, waiting.hosts_paused), (0, i64::try_from(n).unwrap() + 1, 0));
         }
     }
@@ -140,8 +140,8 @@ on_both! {
         let waiting = to(&world, &pair.bad_url()).await;
         world.pass().await;
         assert_eq!(waits(&world, waiting).await.2.as_deref(), Some("host_held"));
-        assert_eq!(world.store.pause_host(lane, "other.example:443", None, "by hand").await.unwrap(), Shut::Now);
-        assert_eq!(world.store.pause_host(lane, "other.example:443", None, "again").await.unwrap(), Shut::Already);
+        assert_eq!(world.store.pause_host(lane, "other.example:443", None, "by hand").await.unwrap(), CloseOutcome::Now);
+        assert_eq!(world.store.pause_host(lane, "other.example:443", None, "again").await.unwrap(), CloseOutcome::Already);
         assert_eq!(shut(&world).await.len(), 2);
         assert!(world.store.resume_lane(lane).await.unwrap() && !world.store.resume_lane(lane).await.unwrap());
         assert!(shut(&world).await.is_empty());
@@ -200,7 +200,7 @@ on_both! {
     async fn rows_of_a_held_host_that_are_due_are_moved_once_each(world) {
         let lane = hooks(&world, json!({})).await;
         let pair = pair(Reply::ok);
-        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), Shut::Now);
+        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), CloseOutcome::Now);
         let recipients: Vec<_> = (0..500).map(|n| json!({"webhook": format!("{}/{n}", pair.bad_url())})).collect();
         world.enqueue("t", json!({"recipients": recipients})).await;
         world.pass().await;
@@ -218,7 +218,7 @@ on_both! {
         let draft = ProviderDraft { guarantee: Guarantee::AtMostOnce, ..world.draft("hooks", "webhook", json!({})) };
         let lane = world.provider(draft).await;
         let pair = pair(Reply::ok);
-        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), Shut::Now);
+        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), CloseOutcome::Now);
         let soon = world.store.now().await.unwrap().plus(Duration::from_secs(600));
         let id = world.enqueue("t", json!({"recipients": [{"webhook": pair.bad_url()}], "expires_at": soon})).await;
         world.pass().await;
@@ -239,7 +239,7 @@ on_both! {
             let provider = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap();
             assert!(provider.not_before.is_some() && shut(&world).await.is_empty());
             assert_eq!(world.delivery(other).await.state, "pending");
-            assert_eq!(world.store.count_shut(None).await.unwrap().lanes_held, 1);
+            assert_eq!(world.store.count_closed(None).await.unwrap().lanes_held, 1);
             assert!(world.store.resume_lane(lane).await.unwrap());
         }
         // With a URL of its own and other receivers besides, it can be told to tell them apart.
@@ -255,7 +255,7 @@ on_both! {
     async fn what_crosses_a_resume_on_its_way_is_brought_forward_too(world) {
         let lane = hooks(&world, json!({})).await;
         let pair = pair(Reply::ok);
-        assert_eq!(world.store.pause_host(lane, &pair.bad.to_string(), None, "by hand").await.unwrap(), Shut::Now);
+        assert_eq!(world.store.pause_host(lane, &pair.bad.to_string(), None, "by hand").await.unwrap(), CloseOutcome::Now);
         let running = world.run().await;
         let id = to(&world, &pair.bad_url()).await;
         world.until("it waits", async || waits(&world, id).await.2.as_deref() == Some("host_paused")).await;
@@ -269,12 +269,12 @@ on_both! {
         let lane = hooks(&world, json!({})).await;
         let old = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().revision;
         let host = "receiver.example:443";
-        assert_eq!(world.store.pause_host(lane, host, Some(old), "http_401").await.unwrap(), Shut::Now);
+        assert_eq!(world.store.pause_host(lane, host, Some(old), "http_401").await.unwrap(), CloseOutcome::Now);
         assert!(world.store.resume_host(lane, host).await.unwrap());
-        assert_eq!(world.store.pause_host(lane, host, Some(old), "http_401").await.unwrap(), Shut::Outdated, "another one of the same moment");
-        assert_eq!(world.store.hold_host(lane, host, Some(old), DAY).await.unwrap(), Shut::Outdated);
-        assert_eq!(world.store.hold_host(lane, host, None, DAY).await.unwrap(), Shut::Now);
-        assert_eq!(world.store.hold_host(lane, host, None, Duration::from_secs(1)).await.unwrap(), Shut::Already, "a longer hold stays");
+        assert_eq!(world.store.pause_host(lane, host, Some(old), "http_401").await.unwrap(), CloseOutcome::Outdated, "another one of the same moment");
+        assert_eq!(world.store.hold_host(lane, host, Some(old), DAY).await.unwrap(), CloseOutcome::Outdated);
+        assert_eq!(world.store.hold_host(lane, host, None, DAY).await.unwrap(), CloseOutcome::Now);
+        assert_eq!(world.store.hold_host(lane, host, None, Duration::from_secs(1)).await.unwrap(), CloseOutcome::Already, "a longer hold stays");
         assert_eq!(world.store.delete_provider(world.tenant, "hooks").await.unwrap(), Some(0));
         assert_eq!(world.count("lane_host").await, 0, "its hosts go with a provider");
     }
@@ -282,11 +282,11 @@ on_both! {
     async fn beyond_so_many_hosts_a_wish_concerns_its_delivery_alone(world) {
         let lane = hooks(&world, json!({})).await;
         let insert = "INSERT INTO postcommit.lane_host (tenant, lane, host, paused, updated_at) VALUES ($1, $2, $3, 'full', {now})";
-        for n in 0..SHUT_HOSTS {
+        for n in 0..MAX_CLOSED_HOSTS {
             world.execute(insert, vec![world.tenant.into(), lane.into(), format!("h{n}.example:443").into()]).await;
         }
         let pair = pair(|| Reply::status(429).with_header("Retry-After", "3600"));
-        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), Shut::TooMany);
+        assert_eq!(world.store.hold_host(lane, &pair.bad.to_string(), None, DAY).await.unwrap(), CloseOutcome::TooMany);
         let mut dispatcher = Dispatcher::new(world.tools(world.store.clone())).await.unwrap();
         for requests in [1, 2] {
             let id = to(&world, &pair.bad_url()).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use postcommit_channel::model::{Guarantee, Policy, ProviderDraft, Scopes};
 use postcommit_engine::dispatch::{Dispatcher, run_duties_once, run_job_once};
-use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Mark, Sliced, Store};
+use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Mark, SliceOutcome, Store};
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::json;
 
@@ -104,7 +104,7 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
     world.pass().await;
     let filter = DeliveryFilter { event_type: Some("bad".into()), ..DeliveryFilter::default() };
     let job = world.store.create_job(Some(world.tenant), &JobDraft { act: Act::Discard, filter, pace_per_s: Some(10_000) }).await.unwrap();
-    world.until("the job is through", async || !matches!(run_job_once(&world.store).await.unwrap(), Sliced::Moved { .. })).await;
+    world.until("the job is through", async || !matches!(run_job_once(&world.store).await.unwrap(), SliceOutcome::Moved { .. })).await;
     assert_eq!(world.store.job(None, job.id).await.unwrap().unwrap().done, 1);
 }
 

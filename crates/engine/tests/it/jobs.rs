@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit_channel::model::{DeliveryKey, Guarantee};
-use postcommit_engine::store::{AT_ONCE, Act, Acted, DeliveryFilter, Job, JobDraft, SLICE, Sliced};
+use postcommit_engine::store::{Act, Acted, DeliveryFilter, Job, JobDraft, MAX_IDS, SLICE, SliceOutcome};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -53,7 +53,7 @@ async fn hurry(world: &World) {
     world.execute("UPDATE postcommit.job SET next_at = $1", vec![postcommit::Timestamp::from_micros(0).into()]).await;
 }
 
-async fn slice(world: &World) -> Sliced {
+async fn slice(world: &World) -> SliceOutcome {
     hurry(world).await;
     postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()
 }
@@ -66,15 +66,15 @@ async fn slice_of_other(world: &World, waits: Uuid) {
     postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap();
 }
 
-fn moved(sliced: Sliced) -> usize {
+fn moved(sliced: SliceOutcome) -> usize {
     match sliced {
-        Sliced::Moved { rows, .. } => rows,
+        SliceOutcome::Moved { rows, .. } => rows,
         other => panic!("{other:?}"),
     }
 }
 
 async fn run_to_the_end(world: &World, id: Uuid) -> Job {
-    while slice(world).await != Sliced::Nothing {}
+    while slice(world).await != SliceOutcome::Nothing {}
     world.store.job(None, id).await.unwrap().unwrap()
 }
 
@@ -98,7 +98,7 @@ on_both! {
         assert!(matches!(&again[..], [Acted::Refused { state, .. }] if state == "discarded"), "{again:?}");
         let other = DeliveryKey { tenant: world.tenant + 1, ..world.key(parked, 1) };
         assert_eq!(world.store.act_on_many(Act::Retry, &[other]).await.unwrap(), [Acted::NotFound]);
-        let too_many = vec![world.key(parked, 1); AT_ONCE + 1];
+        let too_many = vec![world.key(parked, 1); MAX_IDS + 1];
         assert!(world.store.act_on_many(Act::Retry, &too_many).await.unwrap_err().to_string().contains("at most 1000"));
     }
 
@@ -218,12 +218,12 @@ on_both! {
         let hold = "UPDATE postcommit.job SET lease_token = $1, lease_until = $2";
         let later = world.store.now().await.unwrap().plus(Duration::from_secs(60));
         world.execute(hold, vec![Uuid::new_v4().into(), later.into()]).await;
-        assert_eq!(slice(&world).await, Sliced::Nothing);
+        assert_eq!(slice(&world).await, SliceOutcome::Nothing);
         assert!(world.store.next_slice_in().await.unwrap().unwrap() > Duration::ZERO);
         world.execute(hold, vec![Uuid::new_v4().into(), postcommit::Timestamp::from_micros(1).into()]).await;
         let another = world.another_store().await;
         hurry(&world).await;
-        assert_eq!(another.run_job_slice().await.unwrap(), Sliced::Moved { job: asked.id, rows: 50, is_last: true });
+        assert_eq!(another.run_job_slice().await.unwrap(), SliceOutcome::Moved { job: asked.id, rows: 50, is_last: true });
         let done = another.job(None, asked.id).await.unwrap().unwrap();
         assert_eq!((done.done, done.skipped, count(&world, "discarded").await), (550, 0, 550));
     }
@@ -236,7 +236,7 @@ on_both! {
         assert!(!world.store.cancel_job(Some(other), asked.id).await.unwrap(), "not theirs");
         assert!(world.store.cancel_job(Some(world.tenant), asked.id).await.unwrap());
         assert!(!world.store.cancel_job(Some(world.tenant), asked.id).await.unwrap(), "it has ended");
-        assert_eq!(slice(&world).await, Sliced::Nothing);
+        assert_eq!(slice(&world).await, SliceOutcome::Nothing);
         let ended = world.store.job(None, asked.id).await.unwrap().unwrap();
         assert_eq!((ended.state.as_str(), ended.done, ended.finished_at.is_some()), ("cancelled", 500, true));
         assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (500, 50));
@@ -268,7 +268,7 @@ on_both! {
             runners.spawn(async move {
                 let mut rows = 0;
                 while store.job(None, asked.id).await.unwrap().unwrap().state != "done" {
-                    if let Sliced::Moved { rows: moved, .. } = store.run_job_slice().await.unwrap() {
+                    if let SliceOutcome::Moved { rows: moved, .. } = store.run_job_slice().await.unwrap() {
                         rows += moved;
                     }
                 }
@@ -307,7 +307,7 @@ on_both! {
         let ask = async |act, pace_per_s| world.store.create_job(Some(world.tenant), &JobDraft { pace_per_s, ..draft(act, of_type("meant")) }).await.unwrap().id;
         let (slow, fast) = (ask(Act::Retry, Some(3)).await, ask(Act::Discard, None).await);
         // The slow one's first slice, then all of the other.
-        assert_eq!(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap(), Sliced::Moved { job: slow, rows: 3, is_last: false });
+        assert_eq!(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap(), SliceOutcome::Moved { job: slow, rows: 3, is_last: false });
         while world.store.job(None, fast).await.unwrap().unwrap().state != "done" {
             slice_of_other(&world, slow).await;
         }
@@ -366,7 +366,7 @@ async fn b12_a_slice_whose_connection_dies_in_its_middle_is_done_by_the_next_onc
     assert!(dying.await.unwrap().is_err());
     lock.rollback().await.unwrap();
     assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (0, 40), "nothing of it remains");
-    assert_eq!(slice(&world).await, Sliced::Nothing, "its lease stands");
+    assert_eq!(slice(&world).await, SliceOutcome::Nothing, "its lease stands");
     world.execute("UPDATE postcommit.job SET lease_until = $1", vec![postcommit::Timestamp::from_micros(1).into()]).await;
     let done = run_to_the_end(&world, asked.id).await;
     assert_eq!((done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await), ("done", 40, 0, 40));

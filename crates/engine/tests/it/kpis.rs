@@ -7,7 +7,9 @@ use postcommit::Timestamp;
 use postcommit_channel::driver::FailOn;
 use postcommit_channel::model::{DeliveryKey, Policy};
 use postcommit_engine::db::Db;
-use postcommit_engine::store::{By, Depth, Kpi, KpiSettings, LINES, Line, OTHER, Per, SITES, Series, Span, Store};
+use postcommit_engine::store::{
+    Depth, GroupBy, Kpi, KpiSeries, KpiSettings, LINES, OTHER, SITES, SeriesLine, SlotLength, Store, TimeRange,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -177,23 +179,23 @@ async fn assert_equal(world: &World, other: i32, past: &Past) {
 }
 
 /// The last hour, by the database's clock.
-async fn series(world: &World, tenant: Option<i32>, per: Per, by: By) -> Series {
+async fn series(world: &World, tenant: Option<i32>, per: SlotLength, by: GroupBy) -> KpiSeries {
     let now = world.store.now().await.unwrap();
     let span =
-        Span::new(per, Timestamp::from_micros(now.as_micros() - 3_600_000_000), Timestamp::from_micros(now.as_micros() + 1)).unwrap();
+        TimeRange::new(per, Timestamp::from_micros(now.as_micros() - 3_600_000_000), Timestamp::from_micros(now.as_micros() + 1)).unwrap();
     world.store.series(tenant, span, by).await.unwrap()
 }
 
-fn sums(series: &Series) -> BTreeMap<String, i64> {
-    series.lines.iter().map(|Line { label, counts }| (label.clone(), counts.iter().sum())).collect()
+fn sums(series: &KpiSeries) -> BTreeMap<String, i64> {
+    series.lines.iter().map(|SeriesLine { label, counts }| (label.clone(), counts.iter().sum())).collect()
 }
 
 async fn assert_series(world: &World, past: &Past) {
     let seen = look_at_everything(world).await;
     let total = |state: &str| i64::try_from(seen.iter().filter(|one| one.state == state).count()).unwrap();
     let failed = total("parked") + past.failed.values().sum::<i64>();
-    for per in [Per::Minute, Per::Hour] {
-        let drawn = series(world, None, per, By::State).await;
+    for per in [SlotLength::Minute, SlotLength::Hour] {
+        let drawn = series(world, None, per, GroupBy::State).await;
         assert!(drawn.lines.iter().all(|line| line.counts.len() == drawn.slots.len()));
         let by_state = sums(&drawn);
         let of = |state: &str| by_state.get(state).copied().unwrap_or(0);
@@ -203,8 +205,8 @@ async fn assert_series(world: &World, past: &Past) {
             assert_eq!(of(state), total(state), "{state}");
             assert!(total(state) > 0, "{state}");
         }
-        let by_channel = sums(&series(world, None, per, By::Channel).await);
-        let by_site = sums(&series(world, None, per, By::Site).await);
+        let by_channel = sums(&series(world, None, per, GroupBy::Channel).await);
+        let by_site = sums(&series(world, None, per, GroupBy::Site).await);
         let ended = of("sent") + of("delivered") + of("parked");
         assert_eq!((by_channel.values().sum::<i64>(), by_site.values().sum::<i64>()), (ended, ended));
         assert!(by_channel["email"] > 0 && by_channel["sms"] > 0 && by_site["goa"] > 0, "{by_channel:?} {by_site:?}");
@@ -267,7 +269,7 @@ on_both! {
     async fn e10_an_empty_store_has_zeros(world) {
         let kpis = world.store.kpis(Some(world.tenant), true, STUCK, HOUR).await.unwrap();
         assert_eq!((kpis.total, kpis.sites), (Kpi::default(), vec![]));
-        let drawn = series(&world, None, Per::Minute, By::State).await;
+        let drawn = series(&world, None, SlotLength::Minute, GroupBy::State).await;
         assert!(drawn.lines.is_empty() && drawn.slots.len() == 61, "{}", drawn.slots.len());
     }
 
@@ -292,7 +294,7 @@ on_both! {
         let more = SITES + 5;
         let numbers = if world.is_postgres() { format!("generate_series(1, {more}) g (x)") } else { format!("(WITH RECURSIVE g (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM g WHERE x < {more}) SELECT x FROM g) g") };
         let sql = format!("INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) SELECT 1, $1, 'site' || x, 'c' || x, 'sent', 1 FROM {numbers}");
-        let slot = Per::Minute.floor(world.store.now().await.unwrap());
+        let slot = SlotLength::Minute.floor(world.store.now().await.unwrap());
         for _ in 0..2 {
             world.execute(&sql, vec![slot.into()]).await;
             world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
@@ -305,7 +307,7 @@ on_both! {
         let kpis = world.store.kpis(None, true, STUCK, HOUR).await.unwrap();
         assert_eq!((kpis.total.delivered, kpis.sites.iter().map(|s| s.kpi.delivered).sum::<i64>()), (2 * more, 2 * more));
         assert!(kpis.sites.len() <= usize::try_from(SITES).unwrap() + 1);
-        let drawn = sums(&series(&world, None, Per::Hour, By::Site).await);
+        let drawn = sums(&series(&world, None, SlotLength::Hour, GroupBy::Site).await);
         assert_eq!((drawn.len() <= LINES, drawn.values().sum::<i64>(), drawn.contains_key(OTHER)), (true, 2 * more, true));
     }
 

@@ -251,12 +251,12 @@ on_both! {
         assert!(world.store.retry(world.key(id, 1)).await.unwrap());
         world.pass().await;
         world.enqueue("p", json!({"idempotency_key": "k", "title": "other"})).await;
-        let story = world.store.story(Some(world.tenant), id).await.unwrap().unwrap();
+        let story = world.store.notification_details(Some(world.tenant), id).await.unwrap().unwrap();
         assert_eq!((story.status.as_str(), story.deliveries.len(), story.attempts.len(), story.conflicts.len()), ("parked", 2, 3, 1));
         assert!(story.attempts.is_sorted_by_key(|attempt| attempt.at));
         assert_eq!(story.attempts[2].delivery, format!("{id}.1"));
         assert_eq!(story.notification.recipients[0]["email"], "a…@example.com");
-        assert!(world.store.story(Some(world.tenant + 1), id).await.unwrap().is_none());
+        assert!(world.store.notification_details(Some(world.tenant + 1), id).await.unwrap().is_none());
     }
 
     async fn c10_everything_for_an_entity_newest_first_with_what_is_scheduled(world) {

@@ -337,7 +337,7 @@ async fn a_file_that_was_replaced_is_noticed() {
     let running = world.run().await;
     let path = world.url.strip_prefix("sqlite:").unwrap().to_owned();
     let store = world.another_store().await;
-    let watching = tokio::spawn(store.db().clone().watch(postcommit_engine::db::Bell::Work, |_| {}));
+    let watching = tokio::spawn(store.db().clone().watch(postcommit_engine::db::Signal::Work, |_| {}));
     std::fs::rename(&path, format!("{path}.old")).unwrap();
     let said = async || store.db().check_schema().await.err().map(|problem| problem.to_string()).unwrap_or_default();
     world.until("it is noticed", async || said().await.contains("moved, deleted or replaced")).await;

@@ -9,8 +9,8 @@ use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::{
-    Act, AuditFilter, By, DeliveryFilter, Folder, JobDraft, KeyDraft, KeyFilter, KpiSettings, Login, NotificationFilter, Per, Position,
-    Span, Store,
+    Act, AuditFilter, DeliveryFilter, Folder, GroupBy, JobDraft, KeyDraft, KeyFilter, KpiSettings, Login, NotificationFilter, Position,
+    SlotLength, Store, TimeRange,
 };
 use rusqlite::Connection;
 use serde_json::json;
@@ -115,8 +115,8 @@ async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
         note("inbox_changes", store.inbox_changes(tenant, user, 0).await.map(drop));
     }
     note("kpis", store.kpis(None, true, long, long).await.map(drop));
-    for by in [By::State, By::Channel, By::Site] {
-        let span = Span::new(Per::Minute, Timestamp::from_micros(now.as_micros() - 3_600_000_000), now).unwrap();
+    for by in [GroupBy::State, GroupBy::Channel, GroupBy::Site] {
+        let span = TimeRange::new(SlotLength::Minute, Timestamp::from_micros(now.as_micros() - 3_600_000_000), now).unwrap();
         note("series", store.series(None, span, by).await.map(drop));
     }
     note("fold", store.fold_rollups_once(&KpiSettings::default()).await.map(drop));
@@ -283,7 +283,7 @@ async fn a_notification_whose_text_is_bytes_is_parked_and_not_sent() {
     assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some("notification_unreadable")));
     file.execute_batch("PRAGMA ignore_check_constraints = ON").unwrap();
     file.execute("UPDATE postcommit_notification SET payload = x'ff', due_at = x'ff', created_at = x'ff'", []).unwrap();
-    let story = world.store.story(None, broken).await.unwrap().unwrap();
+    let story = world.store.notification_details(None, broken).await.unwrap().unwrap();
     assert_eq!(story.notification.title.as_deref(), Some("unreadable: x'ff'"));
     assert_eq!(world.store.status(None, broken).await.unwrap().unwrap().state, "parked");
     assert!(world.store.cancel_notification(None, broken).await.unwrap().is_some());

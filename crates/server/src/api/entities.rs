@@ -73,7 +73,7 @@ pub async fn resend_entity(
     let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
     let mut copied = store.copied(tenant, &wish).await?.ok_or_else(none)?;
     let trace = Enqueueing::below(&api, traced);
-    copied.incoming = trace.mark(copied.incoming);
+    copied.request = trace.mark(copied.request);
     let accepted = caller.store_of_all(&api).resend(tenant, &wish, copied).await?;
     trace.end(&api, 1);
     Ok(enqueued(&accepted).map_err(conflicting)?.into_response())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use postcommit::Timestamp;
-use postcommit_engine::store::{By, Kpis, Per, Series, Span};
+use postcommit_engine::store::{GroupBy, KpiSeries, Kpis, SlotLength, TimeRange};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -67,10 +67,10 @@ pub async fn get_kpis(
 pub struct WantedSeries {
     /// How long a slot is. Default `minute`.
     #[param(inline)]
-    per: Option<Per>,
+    per: Option<SlotLength>,
     /// What the lines are. Default `state`; by channel and site what was sent, delivered or parked is counted.
     #[param(inline)]
-    by: Option<By>,
+    by: Option<GroupBy>,
     /// From the slot that holds this. Default: 60 slots before `to`.
     from: Option<Timestamp>,
     /// Until this. Default: now.
@@ -79,25 +79,25 @@ pub struct WantedSeries {
 
 /// How many deliveries entered which state, slot by slot, for charts: at most 2,880 slots and 20 lines; empty slots are 0.
 #[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(WantedSeries, OfTenant),
-    responses((status = 200, description = "The lines", body = Series), Refusals))]
+    responses((status = 200, description = "The lines", body = KpiSeries), Refusals))]
 pub async fn get_kpi_series(
     State(api): State<Shared>,
     Reader(caller): Reader,
     Params(wanted): Params<WantedSeries>,
-) -> Result<Json<Series>, Problem> {
-    let per = wanted.per.unwrap_or(Per::Minute);
+) -> Result<Json<KpiSeries>, Problem> {
+    let per = wanted.per.unwrap_or(SlotLength::Minute);
     let to = match wanted.to {
         Some(to) => to,
         // The present slot is taken in.
         None => api.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {
-        Some(from) => Span::new(per, from, to),
-        None => Span::last(per, to),
+        Some(from) => TimeRange::new(per, from, to),
+        None => TimeRange::last(per, to),
     };
     let span = span.map_err(|problem| {
         let (field, detail) = problem.split_once(": ").unwrap_or(("from", problem.as_str()));
         Problem::invalid(field, detail)
     })?;
-    Ok(Json(caller.store(&api).series(caller.whose(), span, wanted.by.unwrap_or(By::State)).await?))
+    Ok(Json(caller.store(&api).series(caller.whose(), span, wanted.by.unwrap_or(GroupBy::State)).await?))
 }

@@ -7,8 +7,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
-use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
-use postcommit_engine::trace::{Begun, Kind as SpanKind};
+use postcommit_engine::store::{Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status};
+use postcommit_engine::trace::{Begun, SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -178,7 +178,7 @@ impl Enqueueing {
         Self(begun, told)
     }
 
-    pub(super) fn mark(&self, incoming: Incoming) -> Incoming {
+    pub(super) fn mark(&self, incoming: NotificationRequest) -> NotificationRequest {
         match self.1 {
             Some(parent) => incoming.traced(parent),
             None => incoming,
@@ -193,7 +193,7 @@ impl Enqueueing {
 }
 
 /// Holds it to its limits, and to what is configured.
-async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
+async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<NotificationRequest, Problem> {
     let named = match serde_json::from_str::<Named>(json) {
         Ok(named) => named.tenant,
         Err(problem) if problem.is_syntax() || problem.is_eof() => {
@@ -203,7 +203,7 @@ async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> R
         Err(_) => None,
     };
     let (tenant, name) = caller.tenant_named(api, named.as_deref()).await?;
-    let mut incoming = Incoming::read(json, &name)?;
+    let mut incoming = NotificationRequest::read(json, &name)?;
     if let Some(key) = key {
         incoming = incoming.with_key(key)?;
     }
@@ -416,9 +416,13 @@ pub async fn list_notifications(
 
 /// The full story: the notification, its deliveries, every attempt in order, and who acted.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The story", body = Story), Refusals))]
-pub async fn get_notification(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
-    let story = caller.store(&api).story(caller.whose(), id).await?;
+    responses((status = 200, description = "The story", body = NotificationDetails), Refusals))]
+pub async fn get_notification(
+    State(api): State<Shared>,
+    Reader(caller): Reader,
+    Id(id): Id<Uuid>,
+) -> Result<Json<NotificationDetails>, Problem> {
+    let story = caller.store(&api).notification_details(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 

@@ -10,7 +10,7 @@ use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
 use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::store::{AuditEntry, SHUT_HOSTS, Shut, ShutHost, Store, masked};
+use postcommit_engine::store::{AuditEntry, CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, Store, masked};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -64,13 +64,13 @@ pub struct ShownProvider {
     /// Until when the provider's own wish holds the lane; none when it does not.
     held_until: Option<Timestamp>,
     /// Hosts of its lane that are paused or held, those paused first: at most 100, and 1,000 in a list of all providers.
-    hosts: Vec<ShutHost>,
+    hosts: Vec<ClosedHost>,
     /// Counts changes; also pauses, and that another became the default.
     revision: i32,
 }
 
 impl ShownProvider {
-    fn of(provider: Provider, tenants: &BTreeMap<i32, String>, now: Timestamp, hosts: &[ShutHost]) -> Self {
+    fn of(provider: Provider, tenants: &BTreeMap<i32, String>, now: Timestamp, hosts: &[ClosedHost]) -> Self {
         Self {
             hosts: hosts.iter().filter(|host| host.lane == provider.id).cloned().collect(),
             tenant: tenants.get(&provider.tenant).cloned().unwrap_or_default(),
@@ -130,7 +130,7 @@ pub struct Providers {
 pub async fn list_providers(State(api): State<Shared>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
     let (store, whose) = (caller.store(&api), caller.whose());
     let (all, tenants, now) = (store.providers().await?, api.store.tenants().await?, store.now().await?);
-    let hosts = store.shut_hosts(whose, None, HOSTS_LISTED).await?;
+    let hosts = store.closed_hosts(whose, None, HOSTS_LISTED).await?;
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
 }
@@ -269,7 +269,7 @@ pub async fn create_provider(
 
 async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
     let provider = workshop(api, store).find(caller.tenant(), name).await?;
-    let hosts = store.shut_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
+    let hosts = store.closed_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
     let tenants = BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())]);
     Ok(ShownProvider::of(provider, &tenants, store.now().await?, &hosts))
 }
@@ -336,8 +336,8 @@ pub async fn pause_provider(
     let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
     match host_of(why.host.as_deref())? {
         None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
-        Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == Shut::TooMany => {
-            let detail = format!("{SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+        Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == CloseOutcome::TooMany => {
+            let detail = format!("{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
             return Err(Problem::new(Kind::StateConflict, detail).about("host"));
         }
         Some(_) => {}

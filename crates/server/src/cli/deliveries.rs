@@ -130,7 +130,7 @@ async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
     let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
-    let (captured, story) = (captured(store, key.tenant).await?, store.story(None, id.notification).await?);
+    let (captured, story) = (captured(store, key.tenant).await?, store.notification_details(None, id.notification).await?);
     let mut told = json!(row);
     told["attempt_log"] = json!(attempts);
     output::one(format, &told, |_| {

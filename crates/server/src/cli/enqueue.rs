@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use postcommit::{Error, Recipient};
 use postcommit_channel::clock;
-use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Store};
+use postcommit_engine::store::{Accepted, DeliveryFilter, NotificationRequest, Store};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -111,13 +111,13 @@ impl Enqueue {
     }
 
     /// As it is accepted over the network: payload and data are kept as they were written, digit for digit.
-    fn notification(&self) -> Result<Incoming, Failure> {
+    fn notification(&self) -> Result<NotificationRequest, Failure> {
         let document: Box<RawValue> = match &self.json {
             Some(text) => parse("--json", text)?,
             None => raw("the notification", &self.document()?)?,
         };
         let tenant = serde_json::from_str::<Named>(document.get()).ok().and_then(|named| named.tenant);
-        Incoming::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(super::refused)
+        NotificationRequest::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(super::refused)
     }
 
     /// The fields given, under the names of the contract.

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use postcommit_channel::clock;
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::run_job_once;
-use postcommit_engine::store::{Act, Job, Sliced, Store};
+use postcommit_engine::store::{Act, Job, SliceOutcome, Store};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -122,10 +122,10 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
     while ["queued", "running"].contains(&now.state.as_str()) {
         bar.draw(&now);
         match run_job_once(store).await {
-            Ok(Sliced::Moved { .. } | Sliced::Lost) => {}
+            Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
             Err(problem @ DbError::Unreachable(_)) => return Err(problem.into()),
             // What a job is at fault for is noted with it, and it need not be this one's.
-            Ok(Sliced::Nothing) | Err(_) => {
+            Ok(SliceOutcome::Nothing) | Err(_) => {
                 let due = store.next_slice_in().await?.unwrap_or(LOOK);
                 tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;
             }

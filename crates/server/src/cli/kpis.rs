@@ -1,7 +1,7 @@
 //! `postcommit kpis`.
 
 use clap::{Args, ValueEnum};
-use postcommit_engine::store::{Kpi, Kpis, Parked, ShutCount, SiteKpi};
+use postcommit_engine::store::{ClosedCount, Kpi, Kpis, Parked, SiteKpi};
 
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
@@ -53,7 +53,7 @@ fn text(kpis: &Kpis) -> String {
 }
 
 /// What is not sent for now.
-fn shut(shut: &ShutCount) -> Option<String> {
+fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),
         ("lanes held", shut.lanes_held),

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use clap::{Args, Subcommand};
 use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::model::Provider;
-use postcommit_engine::store::{AttemptRow, AuditRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
+use postcommit_engine::store::{
+    AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Position, Store,
+};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -35,7 +37,7 @@ pub struct List {
     #[arg(long)]
     tenant: Option<String>,
     /// The least finished of its deliveries speaks for it
-    #[arg(long, value_parser = super::STATES)]
+    #[arg(long, value_parser = postcommit_channel::model::STATES)]
     status: Option<String>,
     #[arg(long)]
     event_type: Option<String>,
@@ -100,7 +102,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
 
 /// Prints one notification with everything that happened to it.
 pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
-    let story = store.story(None, id).await?.ok_or_else(|| missing(id))?;
+    let story = store.notification_details(None, id).await?.ok_or_else(|| missing(id))?;
     let captured = captured(store, story.notification.tenant).await?;
     output::one(format, &story, |story| text(story, &captured));
     Ok(Exit::Ok)
@@ -127,7 +129,7 @@ pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> Done
     Ok(Exit::Ok)
 }
 
-fn text(story: &Story, captured: &HashSet<String>) -> String {
+fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
     let note = &story.notification;
     let mut lines = vec![format!("{}  {}", note.id, story.status)];
     let mut field = |name: &str, value: Option<String>| lines.extend(value.map(|value| format!("  {name:<12}{value}")));
@@ -158,7 +160,7 @@ fn text(story: &Story, captured: &HashSet<String>) -> String {
 }
 
 /// What happened to one delivery, in order: attempts, and what people did.
-pub(super) fn history(story: &Story, delivery: &str) -> Vec<String> {
+pub(super) fn history(story: &NotificationDetails, delivery: &str) -> Vec<String> {
     let attempts = story.attempts.iter().filter(|attempt| attempt.delivery == delivery).map(|attempt| (attempt.at, attempt_line(attempt)));
     let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
     let mut all: Vec<_> = attempts.chain(acts).collect();

@@ -11,7 +11,7 @@ use postcommit_channel::driver::{self, Destination};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::Provider;
 use postcommit_channel::secret::{KeySource, Secret, Secrets};
-use postcommit_engine::store::{ShutHost, Store};
+use postcommit_engine::store::{ClosedHost, Store};
 use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
@@ -132,7 +132,7 @@ impl Providers {
             Self::Test(test) => test.run(format, settings, &store).await,
             Self::Show { name, tenant } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;
-                let hosts = store.shut_hosts(Some(tenant), Some(provider.id), HOSTS_SHOWN).await?;
+                let hosts = store.closed_hosts(Some(tenant), Some(provider.id), HOSTS_SHOWN).await?;
                 let provider = held_now(provider, store.now().await?);
                 output::one(format, &shown(&provider, &store.tenants().await?, &hosts), text);
                 Ok(Exit::Ok)
@@ -286,7 +286,7 @@ fn say(format: Format, name: &str, result: &str) -> Done {
 }
 
 /// A provider as it may be shown: its tenant by name; whether there are secrets, never which.
-fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ShutHost]) -> Value {
+fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ClosedHost]) -> Value {
     let mut value = json!(provider);
     value["hosts"] = json!(hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
     value["tenant"] = json!(tenants.get(&provider.tenant));
@@ -356,7 +356,7 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
         Some(tenant) => store.providers_of(tenant).await?,
         None => store.providers().await?,
     };
-    let hosts = store.shut_hosts(only, None, HOSTS_LISTED).await?;
+    let hosts = store.closed_hosts(only, None, HOSTS_LISTED).await?;
     let rows: Vec<Value> = providers.into_iter().map(|p| shown(&held_now(p, now), &tenants, &hosts)).collect();
     let columns: [output::Column<Value>; 10] = [
         ("tenant", |p| plain(&p["tenant"])),

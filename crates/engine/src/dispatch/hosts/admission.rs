@@ -12,7 +12,7 @@ use crate::dispatch::lanes::Lane;
 use crate::dispatch::local_close::CloseDemand;
 use crate::dispatch::settler::unbegun;
 use crate::dispatch::{Claimed, Crew, DatabaseTime};
-use crate::store::{Shut as Written, waits_for};
+use crate::store::{CloseOutcome as Written, waits_for};
 
 /// A hold that is not longer than this is kept in this process only: a write, which every process would read, costs
 /// more.

@@ -1,4 +1,5 @@
-//! What an operator does with deliveries, one or many. Each is one transaction; what it met in another state is left as it is, and said.
+//! Actions of operators on deliveries. Each call is one transaction. A delivery in another state is left unchanged, and
+//! the result says so.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryKey, Facts};
@@ -9,36 +10,37 @@ use uuid::Uuid;
 
 use crate::db::columns::names;
 use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
-use crate::store::audit::ASKED_FROM;
+use crate::store::audit::COUNT_PARAMETERS_FROM;
 use crate::store::{AuditEntry, Store};
 
-/// Deliveries that are acted upon at once, at most.
-pub const AT_ONCE: usize = 1000;
+/// The most deliveries of one call.
+pub const MAX_IDS: usize = 1000;
 
-/// What can be done to many.
+/// An action on deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
-    /// Sets what is parked back to pending, with its counters reset; what was scheduled for later still is. What was sent is never sent again by this.
+    /// Sets parked deliveries back to pending and resets their counters. A delivery that was scheduled for later stays
+    /// scheduled. A sent delivery is never sent again by this.
     Retry,
-    /// Ends what is parked for good; the row stays.
+    /// Ends parked deliveries. Their rows stay.
     Discard,
-    /// Takes back what is not under way.
+    /// Cancels deliveries that are not being sent.
     Cancel,
 }
 
-/// What became of one.
+/// The result of an action on one delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
 pub enum Acted {
-    /// It is done.
+    /// The action was done.
     Done,
-    /// It is in a state in which this cannot be done; it stays so.
+    /// The state of the delivery does not allow the action. Nothing was changed.
     Refused {
-        /// That state.
+        /// The state of the delivery.
         state: String,
-        /// Why it is parked, if it is.
+        /// The reason, if it is parked.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
@@ -47,7 +49,7 @@ pub enum Acted {
 }
 
 impl Act {
-    /// Its name, as stored.
+    /// The name as it is stored.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +59,7 @@ impl Act {
         }
     }
 
-    /// Its name in the audit log.
+    /// The name in the audit log.
     pub(in crate::store) fn action(self) -> &'static str {
         match self {
             Self::Retry => "delivery.retry",
@@ -66,7 +68,7 @@ impl Act {
         }
     }
 
-    /// The states it takes.
+    /// The states in which the action is allowed.
     pub(in crate::store) fn states(self) -> Vec<String> {
         let states: &[&str] = if self == Self::Cancel { &["pending", "retrying"] } else { &["parked"] };
         states.iter().map(|&state| state.to_owned()).collect()
@@ -91,30 +93,28 @@ impl Act {
 }
 
 impl Store {
-    /// Sets a parked delivery back to pending with its counters reset. False when it was not parked.
+    /// Sets a parked delivery back to pending and resets its counters. Returns false if it was not parked.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Retry, &[key]).await?.is_empty())
     }
 
-    /// Ends a parked delivery for good; the row stays. False when it was not parked.
+    /// Ends a parked delivery. Its row stays. Returns false if it was not parked.
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Discard, &[key]).await?.is_empty())
     }
 
-    /// Takes back a delivery that is not under way. False when it is, or is over.
+    /// Cancels a delivery that is not being sent. Returns false if it is being sent or has ended.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
         Ok(!self.act(Act::Cancel, &[key]).await?.is_empty())
     }
 
-    /// Acts on up to [`AT_ONCE`] in one transaction. Answers for each, in the order given; one that is named twice is done once.
-    ///
-    /// # Errors
-    /// As the database says; nothing was done then.
+    /// Acts on up to [`MAX_IDS`] deliveries in one transaction. Returns a result for each, in order. A delivery that is
+    /// named twice is acted on once. On an error nothing was done.
     pub async fn act_on_many(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<Acted>, DbError> {
-        if keys.len() > AT_ONCE {
+        if keys.len() > MAX_IDS {
             return Err(DbError::Refused {
                 code: "ids".into(),
-                message: format!("{} ids were given; at most {AT_ONCE} are allowed", keys.len()),
+                message: format!("{} ids were given; at most {MAX_IDS} are allowed", keys.len()),
             });
         }
         let done = self.act(act, keys).await?;
@@ -125,10 +125,14 @@ impl Store {
         Ok(all)
     }
 
-    /// An operator says that it did arrive: what was sent, or parked because nobody knew. Everything else is refused.
+    /// Marks a delivery as delivered: one that was sent, or one that is parked as `outcome_unknown`. Any other is
+    /// refused.
     pub async fn mark_delivered(&self, key: DeliveryKey) -> Result<Acted, DbError> {
-        let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}), finished_at = {now}
-            WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND (state = 'sent' OR (state = 'parked' AND reason = 'outcome_unknown'))";
+        let sql = "UPDATE postcommit.delivery_ledger
+            SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}),
+              finished_at = {now}
+            WHERE tenant = $1 AND notification_id = $2 AND n = $3
+              AND (state = 'sent' OR (state = 'parked' AND reason = 'outcome_unknown'))";
         let entry = AuditEntry::new(key.tenant, "delivery.mark_delivered", key.id().to_string());
         if self.change(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()], entry).await? {
             return Ok(Acted::Done);
@@ -136,8 +140,9 @@ impl Store {
         self.refused(key).await
     }
 
-    /// Takes back what is not yet sent of a notification: how many deliveries, and how many were under way, for which it is too late; what remains of
-    /// those is not tried again. None when there is no such notification of that tenant's.
+    /// Cancels the deliveries of a notification that are not sent yet. Returns how many were cancelled, and how many
+    /// were being sent: those are not tried again after this attempt. `None` if the notification does not exist or
+    /// belongs to another tenant.
     pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
         let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
         if self.notification_as_shown(Some(owner), id).await?.is_none() {
@@ -147,12 +152,15 @@ impl Store {
         self.cancel_live(owner, |at| format!("q.notification_id = ${at}"), vec![id.into()], entry).await.map(Some)
     }
 
-    /// The same for everything about an entity, or for one event type of it.
+    /// Cancels the deliveries of an entity, or those of one event type, that are not sent yet. Returns the same counts
+    /// as [`Store::cancel_notification`].
     pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
         let about = |at: usize| {
             format!(
-                "EXISTS (SELECT 1 FROM postcommit.notification note WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = ${at}
-                 AND note.event_type = coalesce(${}, note.event_type))",
+                "EXISTS (SELECT 1
+                 FROM postcommit.notification note
+                 WHERE note.tenant = q.tenant AND note.id = q.notification_id AND note.entity = ${at}
+                   AND note.event_type = coalesce(${}, note.event_type))",
                 at + 1
             )
         };
@@ -163,7 +171,7 @@ impl Store {
         self.cancel_live(tenant, about, vec![entity.into(), event_type.into()], entry).await
     }
 
-    /// `which` says what is meant, its parameters beginning at that place.
+    /// Cancels the rows of the queue that match `which`, a condition whose parameters begin at the given number.
     async fn cancel_live(
         &self,
         tenant: i32,
@@ -172,40 +180,46 @@ impl Store {
         entry: AuditEntry,
     ) -> Result<(i64, i64), DbError> {
         let live = |at: usize| format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {}", which(at));
-        // Of all that are live, those under way among them, which get no entry of their own.
-        let entry = entry.counted(format!("SELECT count(*) FROM {}", live(ASKED_FROM)), parameters.clone());
+        // The count includes deliveries that are being sent, which get no entry of their own.
+        let entry = entry.counted(format!("SELECT count(*) FROM {}", live(COUNT_PARAMETERS_FROM)), parameters.clone());
         let parameters: Vec<Value> = [Value::from(tenant)].into_iter().chain(parameters).collect();
         let live = live(2);
-        // Word is left first: what is leased at this moment is not tried again, even if it is given back before we look.
+        // The cancel requests are written first: a delivery that is leased now is not tried again, even if its lease
+        // ends before the next statement.
         let word = format!(
-            "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at) SELECT q.tenant, q.notification_id, q.n, {{now}} FROM {live} ON CONFLICT DO NOTHING"
+            "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at)
+             SELECT q.tenant, q.notification_id, q.n, {{now}}
+             FROM {live}
+             ON CONFLICT DO NOTHING"
         );
         self.change(&word, parameters.clone(), entry).await?;
         let rows = self.db.query(&format!("SELECT q.notification_id, q.n FROM {live}"), parameters).await?;
         let key = |row: &Row| Ok(DeliveryKey { tenant, notification: row.get(0)?, n: row.get(1)? });
         let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;
         let mut taken = 0;
-        for some in keys.chunks(AT_ONCE) {
+        for some in keys.chunks(MAX_IDS) {
             taken += self.act(Act::Cancel, some).await?.len();
         }
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Ok((count(taken), count(keys.len() - taken)))
     }
 
-    /// Why nothing was done.
+    /// The result for a delivery on which nothing was done.
     async fn refused(&self, key: DeliveryKey) -> Result<Acted, DbError> {
         let state = self.state_of(key).await?;
         Ok(state.map_or(Acted::NotFound, |(state, reason)| Acted::Refused { state, reason }))
     }
 
-    /// The state of one, and why it is parked.
+    /// The state of a delivery, and the reason if it is parked.
     pub(in crate::store) async fn state_of(&self, key: DeliveryKey) -> Result<Option<(String, Option<String>)>, DbError> {
-        let sql = "SELECT state, reason FROM postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
+        let sql = "SELECT state, reason
+            FROM postcommit.delivery
+            WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
         let rows = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await?;
         rows.first().map(|row| Ok((row.get(0)?, row.get(1)?))).transpose()
     }
 
-    /// Which of them it was done to.
+    /// Acts on the deliveries and returns those on which it was done.
     async fn act(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -230,17 +244,18 @@ impl Store {
     }
 }
 
-/// Acts on those that are still in a state to be acted upon, and, of what is parked, were so before `bound`. Returns which.
+/// Acts on the deliveries whose state still allows it and, if they are parked, that were parked before `bound`. Returns
+/// their keys.
 pub(in crate::store) async fn act_postgres(
     transaction: &Transaction<'_>,
     act: Act,
     keys: &[DeliveryKey],
     bound: Option<Timestamp>,
 ) -> Result<Vec<DeliveryKey>, DbError> {
-    // Row by row along the primary key, whatever statistics say of a table that has just been emptied.
+    // Row by row along the primary key, whatever the statistics of a table that has just been emptied say.
     transaction.batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off").await.map_err(postgres::refused)?;
     let statement = transaction.prepare_cached(&act.postgres()).await.map_err(postgres::refused)?;
-    // In one order for everybody: two that share rows must not deadlock.
+    // Always in the same order, so that two transactions that share rows do not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
@@ -254,7 +269,7 @@ pub(in crate::store) async fn act_postgres(
     Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
 }
 
-/// The same. SQLite's transaction lets nobody in between, so it is done one by one.
+/// The SQLite form of [`act_postgres`]. A write transaction is exclusive, so the rows are changed one by one.
 pub(in crate::store) fn act_sqlite(
     connection: &Connection,
     act: Act,
@@ -277,67 +292,95 @@ pub(in crate::store) fn act_sqlite(
     Ok(done)
 }
 
-/// The rows that are meant, each with its key told in a form that only the primary key serves.
+/// The keys of the rows, compared in a form that only the primary key can serve.
 macro_rules! given {
     ($rest:literal) => {
         concat!(
-            "WITH given AS MATERIALIZED (SELECT * FROM jsonb_to_recordset($1::jsonb) AS k (tenant int, id uuid, n int)), gone AS (",
+            "WITH given AS MATERIALIZED (SELECT * FROM jsonb_to_recordset($1::jsonb) AS k (tenant int, id uuid, n int)),
+             gone AS (",
             $rest
         )
     };
 }
 
-/// What a delivery says of itself goes from one table into the other as it is.
+/// The columns that a delivery keeps when it moves between queue and ledger.
 fn with_facts(sql: &str) -> String {
     sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &names::<Facts>("gone."))
 }
 
-/// What leaves one table enters the other in the same statement: two statements would see two states of a row that others move as well, and lose it.
+/// One statement moves a row from one table to the other. Two statements could see two versions of a row that another
+/// transaction moves, and lose it.
 const RETRY_POSTGRES: &str = given!(
     "
-      DELETE FROM postcommit.delivery_ledger l USING given g WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
-        AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked' AND ($4::timestamptz IS NULL OR l.finished_at < $4) RETURNING l.*
-    ), heard AS (
-      DELETE FROM postcommit.cancel_request c USING gone WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n)
-    )
-    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
-    SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, {gone.facts}
-    FROM gone JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id AND note.id BETWEEN $2 AND $3
-    LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
-    RETURNING tenant, notification_id, n"
+     DELETE FROM postcommit.delivery_ledger l
+         USING given g
+         WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
+           AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked'
+           AND ($4::timestamptz IS NULL OR l.finished_at < $4)
+         RETURNING l.*),
+       heard AS (DELETE FROM postcommit.cancel_request c
+         USING gone
+         WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n))
+     INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
+     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
+       note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, {gone.facts}
+     FROM gone
+     JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
+       AND note.id BETWEEN $2 AND $3
+     LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
+     RETURNING tenant, notification_id, n"
 );
-/// Every statement takes the same parameters. The first says whether there is anything to do.
+/// All statements take the same parameters. The first one decides whether there is anything to do.
 const RETRY_SQLITE: [&str; 3] = [
     "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
-     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END, note.priority, max(note.due_at, {now}), gone.seq, {gone.facts}
-     FROM postcommit_delivery_ledger gone JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
+     SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
+       note.priority, max(note.due_at, {now}), gone.seq, {gone.facts}
+     FROM postcommit_delivery_ledger gone
+     JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
      LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane
-     WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked' AND (?4 IS NULL OR gone.finished_at < ?4)",
+     WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked'
+       AND (?4 IS NULL OR gone.finished_at < ?4)",
     "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
-    "DELETE FROM postcommit_cancel_request WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
-     AND EXISTS (SELECT 1 FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
+    "DELETE FROM postcommit_cancel_request
+     WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)
+       AND EXISTS (SELECT 1
+         FROM postcommit_delivery_queue q
+         WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token IS NULL)",
 ];
 const DISCARD_POSTGRES: &str = given!(
     "
-      UPDATE postcommit.delivery_ledger l SET state = 'discarded', finished_at = clock_timestamp() FROM given g
-      WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
-        AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked' AND ($4::timestamptz IS NULL OR l.finished_at < $4) RETURNING l.tenant, l.notification_id, l.n
-    ) SELECT tenant, notification_id, n FROM gone"
+     UPDATE postcommit.delivery_ledger l
+       SET state = 'discarded', finished_at = clock_timestamp()
+       FROM given g
+       WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
+         AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked'
+         AND ($4::timestamptz IS NULL OR l.finished_at < $4)
+       RETURNING l.tenant, l.notification_id, l.n)
+     SELECT tenant, notification_id, n
+     FROM gone"
 );
 const DISCARD_SQLITE: [&str; 1] = ["UPDATE postcommit_delivery_ledger SET state = 'discarded', finished_at = {now}
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked' AND (?4 IS NULL OR finished_at < ?4)"];
 const CANCEL_POSTGRES: &str = given!(
     "
-      DELETE FROM postcommit.delivery_queue q USING given g
-      WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.id AND q.n = g.n AND q.notification_id BETWEEN $2 AND $3 AND q.lease_token IS NULL RETURNING q.*
-    )
-    INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear, finished_at, {facts})
-    SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, clock_timestamp(), {facts} FROM gone
-    RETURNING tenant, notification_id, n"
+     DELETE FROM postcommit.delivery_queue q
+       USING given g
+       WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.id AND q.n = g.n
+         AND q.notification_id BETWEEN $2 AND $3 AND q.lease_token IS NULL
+       RETURNING q.*)
+     INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear,
+       finished_at, {facts})
+     SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq,
+       unclear OR lost_since IS NOT NULL, clock_timestamp(), {facts}
+     FROM gone
+     RETURNING tenant, notification_id, n"
 );
 const CANCEL_SQLITE: [&str; 2] = [
-    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear, finished_at, {facts})
-     SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq, unclear OR lost_since IS NOT NULL, {now}, {facts}
-     FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
+    "INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, state, code, attempts, seq, unclear,
+       finished_at, {facts})
+     SELECT tenant, notification_id, n, lane, 'cancelled', 'cancelled', attempts, seq,
+       unclear OR lost_since IS NOT NULL, {now}, {facts}
+     FROM postcommit_delivery_queue
+     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
     "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token IS NULL",
 ];

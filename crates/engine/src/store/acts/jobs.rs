@@ -1,7 +1,8 @@
-//! Jobs: what an operator does to many deliveries by filter, in the background.
+//! Jobs: actions of operators on many deliveries by filter, in the background.
 //!
-//! A job is done in slices. A slice is one transaction that moves its rows and the job's place together, fenced by the job's lease: whoever dies between or in slices, each row is
-//! moved once. What a job may touch is fixed when it is asked for: of what is parked, what was so before; of what waits, what was enqueued before.
+//! A job runs in slices. A slice is one transaction that moves rows and the position of the job together, fenced by the
+//! lease of the job. So each row is moved once, even if a worker dies. The set of rows is fixed when the job is
+//! created: parked deliveries that were parked before, and waiting deliveries that were enqueued before.
 
 use std::time::Duration;
 
@@ -13,113 +14,111 @@ use uuid::Uuid;
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
 use crate::store::acts::deliveries::{act_postgres, act_sqlite};
 use crate::store::intake::enqueue::new_id;
-use crate::store::lists::deliveries::DeliveryWalk;
-use crate::store::lists::keyset::{Page, Parameters, Position};
+use crate::store::lists::deliveries::DeliveryList;
+use crate::store::lists::keyset::{Page, Position, SqlParameters};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{Act, AuditEntry, DeliveryFilter, Store, masked};
 
-/// Rows of one slice at most: a transaction that long holds nobody up.
+/// The most rows of one slice, so that its transaction is short.
 pub const SLICE: i64 = 500;
-/// Deliveries a second that a job moves when nothing else was asked for.
+/// The default pace of a job, in deliveries per second.
 pub const PACE: i32 = 500;
-/// And at most.
+/// The highest pace, in deliveries per second.
 pub const PACE_MOST: i32 = 10_000;
-/// How long a process may take for a slice before another tries.
+/// The lease of a slice. After it another process may take the job.
 const LEASE: Duration = Duration::from_secs(60);
-/// Counting is given up after so many.
+/// Counting stops after this many examined rows.
 const COUNTED: i64 = 100_000;
-/// Slices that may fail in a row, and how long after each.
+/// After this many failed slices in a row the job fails. The pause after each is [`AFTER_FAILURE`].
 const FAILURES: i32 = 10;
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// The coarser of the two databases' clocks.
+/// The resolution of the coarser of the two databases' clocks.
 const TICK: Duration = Duration::from_millis(2);
 
-/// What is asked for.
+/// The description of a new job.
 #[derive(Debug, Clone)]
 pub struct JobDraft {
-    /// What to do.
+    /// The action.
     pub act: Act,
-    /// To which. States, place and page of it do not count: what is parked is retried and discarded, what waits is cancelled.
+    /// The deliveries. States, position and page size are ignored: retry and discard act on parked deliveries, cancel
+    /// on waiting ones.
     pub filter: DeliveryFilter,
-    /// Deliveries a second: 1 to [`PACE_MOST`]; none is [`PACE`].
+    /// Deliveries per second: 1 to [`PACE_MOST`]. `None` is [`PACE`].
     pub pace_per_s: Option<i32>,
 }
 
-/// A job, as people see it.
+/// A job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Job {
-    /// Whose deliveries; none is every tenant's.
+    /// The tenant. `None` is all tenants.
     #[serde(skip)]
     pub tenant: Option<i32>,
-    /// Whose, by name; none is every tenant's.
+    /// The name of the tenant. `null` is all tenants.
     #[serde(rename = "tenant")]
     pub tenant_name: Option<String>,
     /// UUIDv7.
     pub id: Uuid,
-    /// What it does.
+    /// The action.
     pub kind: Act,
-    /// To which; an address is masked.
+    /// The filter. An address in it is masked.
     pub filter: DeliveryFilter,
-    /// Who asked.
+    /// Who created the job.
     pub asked_by: String,
-    /// When; what came later is left alone.
+    /// When the job was created. Later deliveries are not affected.
     pub asked_at: Timestamp,
-    /// How many there were then.
+    /// How many deliveries matched when the job was created.
     pub total: i64,
-    /// False: there were at least so many.
+    /// `false`: `total` is a lower bound.
     pub is_exact: bool,
-    /// How many it was done to.
+    /// Deliveries on which the action was done.
     pub done: i64,
-    /// How many somebody else had moved meanwhile. Of a job that is done, this and what it did are all there were.
+    /// Deliveries that were changed otherwise before the job reached them. When the job is done, `done` and `skipped`
+    /// add up to `total`.
     pub skipped: i64,
-    /// Deliveries a second.
+    /// The pace, in deliveries per second.
     pub pace_per_s: i32,
     /// `queued`, `running`, `done`, `cancelled` or `failed`.
     pub state: String,
-    /// What the last slice that failed said.
+    /// The error of the last failed slice.
     pub last_error: Option<String>,
-    /// When it ended.
+    /// When the job ended.
     pub finished_at: Option<Timestamp>,
 }
 
-/// What one call of [`Store::run_job_slice`] came to.
+/// The result of [`Store::run_job_slice`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sliced {
-    /// There is nothing to do, or not yet.
+pub enum SliceOutcome {
+    /// No slice is due.
     Nothing,
-    /// A slice of so many rows was done.
+    /// A slice was done.
     Moved {
-        /// Which job's.
+        /// The job.
         job: Uuid,
-        /// How many rows were acted upon.
+        /// On how many deliveries the action was done.
         rows: usize,
-        /// There is no more of it.
+        /// Whether this was the last slice.
         is_last: bool,
     },
-    /// Somebody else took the job over, or it was cancelled: nothing was done.
+    /// Another process took the job over, or it was cancelled. Nothing was done.
     Lost,
 }
 
-/// A job at hand.
-struct Taken {
+/// A job that this process has leased.
+struct TakenJob {
     job: Job,
     filter: DeliveryFilter,
     place: Option<Position>,
     token: Uuid,
 }
 
-/// Due jobs that are looked at to find one that can be read.
+/// How many due jobs are examined to find a readable one.
 const LOOKED_AT: i64 = 20;
-const COLUMNS: &str =
-    "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at, position,
-    (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
+const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at,
+     position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
 
 impl Store {
-    /// Asks for a job. What it may touch is fixed now.
-    ///
-    /// # Errors
-    /// When the pace is beyond its limits, or as the database says.
+    /// Creates a job. The deliveries it may touch are fixed now.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
         let pace = draft.pace_per_s.unwrap_or(PACE);
         if !(1..=PACE_MOST).contains(&pace) {
@@ -128,16 +127,19 @@ impl Store {
                 message: format!("pace_per_s: is {pace}; 1 to {PACE_MOST} are allowed"),
             });
         }
-        // What happened in this tick, before, must be within the bound; what happens from the next one on must not.
+        // Events before this call, in the same tick of the clock, must be within the bound. Events from the next tick
+        // on must not.
         tokio::time::sleep(TICK).await;
         let asked_at = self.now().await?;
-        // What it does says in which states.
+        // The action determines the states.
         let filter = DeliveryFilter { tenant, states: vec![], ..draft.filter.clone() };
         let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
         let id = new_id(asked_at);
         let as_json = |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
         let asked = as_json(&filter)?;
-        let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace, next_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
+        let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace,
+              next_at)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
         let parameters = vec![
             owner(tenant),
             id.into(),
@@ -149,98 +151,103 @@ impl Store {
             is_exact.into(),
             pace.into(),
         ];
-        // What concerns everybody stands in the log of the first tenant.
+        // A job for all tenants is recorded in the audit log of the first tenant.
         let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
         let told = as_json(&without_address(filter))?;
         self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told}))).await?;
         self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
     }
 
-    /// How many deliveries such a job would be about if it were asked for now; false: there are at least so many.
+    /// How many deliveries such a job would touch if it were created now. `false`: the count is a lower bound.
     pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<(i64, bool), DbError> {
         let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
         self.count_for(draft.act, &filter, self.now().await?).await
     }
 
-    /// One job: this tenant's, or anybody's.
+    /// One job. With a tenant, only if that tenant owns it.
     pub async fn job(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Job>, DbError> {
-        let mut parameters = Parameters::default();
+        let mut parameters = SqlParameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
         let rows = self.db.query(&format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which}"), parameters.0).await?;
         rows.first().map(shown).transpose()
     }
 
-    /// Jobs, newest first: this tenant's, or everybody's. `before` is the id that the page before ended with.
+    /// Jobs of one tenant or of all, newest first. `before` is the last id of the page before.
     pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
-        let mut parameters = Parameters::default();
+        let mut parameters = SqlParameters::default();
         let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
         let limit = parameters.add(limit);
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which} ORDER BY id DESC LIMIT {limit}");
         Ok(legible("jobs", self.db.query(&sql, parameters.0).await?.iter().map(shown)))
     }
 
-    /// Ends a job between two slices; what is done stays done. False when it had ended, or is not this tenant's.
+    /// Cancels a job between two slices. What is done stays done. Returns false if the job has ended or belongs to
+    /// another tenant.
     pub async fn cancel_job(&self, tenant: Option<i32>, id: Uuid) -> Result<bool, DbError> {
-        let mut parameters = Parameters::default();
+        let mut parameters = SqlParameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
         let sql = format!(
-            "UPDATE postcommit.job SET state = 'cancelled', finished_at = {{now}}, lease_token = NULL, lease_until = NULL WHERE {which} AND state IN ('queued', 'running')"
+            "UPDATE postcommit.job
+             SET state = 'cancelled', finished_at = {{now}}, lease_token = NULL, lease_until = NULL
+             WHERE {which} AND state IN ('queued', 'running')"
         );
         let Some(job) = self.job(tenant, id).await? else { return Ok(false) };
         self.change(&sql, parameters.0, AuditEntry::new(job.tenant.unwrap_or(1), "job.cancel", id.to_string())).await
     }
 
-    /// Takes one job that is due a slice further.
-    ///
-    /// # Errors
-    /// As the database says. What the job itself is at fault for is noted with it, and it is tried again a few times.
-    pub async fn run_job_slice(&self) -> Result<Sliced, DbError> {
-        let Some(taken) = self.take_job().await? else { return Ok(Sliced::Nothing) };
+    /// Runs one slice of a due job. An error that the job itself causes is recorded with it, and the slice is tried
+    /// again a few times.
+    pub async fn run_job_slice(&self) -> Result<SliceOutcome, DbError> {
+        let Some(taken) = self.take_job().await? else { return Ok(SliceOutcome::Nothing) };
         match self.slice(&taken).await {
             Err(problem @ (DbError::Refused { .. } | DbError::Unreadable(_))) => {
                 self.note_failure(&taken, &problem).await?;
                 Err(problem)
             }
-            // The database went away: the lease runs out, whoever comes next goes on.
+            // The database failed: the lease runs out and another process goes on.
             sliced => sliced,
         }
     }
 
-    /// When the next slice of any job is due; none when there is no job.
+    /// The time until the next slice of any job is due. `None` if there is no job.
     pub async fn next_slice_in(&self) -> Result<Option<Duration>, DbError> {
-        // An open job that somebody holds is not due before the lease runs out.
-        let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END) FROM postcommit.job WHERE state IN ('queued', 'running')";
+        // A leased job is not due before its lease runs out.
+        let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END)
+            FROM postcommit.job
+            WHERE state IN ('queued', 'running')";
         let rows = self.db.query(sql, vec![]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let (now, next): (Timestamp, Option<Timestamp>) = (row.get(0)?, row.get(1).unwrap_or_default());
         Ok(next.map(|next| next.since(now)))
     }
 
-    async fn take_job(&self) -> Result<Option<Taken>, DbError> {
-        // Looking first: nearly always there is none, and then nothing is written.
+    async fn take_job(&self) -> Result<Option<TakenJob>, DbError> {
+        // A read first: nearly always no job is due, and then nothing is written.
         let due = "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
         let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
         let rows = self.db.query(&sql, vec![]).await?;
-        // One whose key cannot be read holds no other up.
+        // A job with an unreadable key does not block others.
         let key = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<Uuid>(1).ok()?));
         let Some((tenant, id)) = rows.iter().find_map(key) else { return Ok(None) };
         let token = Uuid::new_v4();
         let until = self.later(LEASE).await?;
         let sql = format!(
-            "UPDATE postcommit.job SET state = 'running', lease_token = $3, lease_until = $4 WHERE tenant = $1 AND id = $2 AND {due}"
+            "UPDATE postcommit.job
+             SET state = 'running', lease_token = $3, lease_until = $4
+             WHERE tenant = $1 AND id = $2 AND {due}"
         );
         if self.db.execute_one(&sql, vec![tenant.into(), id.into(), token.into(), until.into()]).await? == 0 {
             return Ok(None);
         }
-        // Read again under the lease: somebody may have done a slice between the two.
+        // Read again under the lease: another process may have run a slice in between.
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3");
         let rows = self.db.query(&sql, vec![tenant.into(), id.into(), token.into()]).await?;
         let read = rows.first().map(|row| taken(row, token)).transpose();
         if let Err(problem @ DbError::Unreadable(_)) = &read {
-            // No other try would read it better.
-            let sql =
-                "UPDATE postcommit.job SET state = 'failed', last_error = $4, finished_at = {now}, lease_token = NULL, lease_until = NULL
-                WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+            // Another try could not read it either.
+            let sql = "UPDATE postcommit.job
+                 SET state = 'failed', last_error = $4, finished_at = {now}, lease_token = NULL, lease_until = NULL
+                 WHERE tenant = $1 AND id = $2 AND lease_token = $3";
             self.db.execute_one(sql, vec![tenant.into(), id.into(), token.into(), problem.to_string().into()]).await?;
         }
         read
@@ -250,10 +257,10 @@ impl Store {
         Ok(self.now().await?.plus(by))
     }
 
-    async fn slice(&self, taken: &Taken) -> Result<Sliced, DbError> {
+    async fn slice(&self, taken: &TakenJob) -> Result<SliceOutcome, DbError> {
         let page = self.slice_of(taken).await?;
         let now = self.now().await?;
-        // The pace is kept by what was looked at; a slice is never more than a second's worth.
+        // The pace counts examined rows. A slice never has more rows than the pace allows in one second.
         let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace_per_s));
         let next_at = now.plus(if page.more.is_some() { pause } else { Duration::ZERO });
         let moved = match &self.db {
@@ -275,15 +282,15 @@ impl Store {
                 .await?
             }
         };
-        Ok(moved.map_or(Sliced::Lost, |rows| Sliced::Moved { job: taken.job.id, rows, is_last: page.more.is_none() }))
+        Ok(moved.map_or(SliceOutcome::Lost, |rows| SliceOutcome::Moved { job: taken.job.id, rows, is_last: page.more.is_none() }))
     }
 
-    async fn slice_postgres(&self, taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Result<Option<usize>, DbError> {
+    async fn slice_postgres(&self, taken: &TakenJob, page: &Page<DeliveryKey>, next_at: Timestamp) -> Result<Option<usize>, DbError> {
         let Db::Postgres(db) = &self.db else { return Ok(None) };
         let fence = Fence::of(taken, page, next_at);
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
-        // The job's row is locked first: a cancel waits for this slice, or this slice finds it cancelled.
+        // The row of the job is locked first: a cancel waits for this slice, or this slice finds the job cancelled.
         let hold = transaction.prepare_cached(&format!("{HOLD} FOR UPDATE")).await.map_err(postgres::refused)?;
         if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
             return Ok(None);
@@ -297,60 +304,64 @@ impl Store {
         Ok(Some(done))
     }
 
-    /// In the name of whoever asked for it.
-    fn for_job(&self, taken: &Taken) -> Self {
+    /// A handle that acts in the name of the creator of the job.
+    fn for_job(&self, taken: &TakenJob) -> Self {
         self.by(Actor::new(&taken.job.asked_by).by_request(format!("job:{}", taken.job.id)))
     }
 
-    /// The rows of the next slice, and where the one after it begins.
-    async fn slice_of(&self, taken: &Taken) -> Result<Page<DeliveryKey>, DbError> {
+    /// The rows of the next slice, and the position of the one after it.
+    async fn slice_of(&self, taken: &TakenJob) -> Result<Page<DeliveryKey>, DbError> {
         let filter = bounded(taken.job.kind, &taken.filter, taken.job.asked_at);
-        let walk = walk_of(taken.job.kind, &filter, taken.job.asked_at);
-        let from = taken.place.map_or(walk.start(), |place| place.further(walk.start()));
-        self.walk(&walk, from, SLICE.min(i64::from(taken.job.pace_per_s))).await
+        let list = list_of(taken.job.kind, &filter, taken.job.asked_at);
+        let from = taken.place.map_or(list.start(), |place| place.further(list.start()));
+        self.list_keys(&list, from, SLICE.min(i64::from(taken.job.pace_per_s))).await
     }
 
     async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
         let filter = bounded(act, filter, bound);
-        let walk = walk_of(act, &filter, bound);
-        self.count(&walk, walk.start(), COUNTED).await
+        let list = list_of(act, &filter, bound);
+        self.count(&list, list.start(), COUNTED).await
     }
 
-    async fn note_failure(&self, taken: &Taken, problem: &DbError) -> Result<(), DbError> {
+    async fn note_failure(&self, taken: &TakenJob, problem: &DbError) -> Result<(), DbError> {
         let next_at = self.later(AFTER_FAILURE).await?;
-        let sql =
-            "UPDATE postcommit.job SET last_error = $4, failures = failures + 1, lease_token = NULL, lease_until = NULL, next_at = $5,
-            state = CASE WHEN failures + 1 >= $6 THEN 'failed' ELSE state END, finished_at = CASE WHEN failures + 1 >= $6 THEN {now} END
-            WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+        let sql = "UPDATE postcommit.job
+             SET last_error = $4, failures = failures + 1, lease_token = NULL, lease_until = NULL, next_at = $5,
+               state = CASE WHEN failures + 1 >= $6 THEN 'failed' ELSE state END,
+               finished_at = CASE WHEN failures + 1 >= $6 THEN {now} END
+             WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
         let mut parameters = Fence::key(taken);
         parameters.extend([problem.to_string().into(), next_at.into(), FAILURES.into()]);
         self.db.execute_one(sql, parameters).await.map(drop)
     }
 }
 
-/// Only while the lease stands and nobody cancelled.
-const HOLD: &str = "SELECT 1 FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
-const STEP: &str =
-    "UPDATE postcommit.job SET position = $4, done = done + $5, skipped = skipped + $6, total = $10, next_at = $7, state = $8, finished_at = $9,
-    failures = 0, lease_token = NULL, lease_until = NULL WHERE tenant = $1 AND id = $2 AND lease_token = $3";
+/// Finds the job only if this process still holds the lease and the job is not cancelled.
+const HOLD: &str = "SELECT 1
+    FROM postcommit.job
+    WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
+const STEP: &str = "UPDATE postcommit.job
+     SET position = $4, done = done + $5, skipped = skipped + $6, total = $10, next_at = $7, state = $8,
+       finished_at = $9, failures = 0, lease_token = NULL, lease_until = NULL
+     WHERE tenant = $1 AND id = $2 AND lease_token = $3";
 
-/// What the end of a slice writes, if the job is still ours.
+/// What the end of a slice writes, if this process still holds the lease.
 struct Fence {
     key: Vec<Value>,
     place: Option<Position>,
     next_at: Timestamp,
-    /// As they were when it was taken.
+    /// The counts of the job when it was leased.
     total: i64,
     accounted: i64,
 }
 
 impl Fence {
-    fn of(taken: &Taken, page: &Page<DeliveryKey>, next_at: Timestamp) -> Self {
+    fn of(taken: &TakenJob, page: &Page<DeliveryKey>, next_at: Timestamp) -> Self {
         let accounted = taken.job.done + taken.job.skipped;
         Self { key: Self::key(taken), place: page.more, next_at, total: taken.job.total, accounted }
     }
 
-    fn key(taken: &Taken) -> Vec<Value> {
+    fn key(taken: &TakenJob) -> Vec<Value> {
         vec![owner(taken.job.tenant), taken.job.id.into(), taken.token.into()]
     }
 
@@ -366,7 +377,7 @@ impl Fence {
         let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
         let ended = self.place.is_none();
         let (looked_at, done) = (count(looked_at), count(done));
-        // What was counted and is nowhere to be found at the end was moved by somebody else before its slice came.
+        // Deliveries that were counted but not found by any slice were changed otherwise before.
         let gone = if ended { (self.total - self.accounted - looked_at).max(0) } else { 0 };
         let skipped = looked_at - done + gone;
         let mut values = self.key.clone();
@@ -377,34 +388,34 @@ impl Fence {
             self.next_at.into(),
             if ended { "done" } else { "running" }.into(),
             ended.then_some(self.next_at).into(),
-            // Counting may have been given up, or missed what was being parked in that moment.
+            // The count may be a lower bound, or may have missed deliveries that were being parked at that moment.
             self.total.max(self.accounted + done + skipped).into(),
         ]);
         values
     }
 }
 
-/// The filter of an act: the states it takes, and of what waits only what was enqueued before.
+/// The filter of a job: the states of its action and, for a cancel, only deliveries that were enqueued before `bound`.
 fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
     let states = act.states();
-    // In whole milliseconds, as the ids are.
+    // In whole milliseconds, like the ids.
     let to = if act == Act::Cancel { filter.to.map_or(Some(bound), |to| Some(to.min(bound))) } else { filter.to };
     let to = to.map(|to| if act == Act::Cancel { Timestamp::from_micros(to.as_micros() / 1000 * 1000) } else { to });
     DeliveryFilter { states, to, before: None, stuck: None, ..filter.clone() }
 }
 
-fn walk_of(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryWalk<'_> {
-    let mut walk = DeliveryWalk::new(filter, None);
-    walk.ended_before = (act != Act::Cancel).then_some(bound);
-    walk
+fn list_of(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryList<'_> {
+    let mut list = DeliveryList::new(filter, None);
+    list.ended_before = (act != Act::Cancel).then_some(bound);
+    list
 }
 
-/// How the owner is stored.
+/// The stored tenant of a job: 0 is all tenants.
 fn owner(tenant: Option<i32>) -> Value {
     tenant.unwrap_or(0).into()
 }
 
-fn of_tenant(tenant: Option<i32>, parameters: &mut Parameters) -> String {
+fn of_tenant(tenant: Option<i32>, parameters: &mut SqlParameters) -> String {
     tenant.map(|tenant| format!(" AND tenant = {}", parameters.add(tenant))).unwrap_or_default()
 }
 
@@ -417,12 +428,12 @@ fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> 
     Ok(DeliveryFilter { tenant, ..filter })
 }
 
-/// An address is recognisable in what is shown and logged, not usable.
+/// Masks the address in a filter for display and logs.
 fn without_address(filter: DeliveryFilter) -> DeliveryFilter {
     DeliveryFilter { target: filter.target.map(|target| masked(&target)), ..filter }
 }
 
-/// For people. What a worker does is read by [`taken`], and refused when it cannot be.
+/// Reads a job for display. A worker reads it by [`taken`], which refuses unreadable columns.
 fn shown(row: &Row) -> Result<Job, DbError> {
     let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
     let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
@@ -449,12 +460,12 @@ fn shown(row: &Row) -> Result<Job, DbError> {
     Ok(job)
 }
 
-fn taken(row: &Row, token: Uuid) -> Result<Taken, DbError> {
+fn taken(row: &Row, token: Uuid) -> Result<TakenJob, DbError> {
     let job = shown(row)?;
     let filter = filter_of(row, job.tenant)?;
-    // Each of them bounds what is touched.
+    // These columns bound what the job touches, so they must be readable.
     let (_, _): (Timestamp, i32) = (row.get(5)?, row.get(10)?);
     let place: Option<String> = row.get(14)?;
     let place = place.map(|place| place.parse()).transpose().map_err(DbError::Unreadable)?;
-    Ok(Taken { filter, place, token, job })
+    Ok(TakenJob { filter, place, token, job })
 }

@@ -1,4 +1,5 @@
-//! Sending once more by hand what was sent for an entity. It is a notification of its own beside the first, which is not touched.
+//! Resends a notification of an entity on request of an operator. The resend is a new notification, and the first one
+//! is not changed.
 
 use postcommit::{Recipient, Source, key, limits};
 use postcommit_channel::model::{Facts, StoredNotification, recipients_of, short_name};
@@ -9,40 +10,41 @@ use uuid::Uuid;
 use crate::crash_point;
 use crate::db::columns::{Columns, in_order, names};
 use crate::db::{Db, DbError, postgres, sqlite};
-use crate::store::intake::accept::{Accepted, Said, enter_one_postgres, enter_one_sqlite};
-use crate::store::{AuditEntry, DeliveryFilter, Incoming, NotificationFilter, Refusal, Store};
+use crate::store::intake::accept::{Accepted, BatchItem, enter_one_postgres, enter_one_sqlite};
+use crate::store::{AuditEntry, DeliveryFilter, NotAccepted, NotificationFilter, NotificationRequest, Store};
 
-/// What somebody wants to have sent once more.
+/// A request to resend.
 #[derive(Debug, Clone)]
 pub struct Resend {
-    /// What it is about.
+    /// The entity.
     pub entity: String,
-    /// Over which channel.
+    /// The channel.
     pub channel: String,
-    /// Only of this event type; none is whatever was last.
+    /// Only this event type. `None` is the latest notification of any type.
     pub event_type: Option<String>,
-    /// The same again is not sent again.
+    /// A repeated request with the same id does not send again.
     pub request_id: String,
 }
 
 impl Resend {
-    /// Holds its names to what is allowed.
+    /// Checks the names.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] names the field and the limit.
-    pub fn check(&self) -> Result<(), Refusal> {
+    /// [`NotAccepted::Invalid`] names the field and the limit.
+    pub fn check(&self) -> Result<(), NotAccepted> {
         for (field, name) in [("channel", &self.channel), ("request_id", &self.request_id)] {
             short_name(field, name)
-                .map_err(|said| Refusal::invalid(field, said.split_once(": ").map_or(said.as_str(), |(_, problem)| problem)))?;
+                .map_err(|said| NotAccepted::invalid(field, said.split_once(": ").map_or(said.as_str(), |(_, problem)| problem)))?;
         }
         let length = self.event_type.as_ref().map_or(1, |name| name.chars().count());
         if !(1..=limits::NAME_CHARS).contains(&length) {
-            return Err(Refusal::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
+            return Err(NotAccepted::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
         }
         Ok(())
     }
 
-    /// `manual:{entity}:{channel}:{template}:{request}`, without a template. A long entity is told by its hash.
+    /// The idempotency key: `manual:{entity}:{channel}:{template}:{request}` with an empty template. A long entity is
+    /// replaced by its hash.
     fn key(&self) -> String {
         let of = |entity: &str| key::of("manual", &[entity, &self.channel, "", &self.request_id]);
         let plain = of(&self.entity);
@@ -54,21 +56,20 @@ impl Resend {
     }
 }
 
-/// What will be sent once more.
+/// A resend that is ready to be enqueued.
 #[derive(Debug, Clone)]
 pub struct Copied {
-    /// Everything of the first one but its times, to those whom it reached on the channel, and by that channel alone.
-    pub incoming: Incoming,
-    /// The first one.
+    /// A copy of the first notification without its times, to the recipients whom it reached on the channel, and on
+    /// that channel only.
+    pub request: NotificationRequest,
+    /// The first notification.
     of: Uuid,
 }
 
 impl Store {
-    /// What this very request was answered with before, if it was: the same again is told the same, whatever came in between.
-    ///
-    /// # Errors
-    /// As the database says; and when the request was for another event type.
-    pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, Refusal> {
+    /// The result of an earlier request with the same id, if there was one. A repeated request gets the same answer. It
+    /// is a conflict if the event type differs.
+    pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, NotAccepted> {
         let filter =
             NotificationFilter { tenant: Some(tenant), idempotency_key: Some(wish.key()), limit: 1, ..NotificationFilter::default() };
         let Some(first) = self.notification_rows(&filter).await?.rows.pop() else { return Ok(None) };
@@ -76,37 +77,34 @@ impl Store {
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
     }
 
-    /// The newest notification of an entity that was sent over the channel, ready to be sent once more. None when nothing was.
+    /// A copy of the newest notification of the entity that was sent on the channel. `None` if there is none.
     ///
     /// # Errors
-    /// As the database says; and when nobody can be reached that way any more.
-    pub async fn copied(&self, tenant: i32, wish: &Resend) -> Result<Option<Copied>, Refusal> {
+    /// When no recipient can be reached on the channel any more, or the database fails.
+    pub async fn copied(&self, tenant: i32, wish: &Resend) -> Result<Option<Copied>, NotAccepted> {
         let Some(of) = self.newest_over(tenant, wish).await? else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
         let providers = self.providers_of(tenant).await?;
         let recipients = recipients_of(&note, &self.facts_over(tenant, of, &wish.channel).await?);
         if recipients.is_empty() {
-            let problem = format!("nobody whom notification {of} names can be reached on {:?} any more", wish.channel);
-            return Err(Refusal::invalid("channel", problem));
+            let problem = format!("no recipient of notification {of} can be reached on {:?} any more", wish.channel);
+            return Err(NotAccepted::invalid("channel", problem));
         }
         for recipient in &recipients {
             let Recipient::Provider { provider, .. } = recipient else { continue };
             if !providers.iter().any(|known| known.name == *provider && known.enabled) {
-                return Err(Refusal::invalid(
+                return Err(NotAccepted::invalid(
                     "channel",
                     format!("notification {of} went by provider {provider:?}, which is gone or disabled"),
                 ));
             }
         }
-        let incoming = Incoming::read(&said_again(&note, wish, &recipients)?, &note.tenant_name)?;
-        Ok(Some(Copied { incoming, of }))
+        let request = NotificationRequest::read(&said_again(&note, wish, &recipients)?, &note.tenant_name)?;
+        Ok(Some(Copied { request, of }))
     }
 
-    /// Enqueues it, and enters who asked for it in the audit log, in one commit. Not for a store of one tenant.
-    ///
-    /// # Errors
-    /// As [`Store::accept`].
-    pub async fn resend(&self, tenant: i32, wish: &Resend, copied: Copied) -> Result<Accepted, Refusal> {
+    /// Enqueues the copy and writes the audit entry in one commit. Not for a handle of one tenant.
+    pub async fn resend(&self, tenant: i32, wish: &Resend, copied: Copied) -> Result<Accepted, NotAccepted> {
         let Resend { entity, channel, event_type, request_id } = wish;
         let details = json!({"entity": entity, "channel": channel, "event_type": event_type, "request_id": request_id, "of": copied.of});
         let entry = move |id: Uuid| AuditEntry::new(tenant, "entity.resend", id.to_string()).details(details.clone());
@@ -115,7 +113,7 @@ impl Store {
             Db::Postgres(db) => {
                 let mut client = db.client().await?;
                 let transaction = client.transaction().await.map_err(postgres::refused)?;
-                let accepted = enter_one_postgres(&transaction, &copied.incoming).await?;
+                let accepted = enter_one_postgres(&transaction, &copied.request).await?;
                 if !accepted.duplicate {
                     postgres::run(&transaction, &self.audit(entry(accepted.id))).await?;
                 }
@@ -125,7 +123,7 @@ impl Store {
             }
             Db::Sqlite(db) => {
                 let this = self.clone();
-                let enter = enter_one_sqlite(&copied.incoming)?;
+                let enter = enter_one_sqlite(&copied.request)?;
                 db.write(move |connection| {
                     let accepted = enter(connection)?;
                     if !accepted.duplicate {
@@ -142,7 +140,7 @@ impl Store {
         if !accepted.conflict {
             return Ok(accepted);
         }
-        // Two of the same request at once, and something new in between: one of them copied that.
+        // Two concurrent requests with the same id may copy different notifications if a new one was sent in between.
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
@@ -163,7 +161,7 @@ impl Store {
             entity: Some(wish.entity.clone()),
             channel: Some(wish.channel.clone()),
             event_type: wish.event_type.clone(),
-            // What was taken back, too late or given up never went out, and what waits still will.
+            // Cancelled, expired and parked deliveries were never sent, and waiting ones will be.
             states: vec!["sent".into(), "delivered".into()],
             limit: 1,
             ..DeliveryFilter::default()
@@ -181,12 +179,12 @@ impl Store {
     }
 }
 
-/// The first one as it was said, without its times and its trace: those are the new one's own.
+/// The first notification as JSON, without its times and its trace.
 fn said_again(note: &StoredNotification, wish: &Resend, recipients: &[Recipient]) -> Result<String, DbError> {
-    // Plain SQL may have written what is no source of ours.
+    // An application may have written any JSON as source by plain SQL.
     let mut source: Source = note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
     (source.enqueued_at, source.traceparent) = (None, None);
-    let said = Said {
+    let said = BatchItem {
         event_type: &note.event_type,
         payload: &note.payload,
         idempotency_key: &wish.key(),

@@ -1,58 +1,79 @@
-//! Who beside this installation's own roles could reach it, on PostgreSQL: for `doctor` and the start of a server.
+//! Logins and roles outside this installation that can reach it, on PostgreSQL: for `doctor` and the start of a server.
 
 use crate::db::{Db, DbError, Row};
 use crate::store::Store;
 
-/// How many logins or tables are named; the others are counted.
+/// How many logins or tables are named. The others are counted.
 const NAMED: usize = 5;
 
-/// What other logins of the cluster can do here.
+/// What other logins of the cluster can reach in this database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The database, as SQL names it.
+    /// The quoted name of the database.
     pub database: String,
-    /// Logins that may connect only because everybody may: CONNECT is granted to PUBLIC. At most 5.
+    /// Logins that may connect only because CONNECT is granted to PUBLIC. At most 5.
     pub strangers: Vec<String>,
-    /// How many there are in all.
+    /// The number of such logins.
     pub strangers_in_all: i64,
-    /// Logins of this installation that would need CONNECT of their own.
+    /// Logins of this installation that would need a grant of CONNECT of their own.
     pub ours: Vec<String>,
-    /// Roles that are none of ours and hold privileges on our schema or what is in it, with what they hold them on, separated by `; `.
+    /// Other roles with privileges on our schema or its objects, with these objects separated by `; `.
     pub holders: Vec<(String, String)>,
 }
 
-/// Our roles, and the owner of the schema.
-const OURS: &str = "ours AS (SELECT n.nspowner AS oid FROM pg_namespace n WHERE n.nspname = 'postcommit'
-      UNION SELECT r.oid FROM pg_roles r, unnest('{owner,producer,worker,reader,tenant}'::text[]) kind WHERE r.rolname = postcommit.role_name(kind)),
-    here AS (SELECT d.datname, d.datdba, coalesce(d.datacl, acldefault('d', d.datdba)) AS acl FROM pg_database d WHERE d.datname = current_database())";
+/// CTEs: `ours` are our roles and the owner of the schema, `here` is this database.
+const OURS: &str = "ours AS (SELECT n.nspowner AS oid
+      FROM pg_namespace n
+      WHERE n.nspname = 'postcommit'
+      UNION SELECT r.oid
+      FROM pg_roles r, unnest('{owner,producer,worker,reader,tenant}'::text[]) kind
+      WHERE r.rolname = postcommit.role_name(kind)),
+    here AS (SELECT d.datname, d.datdba, coalesce(d.datacl, acldefault('d', d.datdba)) AS acl
+      FROM pg_database d
+      WHERE d.datname = current_database())";
 
-/// Logins that connect by PUBLIC's CONNECT alone.
-const STRANGERS: &str = "SELECT quote_ident(r.rolname), count(*) OVER () FROM pg_roles r, here
-    WHERE r.rolcanlogin AND NOT r.rolsuper AND r.rolname <> current_user AND NOT pg_has_role(r.oid, here.datdba, 'MEMBER')
+/// Logins that can connect only by the CONNECT of PUBLIC.
+const STRANGERS: &str = "SELECT quote_ident(r.rolname), count(*) OVER ()
+    FROM pg_roles r, here
+    WHERE r.rolcanlogin AND NOT r.rolsuper AND r.rolname <> current_user
+      AND NOT pg_has_role(r.oid, here.datdba, 'MEMBER')
       AND NOT EXISTS (SELECT FROM ours WHERE pg_has_role(r.oid, ours.oid, 'MEMBER'))
       AND EXISTS (SELECT FROM aclexplode(here.acl) a WHERE a.grantee = 0 AND a.privilege_type = 'CONNECT')
-      AND NOT EXISTS (SELECT FROM aclexplode(here.acl) a WHERE a.grantee <> 0 AND a.privilege_type = 'CONNECT' AND pg_has_role(r.oid, a.grantee, 'USAGE'))
+      AND NOT EXISTS (SELECT FROM aclexplode(here.acl) a
+        WHERE a.grantee <> 0 AND a.privilege_type = 'CONNECT' AND pg_has_role(r.oid, a.grantee, 'USAGE'))
     ORDER BY 1";
 
-/// Logins that the installation needs.
-const MEMBERS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r, here WHERE r.rolcanlogin AND NOT r.rolsuper AND r.oid <> here.datdba
+/// Logins that the installation needs to connect.
+const MEMBERS: &str = "SELECT quote_ident(r.rolname)
+    FROM pg_roles r, here
+    WHERE r.rolcanlogin AND NOT r.rolsuper AND r.oid <> here.datdba
       AND (r.rolname = current_user OR EXISTS (SELECT FROM ours WHERE pg_has_role(r.oid, ours.oid, 'MEMBER')))
     ORDER BY 1";
 
-/// Who was granted something here and is nobody of ours. A grantee of 0 is PUBLIC.
-const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role, string_agg(DISTINCT granted.name, '; ' ORDER BY granted.name) FROM (
-      SELECT 'schema postcommit' AS name, a.grantee FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.nspname = 'postcommit'
-      UNION ALL SELECT c.oid::regclass::text, a.grantee FROM pg_class c, aclexplode(c.relacl) a WHERE c.relnamespace = 'postcommit'::regnamespace
-      UNION ALL SELECT c.oid::regclass::text, a.grantee FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid, aclexplode(t.attacl) a
-        WHERE c.relnamespace = 'postcommit'::regnamespace
-      UNION ALL SELECT p.oid::regprocedure::text, a.grantee FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
-        WHERE p.pronamespace = 'postcommit'::regnamespace) granted
+/// Other roles that were granted privileges here. A grantee of 0 is PUBLIC.
+const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role,
+      string_agg(DISTINCT granted.name, '; ' ORDER BY granted.name)
+    FROM (SELECT 'schema postcommit' AS name, a.grantee
+      FROM pg_namespace n, aclexplode(n.nspacl) a
+      WHERE n.nspname = 'postcommit'
+      UNION ALL SELECT c.oid::regclass::text, a.grantee
+      FROM pg_class c, aclexplode(c.relacl) a
+      WHERE c.relnamespace = 'postcommit'::regnamespace
+      UNION ALL SELECT c.oid::regclass::text, a.grantee
+      FROM pg_class c
+      JOIN pg_attribute t ON t.attrelid = c.oid, aclexplode(t.attacl) a
+      WHERE c.relnamespace = 'postcommit'::regnamespace
+      UNION ALL SELECT p.oid::regprocedure::text, a.grantee
+      FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+      WHERE p.pronamespace = 'postcommit'::regnamespace) granted
     LEFT JOIN pg_roles r ON r.oid = granted.grantee
-    WHERE NOT coalesce(r.rolsuper, false) AND (granted.grantee = 0 OR NOT EXISTS (SELECT FROM ours WHERE pg_has_role(granted.grantee, ours.oid, 'MEMBER')))
-    GROUP BY 1 ORDER BY 1";
+    WHERE NOT coalesce(r.rolsuper, false)
+      AND (granted.grantee = 0 OR NOT EXISTS (SELECT FROM ours WHERE pg_has_role(granted.grantee, ours.oid, 'MEMBER')))
+    GROUP BY 1
+    ORDER BY 1";
 
 impl Store {
-    /// Who else could reach this database. None on SQLite, where the file's mode decides.
+    /// Reads which other logins can reach this database. `None` on SQLite, where the file's mode decides.
     pub async fn access(&self) -> Result<Option<Access>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let ask = async |sql: &str| self.db.query_once(&format!("WITH {OURS} {sql}"), vec![]).await;
@@ -70,7 +91,7 @@ impl Store {
 }
 
 impl Access {
-    /// What an operator should know of it, a sentence each; none when nobody else can reach us.
+    /// Notes for the operator, one sentence each. Empty if no other login can reach the database.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();

@@ -1,91 +1,110 @@
-//! What the PostgreSQL server around us says and does: whether commits are durable, and who holds back its cleaning. For `doctor`.
+//! The PostgreSQL server: whether commits are durable, and what holds back vacuum. For `doctor`.
 
 use std::time::Duration;
 
 use crate::db::{Db, DbError, Row, Value};
 use crate::store::Store;
 
-/// Where somebody chose commits that do not wait for the disk.
+/// A place where `synchronous_commit` is set so that commits do not wait for the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeakCommit {
     /// `database app`, `role app`, `role app in database app`, `every role`, or `server`.
     pub place: String,
-    /// `off`; or `local` or `remote_write` where the server waits for standbys.
+    /// `off`, or, where the server has synchronous standbys, `local` or `remote_write`.
     pub value: String,
 }
 
-/// What a crash of the server may cost.
+/// What a crash of the server may destroy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Durability {
-    /// Off: a crash of the machine may destroy the whole cluster.
+    /// `false`: a crash of the machine may destroy the whole cluster.
     pub fsync: bool,
-    /// Off: so may one in the middle of writing a page.
+    /// `false`: a crash while a page is written may destroy the cluster.
     pub full_page_writes: bool,
-    /// Who commits without waiting. Our own connections do not.
+    /// Places with weak commits. Our own connections always wait.
     pub weak: Vec<WeakCommit>,
 }
 
-/// What keeps rows that nobody needs any more.
+/// The kinds of objects that hold back vacuum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// A transaction of a session.
     Session,
-    /// A standby that reports what its queries still read.
+    /// A standby with `hot_standby_feedback`.
     Standby,
-    /// A transaction that was prepared and neither committed nor rolled back.
+    /// A prepared transaction that was neither committed nor rolled back.
     Prepared,
     /// A replication slot.
     Slot,
 }
 
-/// A snapshot that somebody holds: rows that died after it cannot be removed.
+/// A held snapshot: vacuum cannot remove rows that died after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldSnapshot {
-    /// What holds it.
+    /// The kind of the holder.
     pub holder: Holder,
-    /// Its process, if it has one.
+    /// The process id, if there is one.
     pub pid: Option<i32>,
-    /// The session's application, the transaction's or the slot's name.
+    /// The application name of the session, or the name of the transaction or slot.
     pub name: String,
-    /// Whose it is.
+    /// The user that owns it.
     pub user: Option<String>,
-    /// What the session does, e.g. `idle in transaction`; none for a login without `pg_read_all_stats`.
+    /// The state of the session, for example `idle in transaction`. `None` for a login without `pg_read_all_stats`.
     pub state: Option<String>,
-    /// For how long; none for slots, and for a login without `pg_read_all_stats`.
+    /// For how long it is held. `None` for slots, and for a login without `pg_read_all_stats`.
     pub age: Option<Duration>,
     /// How many transactions have begun since.
     pub transactions: i64,
 }
 
-/// A transaction that has neither written nor keeps a snapshot holds nothing back, nor does vacuum itself. Beside this database's there are standbys.
-const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transactions FROM (
-      SELECT CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder, pid, application_name::text AS name, usename::text AS owner, state::text,
-        extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds, greatest(age(backend_xmin), age(backend_xid))::bigint AS transactions
-      FROM pg_stat_activity WHERE (datname = current_database() OR backend_type = 'walsender') AND coalesce(backend_xmin, backend_xid) IS NOT NULL
-        AND pid <> pg_backend_pid() AND backend_type IS DISTINCT FROM 'autovacuum worker'
-      UNION ALL SELECT 'prepared', NULL, gid, owner::text, NULL, extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)::bigint
-      FROM pg_prepared_xacts WHERE database = current_database()
-      UNION ALL SELECT 'slot', active_pid, slot_name::text, NULL, CASE WHEN active THEN 'active' ELSE 'not in use' END, NULL, age(xmin)::bigint
-      FROM pg_replication_slots WHERE xmin IS NOT NULL
-    ) held WHERE seconds >= $1 OR (seconds IS NULL AND transactions >= $2) ORDER BY seconds DESC NULLS LAST, transactions DESC LIMIT 5";
+/// Holders of old snapshots in this database, and standbys. A transaction that has neither written nor holds a snapshot
+/// holds back nothing, and neither does vacuum itself.
+const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transactions
+    FROM (SELECT CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder, pid,
+        application_name::text AS name, usename::text AS owner, state::text,
+        extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
+        greatest(age(backend_xmin), age(backend_xid))::bigint AS transactions
+      FROM pg_stat_activity
+      WHERE (datname = current_database() OR backend_type = 'walsender')
+        AND coalesce(backend_xmin, backend_xid) IS NOT NULL AND pid <> pg_backend_pid()
+        AND backend_type IS DISTINCT FROM 'autovacuum worker'
+      UNION ALL SELECT 'prepared', NULL, gid, owner::text, NULL,
+        extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)::bigint
+      FROM pg_prepared_xacts
+      WHERE database = current_database()
+      UNION ALL SELECT 'slot', active_pid, slot_name::text, NULL, CASE WHEN active THEN 'active' ELSE 'not in use' END,
+        NULL, age(xmin)::bigint
+      FROM pg_replication_slots
+      WHERE xmin IS NOT NULL) held
+    WHERE seconds >= $1 OR (seconds IS NULL AND transactions >= $2)
+    ORDER BY seconds DESC NULLS LAST, transactions DESC
+    LIMIT 5";
 
-/// What is kept for sessions to come, in this database or in all: of roles that can use our schema, what is said of a role in this database rather than in all.
-/// The last column: whether it is what this very login begins with, and not what the server says.
-const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0 OR r.rolname = session_user
-    FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) AS c (setting)
-    LEFT JOIN pg_database d ON d.oid = s.setdatabase LEFT JOIN pg_roles r ON r.oid = s.setrole
+/// Settings of `synchronous_commit` for databases and roles, in this database or in all, of roles that can use our
+/// schema. A setting of a role in this database overrides one of the role in all databases. The last column: whether
+/// the setting applies to this login, so that its initial value does not come from the server.
+const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0
+      OR r.rolname = session_user
+    FROM pg_db_role_setting s
+    CROSS JOIN unnest(s.setconfig) AS c (setting)
+    LEFT JOIN pg_database d ON d.oid = s.setdatabase
+    LEFT JOIN pg_roles r ON r.oid = s.setrole
     WHERE c.setting LIKE 'synchronous\\_commit=%' AND (s.setdatabase = 0 OR d.datname = current_database())
       AND (s.setrole = 0 OR has_schema_privilege(s.setrole, 'postcommit', 'USAGE'))
-      AND NOT (s.setdatabase = 0 AND s.setrole <> 0 AND EXISTS (SELECT FROM pg_db_role_setting o JOIN pg_database here ON here.oid = o.setdatabase
-        WHERE o.setrole = s.setrole AND here.datname = current_database() AND EXISTS (SELECT FROM unnest(o.setconfig) AS n (setting) WHERE n.setting LIKE 'synchronous\\_commit=%')))
+      AND NOT (s.setdatabase = 0 AND s.setrole <> 0
+        AND EXISTS (SELECT FROM pg_db_role_setting o
+          JOIN pg_database here ON here.oid = o.setdatabase
+          WHERE o.setrole = s.setrole AND here.datname = current_database()
+            AND EXISTS (SELECT FROM unnest(o.setconfig) AS n (setting) WHERE n.setting LIKE 'synchronous\\_commit=%')))
     ORDER BY 1, 2";
 
-/// `reset_val` is what a session begins with, before ours raise it.
+/// Settings of the server. `reset_val` is the value a session begins with, before our connections raise it.
 const SAID: &str = "SELECT current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
-    (SELECT s.reset_val FROM pg_settings s WHERE s.name = 'synchronous_commit'), current_setting('synchronous_standby_names') <> ''";
+    (SELECT s.reset_val FROM pg_settings s WHERE s.name = 'synchronous_commit'),
+    current_setting('synchronous_standby_names') <> ''";
 
 impl Store {
-    /// What a crash of the server may cost. None on SQLite, whose commits always wait.
+    /// Reads what a crash of the server may destroy. `None` on SQLite, whose commits always wait for the disk.
     pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let rows = self.db.query(SAID, vec![]).await?;
@@ -96,7 +115,7 @@ impl Store {
             weak.push(WeakCommit { place: place(&row)?, value: plain(row.get(2)?) });
             ours |= row.get::<bool>(3)?;
         }
-        // What neither a database nor a role says to this login comes from the server.
+        // A value that neither a database nor a role sets for this login comes from the server.
         if !ours {
             weak.push(WeakCommit { place: "server".into(), value: begins_with });
         }
@@ -104,8 +123,8 @@ impl Store {
         Ok(Some(Durability { fsync: said.get(0)?, full_page_writes: said.get(1)?, weak }))
     }
 
-    /// Who has held a snapshot for so long, or, where nobody can tell how long that is, for so many transactions: the oldest five. None on SQLite, where
-    /// readers only keep the WAL from being reset.
+    /// Snapshots that are held for longer than `longer_than`, or, where the age is unknown, for `transactions`
+    /// transactions: the oldest five. Empty on SQLite, where readers only keep the WAL from being reset.
     pub async fn held_snapshots(&self, longer_than: Duration, transactions: i64) -> Result<Vec<HeldSnapshot>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(vec![]) };
         let rows = self.db.query(HELD, vec![Value::Real(longer_than.as_secs_f64()), transactions.into()]).await?;
@@ -123,7 +142,7 @@ fn place(row: &Row) -> Result<String, DbError> {
     })
 }
 
-/// As it was typed; PostgreSQL knows more words for off.
+/// The value as it was set, with other spellings of `off` normalized.
 fn plain(value: String) -> String {
     if ["false", "no", "0"].contains(&value.as_str()) { "off".into() } else { value }
 }

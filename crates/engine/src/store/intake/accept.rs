@@ -1,4 +1,4 @@
-//! Accepting notifications from outside, many in one commit, each with its own answer.
+//! Accepts notifications from outside. One commit takes many, and each gets its own result.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,28 +14,29 @@ use crate::db::postgres::Postgres;
 use crate::db::sqlite::{Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, Transaction, Value, postgres};
 use crate::store::Store;
-use crate::store::intake::enqueue::New;
-use crate::store::intake::request::{Incoming, Refusal};
+use crate::store::intake::enqueue::NewNotification;
+use crate::store::intake::request::{NotAccepted, NotificationRequest};
 
-/// Notifications of one commit at most.
+/// The most notifications of one commit.
 pub const BATCH: usize = postcommit::limits::BATCH;
 
-/// What was accepted. It is durable.
+/// An accepted notification. It is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accepted {
-    /// Its id; the first one's, when the key stood already.
+    /// The id of the notification. If the key was used before, the id of the first one.
     pub id: Uuid,
-    /// The key stood already: nothing was enqueued.
+    /// The key was used before: nothing was enqueued.
     pub duplicate: bool,
-    /// And it stands for other content: that was noted.
+    /// The key was used before with other content. The conflict was recorded.
     pub conflict: bool,
 }
 
-type Answer = Result<Accepted, Refusal>;
+pub(in crate::store) type AcceptResult = Result<Accepted, NotAccepted>;
 
 impl Store {
-    /// Enqueues and commits them together. Answers for each, in the order given; one that is refused holds no other up. What is answered with an id is durable.
-    pub async fn accept(&self, batch: Vec<Incoming>) -> Vec<Answer> {
+    /// Enqueues and commits a batch together. Returns a result for each, in order. A refused one does not affect the
+    /// others. An id is returned only when it is durable.
+    pub async fn accept(&self, batch: Vec<NotificationRequest>) -> Vec<AcceptResult> {
         crash_point!("enqueue.before");
         let mut answers = Vec::with_capacity(batch.len());
         let mut rest = batch;
@@ -54,9 +55,10 @@ impl Store {
     }
 }
 
-/// All in one statement. Where it is refused, half of it and half of it again, so that in the end only what is at fault is. Where somebody holds a key, each for
-/// itself: an application's transaction that stays open must not keep anybody waiting but those who use its key.
-async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
+/// PostgreSQL: accepts a batch in one statement. If the statement is refused, the batch is split in halves until only
+/// the faulty requests are refused. If a key is locked, the requests are accepted one by one: an open transaction of an
+/// application must delay only requests with its key.
+async fn accept_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let mut answers = Vec::with_capacity(batch.len());
     let mut parts = vec![batch];
     let mut held = HashSet::new();
@@ -64,7 +66,7 @@ async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
         if let [one] = part
             && held.contains(&key_of(one))
         {
-            answers.push(Err(Refusal::Held));
+            answers.push(Err(NotAccepted::Held));
             continue;
         }
         match enter_postgres(db, part).await {
@@ -76,12 +78,12 @@ async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
             Err(problem) if postgres::is_held(&problem) => match part {
                 [one] => {
                     held.insert(key_of(one));
-                    answers.push(Err(Refusal::Held));
+                    answers.push(Err(NotAccepted::Held));
                 }
                 many => parts.extend(many.chunks(1).rev()),
             },
             Err(problem) => {
-                let refusal = Refusal::from(problem);
+                let refusal = NotAccepted::from(problem);
                 answers.extend(part.iter().map(|_| Err(refusal.clone())));
             }
         }
@@ -89,16 +91,18 @@ async fn accept_postgres(db: &Postgres, batch: &[Incoming]) -> Vec<Answer> {
     answers
 }
 
-/// What of it may be held.
-pub(crate) fn key_of(incoming: &Incoming) -> (String, String) {
-    (incoming.note().tenant.clone(), incoming.note().idempotency_key.clone())
+/// Tenant and idempotency key of a request, which another transaction may have locked.
+pub(crate) fn key_of(request: &NotificationRequest) -> (String, String) {
+    (request.note().tenant.clone(), request.note().idempotency_key.clone())
 }
 
-/// A key is waited for this long, which is many commits.
+/// Waits at most one second for a locked key, which is many commits.
 const ACCEPT_POSTGRES: &str = "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '1s', true))
-    SELECT a.id, a.duplicate, a.conflict FROM patience, LATERAL postcommit.accept(CASE WHEN patience IS NOT NULL THEN $1::jsonb END) a ORDER BY a.place";
+    SELECT a.id, a.duplicate, a.conflict
+    FROM patience, LATERAL postcommit.accept(CASE WHEN patience IS NOT NULL THEN $1::jsonb END) a
+    ORDER BY a.place";
 
-async fn enter_postgres(db: &Postgres, batch: &[Incoming]) -> Result<Vec<Accepted>, DbError> {
+async fn enter_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Result<Vec<Accepted>, DbError> {
     let said = said(batch)?;
     let client = db.client().await?;
     let statement = client.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
@@ -109,16 +113,16 @@ async fn enter_postgres(db: &Postgres, batch: &[Incoming]) -> Result<Vec<Accepte
     Ok(rows.iter().map(accepted).collect())
 }
 
-/// One, as part of a transaction that does more.
-pub(in crate::store) async fn enter_one_postgres(transaction: &Transaction<'_>, one: &Incoming) -> Result<Accepted, DbError> {
+/// Accepts one notification within a larger transaction.
+pub(in crate::store) async fn enter_one_postgres(transaction: &Transaction<'_>, one: &NotificationRequest) -> Result<Accepted, DbError> {
     let said = said(std::slice::from_ref(one))?;
     let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     rows.first().map(accepted).ok_or_else(|| DbError::Unreadable("no answer for a notification".into()))
 }
 
-pub(in crate::store) fn said(batch: &[Incoming]) -> Result<Value, DbError> {
-    let said: Vec<Said<'_>> = batch.iter().map(Said::of).collect();
+pub(in crate::store) fn said(batch: &[NotificationRequest]) -> Result<Value, DbError> {
+    let said: Vec<BatchItem<'_>> = batch.iter().map(BatchItem::of).collect();
     Ok(Value::Json(serde_json::to_string(&said).map_err(|e| DbError::Unreadable(e.to_string()))?))
 }
 
@@ -126,9 +130,9 @@ fn accepted(row: &tokio_postgres::Row) -> Accepted {
     Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }
 }
 
-/// A notification as the database's function reads it: JSON within it is passed on as it was written.
+/// A notification as the function `postcommit.accept` reads it. JSON inside is passed on as it was written.
 #[derive(Serialize)]
-pub(in crate::store) struct Said<'a> {
+pub(in crate::store) struct BatchItem<'a> {
     pub(in crate::store) event_type: &'a str,
     pub(in crate::store) payload: &'a RawValue,
     pub(in crate::store) idempotency_key: &'a str,
@@ -160,12 +164,12 @@ pub(in crate::store) struct Said<'a> {
     pub(in crate::store) schema_version: Option<i32>,
 }
 
-impl<'a> Said<'a> {
-    fn of(incoming: &'a Incoming) -> Self {
-        let note: &Notification = incoming.note();
+impl<'a> BatchItem<'a> {
+    fn of(request: &'a NotificationRequest) -> Self {
+        let note: &Notification = request.note();
         Self {
             event_type: &note.event_type,
-            payload: incoming.payload(),
+            payload: request.payload(),
             idempotency_key: &note.idempotency_key,
             tenant: &note.tenant,
             entity: note.entity.as_deref(),
@@ -174,7 +178,7 @@ impl<'a> Said<'a> {
             title: note.title.as_deref(),
             body: note.body.as_deref(),
             action_url: note.action_url.as_deref(),
-            data: incoming.data(),
+            data: request.data(),
             priority: note.priority,
             due_at: note.due_at,
             expires_at: note.expires_at,
@@ -186,16 +190,16 @@ impl<'a> Said<'a> {
     }
 }
 
-/// All in one piece of work for the writer. A refused row undoes its own statement and no other.
-async fn accept_sqlite(db: &Sqlite, batch: &[Incoming]) -> Vec<Answer> {
+/// SQLite: accepts a batch in one write. A refused row undoes only its own statement.
+async fn accept_sqlite(db: &Sqlite, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let count = batch.len();
-    let rows: Result<Vec<Row>, DbError> = batch.iter().map(Row::of).collect();
-    let rows: Arc<[Row]> = match rows {
+    let rows: Result<Vec<ViewRow>, DbError> = batch.iter().map(ViewRow::of).collect();
+    let rows: Arc<[ViewRow]> = match rows {
         Ok(rows) => rows.into(),
         Err(problem) => return vec![Err(problem.into()); count],
     };
     let written = db.write(move |connection| {
-        let answers: Result<Vec<Answer>, DbError> = rows.iter().map(|row| row.enter(connection)).collect();
+        let answers: Result<Vec<AcceptResult>, DbError> = rows.iter().map(|row| row.enter(connection)).collect();
         crash_point!("enqueue.in_tx");
         answers
     });
@@ -205,37 +209,43 @@ async fn accept_sqlite(db: &Sqlite, batch: &[Incoming]) -> Vec<Answer> {
     }
 }
 
-/// One, as part of a piece of work that does more.
+/// Accepts one notification within a larger write.
 pub(in crate::store) fn enter_one_sqlite(
-    one: &Incoming,
+    one: &NotificationRequest,
 ) -> Result<impl Fn(&Connection) -> Result<Accepted, DbError> + Send + 'static, DbError> {
-    let row = Row::of(one)?;
+    let row = ViewRow::of(one)?;
     Ok(move |connection: &Connection| row.enter_new(connection))
 }
 
-/// A notification as its row is written.
-pub(in crate::store) struct Row {
-    pub(in crate::store) new: New,
+/// A notification as the view `postcommit_enqueue` takes it.
+pub(in crate::store) struct ViewRow {
+    pub(in crate::store) new: NewNotification,
     due_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
 }
 
-const FIRST_SQLITE: &str = "SELECT i.notification_id, (SELECT count(*) FROM postcommit_key_conflict c WHERE c.tenant = i.tenant AND c.notification_id = i.notification_id)
-    FROM postcommit_idempotency i JOIN postcommit_tenant t ON t.id = i.tenant WHERE t.name = ?1 AND i.key = ?2";
-const VIEW_SQLITE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant, entity, recipients, channels, title, body, action_url, data, priority,
-      due_at, expires_at, source, correlation_id, topic, schema_version)
+const FIRST_SQLITE: &str = "SELECT i.notification_id,
+      (SELECT count(*)
+        FROM postcommit_key_conflict c
+        WHERE c.tenant = i.tenant AND c.notification_id = i.notification_id)
+    FROM postcommit_idempotency i
+    JOIN postcommit_tenant t ON t.id = i.tenant
+    WHERE t.name = ?1 AND i.key = ?2";
+const VIEW_SQLITE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant, entity,
+      recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id, topic,
+      schema_version)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
 
-impl Row {
-    pub(in crate::store) fn of(incoming: &Incoming) -> Result<Self, DbError> {
-        let note = incoming.note();
-        let mut new = New::of(note).map_err(|e| DbError::Unreadable(e.to_string()))?;
-        new.payload = incoming.payload().get().to_owned();
-        new.data = incoming.data().map(|data| data.get().to_owned());
+impl ViewRow {
+    pub(in crate::store) fn of(request: &NotificationRequest) -> Result<Self, DbError> {
+        let note = request.note();
+        let mut new = NewNotification::of(note).map_err(|e| DbError::Unreadable(e.to_string()))?;
+        new.payload = request.payload().get().to_owned();
+        new.data = request.data().map(|data| data.get().to_owned());
         Ok(Self { new, due_at: note.due_at, expires_at: note.expires_at })
     }
 
-    fn enter(&self, connection: &Connection) -> Result<Answer, DbError> {
+    fn enter(&self, connection: &Connection) -> Result<AcceptResult, DbError> {
         match self.enter_new(connection) {
             Ok(accepted) => Ok(Ok(accepted)),
             Err(problem @ DbError::Refused { .. }) => Ok(Err(problem.into())),
@@ -250,14 +260,15 @@ impl Row {
         {
             return Ok(Accepted { id, duplicate: false, conflict: false });
         }
-        // Times to be judged, or a key that stands: the view decides, and what it noted tells.
+        // The request has times to be checked, or a key that was used before. The view decides, and the recorded
+        // conflicts show how.
         let before = self.first(connection)?;
         self.enter_by_view(connection)?;
-        let (id, noted) = self.first(connection)?.ok_or_else(|| DbError::Unreadable("what was enqueued is gone".into()))?;
+        let (id, noted) = self.first(connection)?.ok_or_else(|| DbError::Unreadable("the enqueued notification is gone".into()))?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 
-    /// Who holds the key, and how often somebody used it with other content.
+    /// The notification that holds the key, and how many conflicts it has.
     fn first(&self, connection: &Connection) -> Result<Option<(Uuid, i64)>, DbError> {
         Prepared::on(connection, FIRST_SQLITE)?.first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))
     }

@@ -1,5 +1,5 @@
-//! Enqueueing on our own connection. On PostgreSQL it goes through the SDK, as any application would; on SQLite, where one thread writes for everybody,
-//! only what the view alone can judge.
+//! Enqueues on a connection of our own. On PostgreSQL this goes through the SDK, as in any application. On SQLite,
+//! where one thread writes for all callers, the view is used only where it has something to check.
 
 use std::time::Duration;
 
@@ -13,25 +13,22 @@ use crate::db::sqlite::{Id, Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, sqlite};
 use crate::store::Store;
 
-/// How long a notification lives that names no expiry.
+/// The lifetime of a notification without an expiry.
 const EXPIRY: Duration = Duration::from_secs(limits::EXPIRY_DAYS.unsigned_abs() * 86_400);
 
-/// Why our own enqueue did not succeed.
+/// Why an enqueue failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EnqueueError {
     /// The notification was refused.
     #[error(transparent)]
     Refused(#[from] Error),
-    /// The database could not be reached.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DbError),
 }
 
 impl Store {
     /// Enqueues and commits. The id is durable when this returns.
-    ///
-    /// # Errors
-    /// When the notification is refused or the database cannot be reached.
     pub async fn enqueue(&self, note: &Notification) -> Result<Uuid, EnqueueError> {
         crash_point!("enqueue.before");
         let id = match &self.db {
@@ -63,13 +60,14 @@ async fn enqueue_by_view(db: &Sqlite, note: &Notification) -> Result<Uuid, Enque
     Ok(written.await??)
 }
 
-/// Writes the rows that the view's trigger would: 18 µs of the writer against 42, under perf. None when there is something to judge: a tenant or a key that is not
-/// new, times that were given, a field beyond its limit. Then nothing was written, and the view decides.
+/// Writes the rows that the trigger of the view would write, in 18 µs of the writer instead of 42 (measured with perf).
+/// Returns `None` if there is something to check: an unknown tenant, a used key, given times, a field beyond its limit.
+/// Then nothing was written, and the view decides.
 async fn enqueue_new(db: &Sqlite, note: &Notification) -> Result<Option<Uuid>, DbError> {
     if note.due_at.is_some() || note.expires_at.is_some() {
         return Ok(None);
     }
-    let Ok(new) = New::of(note) else { return Ok(None) };
+    let Ok(new) = NewNotification::of(note) else { return Ok(None) };
     let written = db.write(move |connection| {
         let id = new.enter(connection)?;
         crash_point!("enqueue.in_tx");
@@ -81,16 +79,20 @@ async fn enqueue_new(db: &Sqlite, note: &Notification) -> Result<Option<Uuid>, D
     }
 }
 
-const LOOK_SQLITE: &str = "SELECT t.id, EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = t.id AND key = ?2) FROM postcommit_tenant t WHERE t.name = ?1";
-const NOTE_SQLITE: &str = "INSERT INTO postcommit_notification (tenant, id, event_type, entity, topic, schema_version, idempotency_key, payload, recipients, channels,
-      title, body, action_url, data, priority, due_at, expires_at, source, correlation_id, created_at)
+const LOOK_SQLITE: &str = "SELECT t.id, EXISTS (SELECT 1 FROM postcommit_idempotency WHERE tenant = t.id AND key = ?2)
+    FROM postcommit_tenant t
+    WHERE t.name = ?1";
+const NOTE_SQLITE: &str = "INSERT INTO postcommit_notification (tenant, id, event_type, entity, topic, schema_version,
+      idempotency_key, payload, recipients, channels, title, body, action_url, data, priority, due_at, expires_at,
+      source, correlation_id, created_at)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?16)";
-const QUEUE_SQLITE: &str =
-    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at) VALUES (?1, ?2, 0, -?1, ?3, ?4)";
+const QUEUE_SQLITE: &str = "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at)
+     VALUES (?1, ?2, 0, -?1, ?3, ?4)";
 const KEY_SQLITE: &str = "INSERT INTO postcommit_idempotency (tenant, key, notification_id) VALUES (?1, ?2, ?3)";
 
-/// A notification as its row is written, made where it does not hold the writer up.
-pub(in crate::store) struct New {
+/// A notification as its row is written. It is serialized before the writer thread gets it, so that the thread is not
+/// held up.
+pub(in crate::store) struct NewNotification {
     pub tenant: String,
     pub event_type: String,
     pub entity: Option<String>,
@@ -109,7 +111,7 @@ pub(in crate::store) struct New {
     pub correlation_id: Option<String>,
 }
 
-impl New {
+impl NewNotification {
     pub fn of(note: &Notification) -> serde_json::Result<Self> {
         let source = (note.source != Source::default()).then_some(&note.source);
         Ok(Self {
@@ -132,7 +134,7 @@ impl New {
         })
     }
 
-    /// None when its tenant is not known yet, or its key stands already.
+    /// Writes the rows. Returns `None` if the tenant is unknown or the key was used before.
     pub fn enter(&self, connection: &Connection) -> Result<Option<Uuid>, DbError> {
         let look = |row: &mut sqlite::Current<'_>| Ok((row.take::<i32>(0)?, row.take::<bool>(1)?));
         let known = Prepared::on(connection, LOOK_SQLITE)?.first((&self.tenant, &self.key), look)?;
@@ -172,7 +174,7 @@ impl New {
     }
 }
 
-/// UUIDv7, as the trigger makes it.
+/// A UUIDv7, made like in the trigger.
 pub(in crate::store) fn new_id(now: Timestamp) -> Uuid {
     let millis = u64::try_from(now.as_micros() / 1000).unwrap_or(0);
     Builder::from_unix_timestamp_millis(millis, &random::<10>()).into_uuid()

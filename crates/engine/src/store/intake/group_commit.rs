@@ -1,90 +1,80 @@
-//! Where many requests share a commit.
+//! Group commit: many requests share a commit.
 //!
-//! A request that comes while nothing is under way is committed at once: nobody waits for company, and there is no timer. While a commit is under way those who come gather, and the
-//! next one takes them all. What was handed in is committed whether its caller still listens or not.
+//! A request that arrives while no commit runs is committed immediately; there is no timer. Requests that arrive during
+//! a commit wait, and the next commit takes all of them. A request is committed even if its caller goes away.
 //!
-//! A key that an application's open transaction holds would keep all of them waiting. Once it is known, whoever uses it is kept apart from the others.
+//! An idempotency key that an open transaction of an application has locked would delay the whole group. Once such a
+//! key is known, requests with it are committed separately.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use postcommit_channel::clock;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::accept::key_of;
-use crate::store::{ACCEPT_BATCH, Accepted, Incoming, Refusal, Store};
+use super::accept::{AcceptResult, key_of};
+use crate::store::{ACCEPT_BATCH, NotAccepted, NotificationRequest, Store};
 
-/// Commits under way at once on PostgreSQL. SQLite has one writer.
-const UNDER_WAY: usize = 3;
-/// Bytes of one commit, about.
-const BYTES: usize = 1024 * 1024;
-/// Who may wait, and with how many bytes, before the next is told to come later.
-const WAITING: usize = 20_000;
-const WAITING_BYTES: usize = 64 * BYTES;
+/// Concurrent commits on PostgreSQL. SQLite has one writer.
+const CONCURRENT_COMMITS: usize = 3;
+/// The approximate most bytes of one commit.
+const COMMIT_BYTES: usize = 1024 * 1024;
+/// The most waiting requests and their most bytes. Beyond that, requests are refused.
+const MAX_WAITING: usize = 20_000;
+const MAX_WAITING_BYTES: usize = 64 * COMMIT_BYTES;
 
-/// How long a held key is remembered after it was last found so, how many are, and how many of those who use one are tried at once.
-const HELD: Duration = Duration::from_secs(10);
-const HELD_KEYS: usize = 1000;
-const APART: usize = 2;
+/// How long a locked key is remembered, how many are, and how many requests with such a key are tried concurrently.
+const HELD_FOR: Duration = Duration::from_secs(10);
+const MAX_HELD_KEYS: usize = 1000;
+const SEPARATE_COMMITS: usize = 2;
 
-type Answer = Result<Accepted, Refusal>;
-
-/// The gate of one process. Cheap to clone.
+/// The group commit of one process. Cheap to clone.
 #[derive(Clone)]
 pub struct GroupCommit {
-    shared: Arc<Shared>,
+    committer: Arc<Committer>,
 }
 
-struct Shared {
+struct Committer {
     store: Store,
-    most: usize,
-    queue: Mutex<Queue>,
-    /// Keys, with their tenants, that somebody's transaction held a moment ago.
+    max_running: usize,
+    queue: Mutex<WaitingRequests>,
+    /// Tenants and keys that another transaction had locked a moment ago, and until when that is remembered.
     held: Mutex<HashMap<(String, String), Instant>>,
-    apart: Arc<Semaphore>,
+    separate: Arc<Semaphore>,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<(Incoming, oneshot::Sender<Answer>)>,
+struct WaitingRequests {
+    waiting: VecDeque<(NotificationRequest, oneshot::Sender<AcceptResult>)>,
     bytes: usize,
-    under_way: usize,
+    running: usize,
 }
 
 impl GroupCommit {
-    /// A gate before that store.
     #[must_use]
     pub fn new(store: Store) -> Self {
-        let most = if store.db().kind() == "postgres" { UNDER_WAY } else { 1 };
-        let (queue, held, apart) = (Mutex::default(), Mutex::default(), Arc::new(Semaphore::new(APART)));
-        Self { shared: Arc::new(Shared { store, most, queue, held, apart }) }
+        let max_running = if store.db().kind() == "postgres" { CONCURRENT_COMMITS } else { 1 };
+        let (queue, held, separate) = (Mutex::default(), Mutex::default(), Arc::new(Semaphore::new(SEPARATE_COMMITS)));
+        Self { committer: Arc::new(Committer { store, max_running, queue, held, separate }) }
     }
 
-    /// Enqueues and commits, with whoever comes at the same time. The id is durable when this returns. Dropped before that, it is committed all the same, or not at all.
-    ///
-    /// # Errors
-    /// As [`Store::accept`]; and when too many wait.
-    pub async fn accept(&self, incoming: Incoming) -> Answer {
+    /// Enqueues and commits, together with concurrent requests. The id is durable when this returns. If the future is
+    /// dropped, the request is committed or not written at all.
+    pub async fn accept(&self, request: NotificationRequest) -> AcceptResult {
         let (reply, answer) = oneshot::channel();
-        let lost = || Refusal::Unavailable("the commit ended without an answer; repeat it under the same key".into());
-        if self.shared.is_held(&incoming) {
-            self.shared.enter_apart(incoming, reply)?;
+        let lost = || NotAccepted::Unavailable("the commit ended without an answer; repeat it under the same key".into());
+        if self.committer.is_held(&request) {
+            self.committer.commit_separately(request, reply)?;
         } else {
-            self.shared.enter(incoming, reply)?;
+            self.committer.enter(request, reply)?;
         }
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
-
-    /// The same for many; answers in the order given. They need not share one commit.
-    pub async fn accept_all(&self, batch: Vec<Incoming>) -> Vec<Answer> {
-        join_all(batch.into_iter().map(|incoming| self.accept(incoming))).await
-    }
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl Committer {
+    fn queue(&self) -> MutexGuard<'_, WaitingRequests> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,71 +82,71 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_held(&self, incoming: &Incoming) -> bool {
+    fn is_held(&self, request: &NotificationRequest) -> bool {
         let held = self.held();
-        // Nearly always there is none.
-        !held.is_empty() && held.get(&key_of(incoming)).is_some_and(|until| *until > clock::monotonic())
+        // Nearly always the map is empty.
+        !held.is_empty() && held.get(&key_of(request)).is_some_and(|until| *until > clock::monotonic())
     }
 
-    /// Remembers what was found of a key.
-    fn note(&self, key: (String, String), answer: &Answer) {
+    /// Remembers whether a key is locked.
+    fn note(&self, key: (String, String), answer: &AcceptResult) {
         let (now, mut held) = (clock::monotonic(), self.held());
-        if !matches!(answer, Err(Refusal::Held)) {
+        if !matches!(answer, Err(NotAccepted::Held)) {
             held.remove(&key);
             return;
         }
-        if held.len() >= HELD_KEYS {
+        if held.len() >= MAX_HELD_KEYS {
             held.retain(|_, until| *until > now);
         }
-        if held.len() < HELD_KEYS {
-            held.insert(key, now + HELD);
+        if held.len() < MAX_HELD_KEYS {
+            held.insert(key, now + HELD_FOR);
         }
     }
 
-    /// Commits it by itself, if not too many are at that.
-    fn enter_apart(self: &Arc<Self>, incoming: Incoming, reply: oneshot::Sender<Answer>) -> Result<(), Refusal> {
-        let place = self.apart.clone().try_acquire_owned().map_err(|_| Refusal::Held)?;
+    /// Commits a request with a locked key separately, unless too many such commits run.
+    fn commit_separately(self: &Arc<Self>, request: NotificationRequest, reply: oneshot::Sender<AcceptResult>) -> Result<(), NotAccepted> {
+        let permit = self.separate.clone().try_acquire_owned().map_err(|_| NotAccepted::Held)?;
         let this = self.clone();
         tokio::spawn(async move {
-            let key = key_of(&incoming);
-            let answer = this.store.accept(vec![incoming]).await.pop().unwrap_or(Err(Refusal::Held));
+            let key = key_of(&request);
+            let answer = this.store.accept(vec![request]).await.pop().unwrap_or(Err(NotAccepted::Held));
             this.note(key, &answer);
-            drop(place);
+            drop(permit);
             let _ = reply.send(answer);
         });
         Ok(())
     }
 
-    fn enter(self: &Arc<Self>, incoming: Incoming, reply: oneshot::Sender<Answer>) -> Result<(), Refusal> {
+    fn enter(self: &Arc<Self>, request: NotificationRequest, reply: oneshot::Sender<AcceptResult>) -> Result<(), NotAccepted> {
         let mut queue = self.queue();
-        let bytes = queue.bytes + incoming.size();
-        if queue.waiting.len() >= WAITING || bytes > WAITING_BYTES {
-            return Err(Refusal::Unavailable(format!(
-                "more than {WAITING} notifications or {WAITING_BYTES} bytes wait to be written; come later"
+        let bytes = queue.bytes + request.size();
+        if queue.waiting.len() >= MAX_WAITING || bytes > MAX_WAITING_BYTES {
+            return Err(NotAccepted::Unavailable(format!(
+                "more than {MAX_WAITING} notifications or {MAX_WAITING_BYTES} bytes wait to be written; try again later"
             )));
         }
         queue.bytes = bytes;
-        queue.waiting.push_back((incoming, reply));
+        queue.waiting.push_back((request, reply));
         self.begin(&mut queue);
         Ok(())
     }
 
-    /// Begins to commit what waits, unless enough are at it.
-    fn begin(self: &Arc<Self>, queue: &mut Queue) {
-        if queue.under_way < self.most && !queue.waiting.is_empty() {
-            queue.under_way += 1;
-            // A task of its own: a caller that goes away must not take the commit with it.
-            tokio::spawn(commit(Turn(self.clone())));
+    /// Starts a commit of the waiting requests, unless enough commits run.
+    fn begin(self: &Arc<Self>, queue: &mut WaitingRequests) {
+        if queue.running < self.max_running && !queue.waiting.is_empty() {
+            queue.running += 1;
+            // In a separate task: a caller that goes away must not cancel the commit.
+            tokio::spawn(commit(CommitTask(self.clone())));
         }
     }
 
-    /// What the next commit takes.
-    fn batch(&self) -> (Vec<Incoming>, Vec<oneshot::Sender<Answer>>) {
+    /// Takes the requests of the next commit.
+    fn batch(&self) -> (Vec<NotificationRequest>, Vec<oneshot::Sender<AcceptResult>>) {
         let mut queue = self.queue();
         let (mut bytes, mut batch) = (0, Vec::new());
         while batch.len() < ACCEPT_BATCH
-            && let Some((incoming, _)) = queue.waiting.front()
-            && (batch.is_empty() || bytes + incoming.size() <= BYTES)
+            && let Some((request, _)) = queue.waiting.front()
+            && (batch.is_empty() || bytes + request.size() <= COMMIT_BYTES)
             && let Some(next) = queue.waiting.pop_front()
         {
             bytes += next.0.size();
@@ -167,21 +157,21 @@ impl Shared {
     }
 }
 
-/// One of those who commit. However it ends, those who came meanwhile are not forgotten.
-struct Turn(Arc<Shared>);
+/// A running commit task. However it ends, dropping it starts the next one if requests wait.
+struct CommitTask(Arc<Committer>);
 
-impl Drop for Turn {
+impl Drop for CommitTask {
     fn drop(&mut self) {
         let mut queue = self.0.queue();
-        queue.under_way -= 1;
-        // Outside of a runtime there is nobody left to wait.
+        queue.running -= 1;
+        // Outside a runtime no caller can be waiting.
         if tokio::runtime::Handle::try_current().is_ok() {
             self.0.begin(&mut queue);
         }
     }
 }
 
-async fn commit(turn: Turn) {
+async fn commit(turn: CommitTask) {
     loop {
         let (batch, replies) = turn.0.batch();
         if batch.is_empty() {
@@ -189,10 +179,10 @@ async fn commit(turn: Turn) {
         }
         let keys: Vec<_> = batch.iter().map(key_of).collect();
         for ((reply, key), answer) in replies.into_iter().zip(keys).zip(turn.0.store.accept(batch).await) {
-            if matches!(answer, Err(Refusal::Held)) {
+            if matches!(answer, Err(NotAccepted::Held)) {
                 turn.0.note(key, &answer);
             }
-            // Who no longer listens has lost nothing: it is committed.
+            // A caller that no longer waits loses nothing: its request is committed.
             let _ = reply.send(answer);
         }
     }

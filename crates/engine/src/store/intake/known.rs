@@ -1,5 +1,5 @@
-//! What was accepted before is answered although nothing can be written now: the disk is full, the database is read-only, somebody holds a lock. The answer was given
-//! once and still holds.
+//! Answers repeated requests while the database cannot write: the disk is full, the database is read-only, or a lock is
+//! held. The first answer still holds.
 
 use rusqlite::{Connection, params};
 use uuid::Uuid;
@@ -7,25 +7,29 @@ use uuid::Uuid;
 use crate::db::sqlite::Prepared;
 use crate::db::{Cells, Db, DbError};
 use crate::store::Store;
-use crate::store::intake::accept::{Accepted, Row, said};
-use crate::store::intake::request::{Incoming, Refusal};
+use crate::store::intake::accept::{AcceptResult, Accepted, ViewRow, said};
+use crate::store::intake::request::{NotAccepted, NotificationRequest};
 
-/// Who holds the key of each, and whether it stands for the same content.
-const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id, k.content_hash = postcommit.fingerprint_of(g.item)
+/// For each request of a batch: the notification that holds its key, and whether the content is the same.
+const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id,
+      k.content_hash = postcommit.fingerprint_of(g.item)
     FROM jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (item, place)
     JOIN postcommit.tenant t ON t.name = g.item ->> 'tenant'
     JOIN postcommit.idempotency k ON k.tenant = t.id AND k.key_hash = postcommit.hash(g.item ->> 'idempotency_key')";
 
-/// The same for one, as the trigger compares them.
-const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.entity IS ?4 AND n.title IS ?5 AND n.body IS ?6 AND n.action_url IS ?7 AND n.topic IS ?8
-      AND n.schema_version IS ?9 AND {payload} AND {recipients} AND {channels} AND {data}
-    FROM postcommit_idempotency i JOIN postcommit_tenant t ON t.id = i.tenant JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
+/// SQLite: for one request, with the same comparison as the trigger.
+const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.entity IS ?4 AND n.title IS ?5
+      AND n.body IS ?6 AND n.action_url IS ?7 AND n.topic IS ?8 AND n.schema_version IS ?9 AND {payload}
+      AND {recipients} AND {channels} AND {data}
+    FROM postcommit_idempotency i
+    JOIN postcommit_tenant t ON t.id = i.tenant
+    JOIN postcommit_notification n ON n.tenant = i.tenant AND n.id = i.notification_id
     WHERE t.name = ?1 AND i.key = ?2";
 
 impl Store {
-    /// Answers those that could not be written, as far as their keys stand already.
-    pub(in crate::store) async fn answer_known(&self, batch: &[Incoming], answers: &mut [Result<Accepted, Refusal>]) {
-        let is_open = |answer: &Result<Accepted, Refusal>| matches!(answer, Err(Refusal::Unavailable(_)));
+    /// Replaces the results of requests that could not be written, if their keys were used before.
+    pub(in crate::store) async fn answer_known(&self, batch: &[NotificationRequest], answers: &mut [AcceptResult]) {
+        let is_open = |answer: &AcceptResult| matches!(answer, Err(NotAccepted::Unavailable(_)));
         if !answers.iter().any(is_open) {
             return;
         }
@@ -37,11 +41,11 @@ impl Store {
                     }
                 }
             }
-            Err(problem) => tracing::debug!(%problem, "what was accepted before cannot be looked up either"),
+            Err(problem) => tracing::debug!(%problem, "could not look up earlier notifications with the same keys"),
         }
     }
 
-    async fn known(&self, batch: &[Incoming]) -> Result<Vec<Option<(Uuid, bool)>>, DbError> {
+    async fn known(&self, batch: &[NotificationRequest]) -> Result<Vec<Option<(Uuid, bool)>>, DbError> {
         let mut known = vec![None; batch.len()];
         match &self.db {
             Db::Postgres(_) => {
@@ -53,7 +57,7 @@ impl Store {
                 }
             }
             Db::Sqlite(db) => {
-                let rows: Vec<Row> = batch.iter().map(Row::of).collect::<Result<_, _>>()?;
+                let rows: Vec<ViewRow> = batch.iter().map(ViewRow::of).collect::<Result<_, _>>()?;
                 known = db.read(move |connection| rows.iter().map(|row| known_sqlite(connection, row)).collect()).await?;
             }
         }
@@ -61,7 +65,7 @@ impl Store {
     }
 }
 
-fn known_sqlite(connection: &Connection, Row { new, .. }: &Row) -> Result<Option<(Uuid, bool)>, DbError> {
+fn known_sqlite(connection: &Connection, ViewRow { new, .. }: &ViewRow) -> Result<Option<(Uuid, bool)>, DbError> {
     let same = |column: &str, given: &str, none: &str| {
         let (kept, given) = (format!("json_tree(coalesce(n.{column}, '{none}'))"), format!("json_tree(coalesce({given}, '{none}'))"));
         let only_in = |one: &str, other: &str| {

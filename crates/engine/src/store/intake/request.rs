@@ -1,4 +1,4 @@
-//! A notification as it comes in over the network: checked, and with its JSON kept digit for digit.
+//! A notification as it arrives over the network: checked, and with the digits of its JSON numbers kept.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,29 +12,30 @@ use crate::db::DbError;
 
 /// Why a notification was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// It is at fault.
+pub enum NotAccepted {
+    /// The request is invalid.
     #[error("{}{problem}", .field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
     Invalid {
-        /// The field's name in the outward contract, e.g. `recipients[3].phone`; none when it is no readable JSON at all.
+        /// The field, for example `recipients[3].phone`. `None` if the request is not readable JSON.
         field: Option<String>,
         /// What is wrong and what is allowed.
         problem: String,
     },
-    /// Its key is in use by a transaction that is still open: whether it will be a duplicate is not known yet.
+    /// An open transaction has locked the key. Whether the request is a duplicate is not known yet.
     #[error("idempotency_key: is in use by a transaction that is still open; repeat it when that has ended")]
     Held,
-    /// The database cannot take it now. It may have been written: repeated under the same key it is enqueued once.
+    /// The database cannot take the request now. It may have been written: repeated under the same key it is enqueued
+    /// once.
     #[error("{0}")]
     Unavailable(String),
 }
 
-impl Refusal {
+impl NotAccepted {
     pub(in crate::store) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid { field: Some(field.into()), problem: problem.into() }
     }
 
-    /// Ours are written `field: problem`, and the parser adds where.
+    /// Reads an error of the parser. Our own have the form `field: problem`, and the parser appends a line and column.
     fn of_parser(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(said, _)| said);
@@ -44,7 +45,8 @@ impl Refusal {
         }
     }
 
-    /// A value of another type, or a field that is none, is refused by the parser, which does not say where: a second reading does.
+    /// Adds the field to an error about a wrong type or an unknown field. The parser does not name it, so the JSON is
+    /// parsed a second time.
     fn located_in(self, json: &str) -> Self {
         let Self::Invalid { field: None, problem } = self else { return self };
         if let Some((unknown, _)) = problem.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
@@ -56,13 +58,13 @@ impl Refusal {
     }
 }
 
-/// Whether it leads to a field of ours, such as `recipients[3].phone`.
+/// Whether the path begins with a field of a notification, such as `recipients[3].phone`.
 fn is_path(path: &str) -> bool {
     path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
 }
 
-/// A limit is a constraint whose name says field and limit.
-impl From<DbError> for Refusal {
+/// Limits are constraints whose names contain the field and the limit.
+impl From<DbError> for NotAccepted {
     fn from(error: DbError) -> Self {
         let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
         let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -71,7 +73,7 @@ impl From<DbError> for Refusal {
                 .iter()
                 .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
                 .max_by_key(|field| field.len())?;
-            // Other fields begin with the name of this one.
+            // A field name may begin with the name of another field.
             (!FIELDS.contains(&word)).then(|| Self::invalid(*field, word[field.len()..].replace('_', " ").trim()))
         });
         if let Some(limit) = limits.next_back() {
@@ -108,22 +110,23 @@ const FIELDS: [&str; 19] = [
     "strict",
 ];
 
-/// What a `traceparent` takes in a source, with room for how PostgreSQL writes it.
+/// The bytes of a `traceparent` in a source, with room for PostgreSQL's formatting.
 const TRACE_ROOM: usize = 128;
 
-/// The most decimals that a `numeric` of PostgreSQL keeps; its JSON is made of those. The same holds on SQLite: what one takes, the other takes.
+/// The most decimals of a `numeric` in PostgreSQL, and so of a number in `jsonb`. SQLite gets the same limit, so that
+/// both accept the same requests.
 const DECIMALS: i64 = 16_383;
 
-/// A notification that will be accepted, as far as can be told without the database.
+/// A request to enqueue a notification. It has passed every check that needs no database.
 #[derive(Debug, Clone)]
-pub struct Incoming {
+pub struct NotificationRequest {
     note: Notification,
     payload: Box<RawValue>,
     data: Option<Box<RawValue>>,
     has_key: bool,
 }
 
-/// What is read beside the checked notification.
+/// Fields that are read as they were written, beside the parsed notification.
 #[derive(Deserialize)]
 struct Raw<'a> {
     #[serde(borrow, default)]
@@ -136,26 +139,26 @@ struct Raw<'a> {
     idempotency_key: Option<String>,
 }
 
-impl Incoming {
-    /// Reads one from JSON. It belongs to `tenant`, whoever is named in it: another one is refused. A key that comes twice in an object is refused, whatever the
-    /// object: what the second one means depends on who reads it.
+impl NotificationRequest {
+    /// Reads a request from JSON. It belongs to `tenant`; if it names another tenant it is refused. An object with a
+    /// duplicate key is refused at any depth, because readers disagree on its meaning.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] names the field and the limit.
-    pub fn read(json: &str, tenant: &str) -> Result<Self, Refusal> {
-        // An array would be read as the fields in their order.
+    /// [`NotAccepted::Invalid`] names the field and the limit.
+    pub fn read(json: &str, tenant: &str) -> Result<Self, NotAccepted> {
+        // serde would read an array as the fields in their order.
         if !json.trim_start().starts_with('{') && !json.trim().is_empty() {
-            return Err(Refusal::Invalid { field: None, problem: "must be a JSON object".into() });
+            return Err(NotAccepted::Invalid { field: None, problem: "must be a JSON object".into() });
         }
         let mut parser = serde_json::Deserializer::from_str(json);
-        Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| Refusal::of_parser(&e))?;
-        let mut note: Notification = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e).located_in(json))?;
-        let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| Refusal::of_parser(&e))?;
+        Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| NotAccepted::of_parser(&e))?;
+        let mut note: Notification = serde_json::from_str(json).map_err(|e| NotAccepted::of_parser(&e).located_in(json))?;
+        let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| NotAccepted::of_parser(&e))?;
         if let Some(named) = raw.tenant.filter(|named| named != tenant) {
-            return Err(Refusal::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));
+            return Err(NotAccepted::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));
         }
         tenant.clone_into(&mut note.tenant);
-        // What was checked is kept once, as it was written.
+        // Payload and data are kept once, as they were written.
         note.payload = serde_json::Value::Null;
         note.data = None;
         let payload = compact("payload", raw.payload.map_or("{}", RawValue::get))?;
@@ -163,17 +166,17 @@ impl Incoming {
         Ok(Self { note, payload, data, has_key: raw.idempotency_key.is_some() })
     }
 
-    /// The key that came beside it, as a header. One inside that differs is refused.
-    ///
-    /// # Errors
-    /// [`Refusal::Invalid`].
-    pub fn with_key(mut self, key: &str) -> Result<Self, Refusal> {
+    /// Sets the key that came as a header. A different key inside the request is refused.
+    pub fn with_key(mut self, key: &str) -> Result<Self, NotAccepted> {
         if self.has_key && self.note.idempotency_key != key {
-            return Err(Refusal::invalid("idempotency_key", "differs from the header Idempotency-Key; send one of them, or both alike"));
+            return Err(NotAccepted::invalid(
+                "idempotency_key",
+                "differs from the header Idempotency-Key; send one of them, or both alike",
+            ));
         }
         let count = key.chars().count();
         if !(1..=255).contains(&count) || key.contains(['\r', '\n', '\0']) {
-            return Err(Refusal::invalid(
+            return Err(NotAccepted::invalid(
                 "idempotency_key",
                 format!("has {count} characters; 1 to 255 are allowed, without line breaks and NUL"),
             ));
@@ -182,7 +185,7 @@ impl Incoming {
         Ok(self)
     }
 
-    /// The same as part of that trace, unless it names one itself or its source has no room left for it.
+    /// Makes the request part of a trace, unless it names a trace itself or its source has no room left.
     #[must_use]
     pub fn traced(mut self, parent: TraceParent) -> Self {
         let source = &self.note.source;
@@ -193,30 +196,25 @@ impl Incoming {
         self
     }
 
-    /// Everything but payload and data.
+    /// The notification without payload and data.
     #[must_use]
     pub fn note(&self) -> &Notification {
         &self.note
     }
 
-    /// For what the door knows and the sender does not, such as the trace.
-    pub fn note_mut(&mut self) -> &mut Notification {
-        &mut self.note
-    }
-
-    /// The event's data as it was written, without the spaces.
+    /// The payload as it was written, without whitespace between tokens.
     #[must_use]
     pub fn payload(&self) -> &RawValue {
         &self.payload
     }
 
-    /// What one channel alone needs, as it was written.
+    /// The data of channels, as it was written.
     #[must_use]
     pub fn data(&self) -> Option<&RawValue> {
         self.data.as_deref()
     }
 
-    /// About as many bytes as it takes.
+    /// The approximate size in bytes.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.note.body, &self.note.title, &self.note.action_url];
         let of_texts: usize = texts.iter().map(|text| text.as_ref().map_or(0, String::len)).sum();
@@ -224,11 +222,12 @@ impl Incoming {
     }
 }
 
-/// JSON without the spaces between its parts; what is in texts stays. A number that PostgreSQL would refuse without saying where is refused here.
-fn compact(field: &str, json: &str) -> Result<Box<RawValue>, Refusal> {
+/// Removes whitespace between the tokens of JSON. A number with too many decimals is refused here, because PostgreSQL
+/// would not name the field.
+fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     let most = numbers_in(json).map(decimals).max().unwrap_or(0);
     if most > DECIMALS {
-        return Err(Refusal::invalid(field, format!("holds a number with {most} decimals; at most {DECIMALS} are allowed")));
+        return Err(NotAccepted::invalid(field, format!("holds a number with {most} decimals; at most {DECIMALS} are allowed")));
     }
     let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
     for c in json.chars() {
@@ -239,7 +238,7 @@ fn compact(field: &str, json: &str) -> Result<Box<RawValue>, Refusal> {
         is_escaped = is_text && c == '\\' && !is_escaped;
         text.push(c);
     }
-    RawValue::from_string(text).map_err(|e| Refusal::of_parser(&e))
+    RawValue::from_string(text).map_err(|e| NotAccepted::of_parser(&e))
 }
 
 /// The numbers in JSON, as they are written.
@@ -253,18 +252,18 @@ fn numbers_in(json: &str) -> impl Iterator<Item = &str> {
     .filter(|part| part.contains(|c: char| c.is_ascii_digit()))
 }
 
-/// Digits after the point, once a number is written without an exponent.
+/// The digits after the decimal point of a number when written without an exponent.
 fn decimals(number: &str) -> i64 {
     let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let written = digits.split_once('.').map_or(0, |(_, after)| i64::try_from(after.len()).unwrap_or(i64::MAX));
-    // One that does not fit moves the point further than anybody can write.
+    // An exponent that does not fit into an i64 counts as the largest or smallest one.
     let moved = exponent.parse().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
     written.saturating_sub(moved).max(0)
 }
 
-/// Reads any JSON and refuses an object that has a key twice.
+/// Reads any JSON and refuses an object with a duplicate key.
 struct Once<'a> {
-    /// The field of the notification that it is in.
+    /// The field of the notification that contains the value.
     of: Option<&'a str>,
 }
 
@@ -330,8 +329,8 @@ mod tests {
     use super::*;
 
     fn refused(json: &str) -> (Option<String>, String) {
-        match Incoming::read(json, "default") {
-            Err(Refusal::Invalid { field, problem }) => (field, problem),
+        match NotificationRequest::read(json, "default") {
+            Err(NotAccepted::Invalid { field, problem }) => (field, problem),
             other => panic!("{other:?}"),
         }
     }
@@ -339,15 +338,15 @@ mod tests {
     #[test]
     fn json_is_kept_digit_for_digit() {
         let json = r#"{"event_type": "a", "payload": {"big": 12345678901234567890123, "price": 0.10, "text": "a \" b \\", "list": [1, 2]}, "data": {"sms": {"x": 1.50}}}"#;
-        let incoming = Incoming::read(json, "t").unwrap();
-        assert_eq!(incoming.payload().get(), r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#);
-        assert_eq!(incoming.data().unwrap().get(), r#"{"sms":{"x":1.50}}"#);
-        assert_eq!(incoming.note().tenant, "t");
-        assert_eq!(Incoming::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(), "{}");
+        let request = NotificationRequest::read(json, "t").unwrap();
+        assert_eq!(request.payload().get(), r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#);
+        assert_eq!(request.data().unwrap().get(), r#"{"sms":{"x":1.50}}"#);
+        assert_eq!(request.note().tenant, "t");
+        assert_eq!(NotificationRequest::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(), "{}");
     }
 
     #[test]
-    fn what_is_refused_names_the_field() {
+    fn a_refused_request_names_the_field() {
         for (json, field, problem) in [
             (r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#, Some("payload"), "has the key \"k\" twice"),
             (r#"{"event_type": "a", "event_type": "b"}"#, Some("event_type"), "twice"),
@@ -372,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_are_counted_in_numbers_alone() {
+    fn decimals_are_counted_in_numbers_only() {
         for (json, most) in [
             (r#"{"a": 1, "b": [-0.25, 1e3], "c": "1e-99999 \\"}"#, 2),
             (r#"{"1.23456": "\\\"0.123", "x": 1.5E-3}"#, 4),
@@ -386,8 +385,8 @@ mod tests {
     }
 
     #[test]
-    fn a_key_beside_it_must_be_the_same() {
-        let read = |json: &str| Incoming::read(json, "t").unwrap();
+    fn a_key_in_the_header_must_be_the_same() {
+        let read = |json: &str| NotificationRequest::read(json, "t").unwrap();
         assert_eq!(read(r#"{"event_type": "a"}"#).with_key("k").unwrap().note().idempotency_key, "k");
         assert!(read(r#"{"event_type": "a", "idempotency_key": "k"}"#).with_key("k").is_ok());
         for (json, key) in
@@ -399,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_read_from_its_name() {
-        let of = |message: &str| Refusal::from(DbError::Refused { code: String::new(), message: message.into() }).to_string();
+        let of = |message: &str| NotAccepted::from(DbError::Refused { code: String::new(), message: message.into() }).to_string();
         let postgres =
             r#"new row for relation "notification" violates check constraint "title_at_most_998_bytes" (title_at_most_998_bytes)"#;
         assert_eq!(of(postgres), "title: at most 998 bytes");
@@ -407,6 +406,6 @@ mod tests {
         assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), "expires_at: after due at");
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");
-        assert!(matches!(Refusal::from(DbError::Unreachable("x".into())), Refusal::Unavailable(_)));
+        assert!(matches!(NotAccepted::from(DbError::Unreachable("x".into())), NotAccepted::Unavailable(_)));
     }
 }

@@ -1,25 +1,24 @@
-//! Which deliveries a filter means, and along what the list of them is walked.
+//! The list of deliveries: which rows match a filter, and which index it reads.
 
 use postcommit::Timestamp;
+use postcommit_channel::model::{LEDGER_STATES, LIVE_STATES};
 use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
-use crate::store::lists::keyset::{Dialect, Parameters, Position, Walk, Way, Window, first_id};
+use crate::store::lists::keyset::{Dialect, IndexScan, ListQuery, Position, SqlParameters, WindowBounds, first_id};
 use crate::store::lists::notifications::LIVE_STATE;
 
-const LIVE: [&str; 3] = ["pending", "sending", "retrying"];
-const ENDED: [&str; 7] = ["sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
-/// Rows of the first window, for each row of the page, when not every row matches.
+/// Rows of the first window per row of the page, if not every row matches.
 const SPARE: i64 = 4;
 
-pub(in crate::store) struct DeliveryWalk<'a> {
+pub(in crate::store) struct DeliveryList<'a> {
     filter: &'a DeliveryFilter,
     stuck_since: Option<Timestamp>,
-    /// Only what ended before this.
+    /// Only deliveries that ended before this time.
     pub ended_before: Option<Timestamp>,
 }
 
-impl<'a> DeliveryWalk<'a> {
+impl<'a> DeliveryList<'a> {
     pub(in crate::store) fn new(filter: &'a DeliveryFilter, stuck_since: Option<Timestamp>) -> Self {
         Self { filter, stuck_since, ended_before: None }
     }
@@ -30,26 +29,27 @@ impl<'a> DeliveryWalk<'a> {
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// Of these states, those asked for; they are names of ours, so they can be written as they are, and a partial index is recognised.
-    fn asked<'n>(&self, of: &[&'n str]) -> Vec<&'n str> {
+    /// Those of the given states that the filter asks for. They are constants, so they can be written into the
+    /// statement, and the planner recognises a partial index.
+    fn wanted_states<'n>(&self, of: &[&'n str]) -> Vec<&'n str> {
         of.iter().copied().filter(|name| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name)).collect()
     }
 
-    /// States to look for in the queue.
+    /// The wanted states in the queue.
     fn live(&self) -> Vec<&'static str> {
         let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
-        let mut live = if only_ended { vec![] } else { self.asked(&LIVE) };
+        let mut live = if only_ended { vec![] } else { self.wanted_states(LIVE_STATES) };
         live.retain(|state| self.stuck_since.is_none() || *state != "sending");
         live
     }
 
-    /// And in the ledger.
+    /// The wanted states in the ledger.
     fn ended(&self) -> Vec<&'static str> {
-        if self.stuck_since.is_some() { vec![] } else { self.asked(&ENDED) }
+        if self.stuck_since.is_some() { vec![] } else { self.wanted_states(LEDGER_STATES) }
     }
 
-    /// What the notification's columns must say; where something is few, it leads.
-    fn of_notification(&self, name: &str, parameters: &mut Parameters) -> String {
+    /// The conditions on the columns of the notification.
+    fn notification_conditions(&self, name: &str, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
         for (column, wanted) in [("entity", &f.entity), ("event_type", &f.event_type), ("source ->> 'site'", &f.site)] {
@@ -64,8 +64,8 @@ impl<'a> DeliveryWalk<'a> {
         self.filter.entity.is_some() || self.filter.site.is_some()
     }
 
-    /// What the columns that both tables have must say, of a row `q`.
-    fn own(&self, parameters: &mut Parameters) -> String {
+    /// The conditions on columns that the queue and the ledger share, for a row `q`.
+    fn row_conditions(&self, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
         for (column, wanted) in [("channel", &f.channel), ("code", &f.error_code), ("target", &f.target)] {
@@ -75,7 +75,11 @@ impl<'a> DeliveryWalk<'a> {
         }
         if let Some(provider) = &f.provider {
             let provider = parameters.add(provider.as_str());
-            on.push_str(&format!(" AND q.lane = (SELECT p.id FROM postcommit.provider p WHERE p.tenant = t.id AND p.name = {provider})"));
+            on.push_str(&format!(
+                " AND q.lane = (SELECT p.id
+                 FROM postcommit.provider p
+                 WHERE p.tenant = t.id AND p.name = {provider})"
+            ));
         }
         if let Some(attempts) = f.attempts {
             on.push_str(&format!(" AND q.attempts >= {}", parameters.add(attempts.min(i64::from(i16::MAX)))));
@@ -88,9 +92,9 @@ impl<'a> DeliveryWalk<'a> {
         on
     }
 
-    fn of_live(&self, states: &[&str], parameters: &mut Parameters) -> String {
-        let mut on = self.own(parameters);
-        if states.len() < LIVE.len() {
+    fn queue_conditions(&self, states: &[&str], parameters: &mut SqlParameters) -> String {
+        let mut on = self.row_conditions(parameters);
+        if states.len() < LIVE_STATES.len() {
             on.push_str(&format!(" AND {LIVE_STATE} IN ({})", quoted(states)));
         }
         if let Some(since) = self.stuck_since {
@@ -99,11 +103,11 @@ impl<'a> DeliveryWalk<'a> {
         on
     }
 
-    fn of_ended(&self, states: &[&str], parameters: &mut Parameters) -> String {
-        let mut on = self.own(parameters);
+    fn ledger_conditions(&self, states: &[&str], parameters: &mut SqlParameters) -> String {
+        let mut on = self.row_conditions(parameters);
         match states {
             ["parked"] => on.push_str(" AND q.state = 'parked'"),
-            _ if states.len() < ENDED.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
+            _ if states.len() < LEDGER_STATES.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
             _ => {}
         }
         if let Some(reason) = &self.filter.reason {
@@ -115,16 +119,25 @@ impl<'a> DeliveryWalk<'a> {
         on
     }
 
-    /// The steps to the rows of one table.
-    fn select(&self, dialect: Dialect, from: &str, window: &Window, table: &str, own: &str, parameters: &mut Parameters) -> String {
+    /// The statement for the matching rows of one table. It begins with the notification if the filter on it selects
+    /// few rows.
+    fn select(
+        &self,
+        dialect: Dialect,
+        from: &str,
+        window: &WindowBounds,
+        table: &str,
+        conditions: &str,
+        parameters: &mut SqlParameters,
+    ) -> String {
         let inside = window.holds("q.notification_id");
         let steps = if self.is_led_by_notification() {
-            let lead = format!("note.tenant = t.id AND {}{}", window.holds("note.id"), self.of_notification("note", parameters));
-            let row = format!("q.tenant = t.id AND q.notification_id = note.id AND {inside}{own}");
+            let lead = format!("note.tenant = t.id AND {}{}", window.holds("note.id"), self.notification_conditions("note", parameters));
+            let row = format!("q.tenant = t.id AND q.notification_id = note.id AND {inside}{conditions}");
             format!("{}{}", dialect.step("notification", "note", &lead), dialect.step(table, "q", &row))
         } else {
-            let row = dialect.step(table, "q", &format!("q.tenant = t.id AND {inside}{own}"));
-            let about = self.of_notification("note", parameters);
+            let row = dialect.step(table, "q", &format!("q.tenant = t.id AND {inside}{conditions}"));
+            let about = self.notification_conditions("note", parameters);
             let note = format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
             if about.is_empty() { row } else { format!("{row}{}", dialect.step("notification", "note", &note)) }
         };
@@ -136,7 +149,7 @@ fn quoted(states: &[&str]) -> String {
     states.iter().map(|state| format!("'{state}'")).collect::<Vec<_>>().join(", ")
 }
 
-impl Walk for DeliveryWalk<'_> {
+impl ListQuery for DeliveryList<'_> {
     fn tenant(&self) -> Option<i32> {
         self.filter.tenant
     }
@@ -146,7 +159,7 @@ impl Walk for DeliveryWalk<'_> {
         self.filter.notification.map_or(oldest, |id| id.max(oldest))
     }
 
-    fn ways(&self, parameters: &mut Parameters) -> Vec<Way> {
+    fn scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let (live, ended) = (self.live(), self.ended());
         if live.is_empty() && ended.is_empty() {
             return vec![];
@@ -156,24 +169,24 @@ impl Walk for DeliveryWalk<'_> {
                 (Some(entity), _) => ("entity", entity.as_str()),
                 (None, site) => ("source ->> 'site'", site.as_deref().unwrap_or_default()),
             };
-            return vec![Way { table: "notification", id: "id", which: format!(" AND k.{column} = {}", parameters.add(wanted)) }];
+            return vec![IndexScan { table: "notification", id: "id", which: format!(" AND k.{column} = {}", parameters.add(wanted)) }];
         }
-        let way = |table, which: &str| Way { table, id: "notification_id", which: which.into() };
+        let scan = |table, which: &str| IndexScan { table, id: "notification_id", which: which.into() };
         let parked = if ended == ["parked"] { " AND k.state = 'parked'" } else { "" };
-        let queue = (!live.is_empty()).then(|| way("delivery_queue", ""));
-        queue.into_iter().chain((!ended.is_empty()).then(|| way("delivery_ledger", parked))).collect()
+        let queue = (!live.is_empty()).then(|| scan("delivery_queue", ""));
+        queue.into_iter().chain((!ended.is_empty()).then(|| scan("delivery_ledger", parked))).collect()
     }
 
-    fn matches(&self, dialect: Dialect, from: &str, window: &Window, parameters: &mut Parameters) -> String {
+    fn matches(&self, dialect: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String {
         let (live, ended) = (self.live(), self.ended());
         let mut selects = Vec::new();
         if !live.is_empty() {
-            let own = self.of_live(&live, parameters);
-            selects.push(self.select(dialect, from, window, "delivery_queue", &own, parameters));
+            let conditions = self.queue_conditions(&live, parameters);
+            selects.push(self.select(dialect, from, window, "delivery_queue", &conditions, parameters));
         }
         if !ended.is_empty() {
-            let own = self.of_ended(&ended, parameters);
-            selects.push(self.select(dialect, from, window, "delivery_ledger", &own, parameters));
+            let conditions = self.ledger_conditions(&ended, parameters);
+            selects.push(self.select(dialect, from, window, "delivery_ledger", &conditions, parameters));
         }
         selects.join(" UNION ALL ")
     }

@@ -1,4 +1,4 @@
-//! What a list shows of the keys that its walk finds.
+//! Reads the rows of a list by their keys.
 
 use postcommit_channel::model::DeliveryKey;
 use serde_json::json;
@@ -6,32 +6,38 @@ use serde_json::json;
 use crate::db::{Db, DbError, Row, Value, sqlite};
 use crate::store::Store;
 
-/// How one row of a list is read by its key: $1 is the tenant, $2 the notification, $3 the number of the target. `{provider}` among the columns is the
-/// provider's name.
+/// A query for one row of a list by its key: $1 is the tenant, $2 the notification, $3 the number of the target.
+/// `{provider}` among the columns stands for the name of the provider.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::store) struct Shown {
+pub(in crate::store) struct RowQuery {
     pub columns: &'static str,
     pub of_one: &'static str,
 }
 
-/// By the lane of the row that was found. Joined to the view's own rows, it would give the planner a reason to walk through the queue in the order of its lanes.
+/// The provider's name by the lane of the row that was found. Joined to the rows of the view, it would invite the
+/// planner to read the queue in the order of lanes.
 const PROVIDER_OF_K: &str = "(SELECT p.name FROM postcommit.provider p WHERE p.tenant = k.tenant AND p.id = k.lane)";
 
-impl Shown {
-    /// One row, by its key.
+impl RowQuery {
+    /// The statement for one row.
     pub(in crate::store) fn statement(self) -> String {
         format!("SELECT {} FROM {}", self.columns.replace("{provider}", "provider"), self.of_one)
     }
 
-    /// Found and read by one statement, on PostgreSQL. With two, what is expanded in between would be missing: it has other keys then.
+    /// PostgreSQL: finds keys and reads their rows in one statement. With two, a notification that is expanded in
+    /// between would be missing, because its rows get other keys.
     pub(in crate::store) fn joined_to(self, found: &str) -> String {
         format!(
-            "SELECT k.tenant, k.id, k.n, s.* FROM ({found}) k CROSS JOIN LATERAL ({} OFFSET 0) s ORDER BY k.id DESC, k.tenant DESC, k.n",
+            "SELECT k.tenant, k.id, k.n, s.*
+             FROM ({found}) k
+             CROSS JOIN LATERAL ({} OFFSET 0) s
+             ORDER BY k.id DESC, k.tenant DESC, k.n",
             self.of_k()
         )
     }
 
-    /// The same on SQLite: in one transaction, because there no join goes through a view of two tables by their indexes.
+    /// SQLite: finds keys and reads their rows in one transaction. There a join to a view of two tables does not use
+    /// their indexes.
     pub(in crate::store) async fn read(self, db: &sqlite::Sqlite, found: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
         let found = sqlite::dialect(found);
         let of_one = sqlite::dialect(&self.statement());
@@ -55,20 +61,20 @@ impl Shown {
 }
 
 impl Store {
-    /// What is shown of notifications, in the order of their keys. They stay where they are, so what was found a moment ago is there.
-    pub(in crate::store) async fn shown(&self, keys: &[DeliveryKey], shown: Shown) -> Result<Vec<Row>, DbError> {
+    /// Reads the rows of notifications, in the order of `keys`. Notifications keep their keys, so all are still there.
+    pub(in crate::store) async fn read_rows(&self, keys: &[DeliveryKey], row_query: RowQuery) -> Result<Vec<Row>, DbError> {
         match &self.db {
             Db::Postgres(_) => {
                 let places = keys.iter().zip(0..).map(|(key, place)| json!({"place": place, "tenant": key.tenant, "id": key.notification}));
                 let sql = format!(
                     "SELECT s.* FROM jsonb_to_recordset($1::jsonb) AS k (place int, tenant int, id uuid)
                      CROSS JOIN LATERAL ({} OFFSET 0) s ORDER BY k.place",
-                    shown.of_k()
+                    row_query.of_k()
                 );
                 self.db.query(&sql, vec![Value::Json(json!(places.collect::<Vec<_>>()).to_string())]).await
             }
             Db::Sqlite(db) => {
-                let (keys, sql) = (keys.to_vec(), sqlite::dialect(&shown.statement()));
+                let (keys, sql) = (keys.to_vec(), sqlite::dialect(&row_query.statement()));
                 db.read(move |connection| {
                     let mut rows = Vec::with_capacity(keys.len());
                     for key in keys {

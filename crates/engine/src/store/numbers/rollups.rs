@@ -1,4 +1,5 @@
-//! Roll-ups: what was counted when deliveries ended is folded into minutes and hours, and series are read from there (docs/decisions/0023).
+//! Roll-ups: outcomes are counted when deliveries end, folded into minutes and hours, and read as series
+//! (docs/decisions/0023).
 
 use std::collections::BTreeMap;
 
@@ -9,51 +10,64 @@ use crate::db::{Db, DbError, Value};
 use crate::store::Store;
 use crate::store::numbers::kpis::KpiSettings;
 
-/// Sites of a tenant that are kept apart, in the order in which they came. The rest is [`OTHER`].
+/// The most sites of a tenant with counts of their own, by order of arrival. The rest counts as [`OTHER`].
 pub const SITES: i64 = 1000;
-/// Channels of a tenant that are kept apart.
+/// The most channels of a tenant with counts of their own.
 pub const CHANNELS: i64 = 100;
-/// What stands for the sites, channels or lines that are not kept apart.
+/// The label of the sites, channels or lines beyond the limit.
 pub const OTHER: &str = "other";
-/// Slots of one series at most: two days of minutes, or 120 days of hours.
+/// The most slots of a series: two days of minutes, or 120 days of hours.
 pub const SLOTS: usize = 2880;
-/// Lines of one series at most; the smaller ones are added up as [`OTHER`].
+/// The most lines of a series. The smaller ones are added up as [`OTHER`].
 pub const LINES: usize = 20;
 
-/// Which labels are new, and still within what is kept apart. `{fresh}` is where they are taken from.
+/// New labels within the limits. `{fresh}` is the table or CTE of new counts.
 const NEW_LABELS: &str = "
     SELECT tenant, kind, label FROM (
       SELECT f.tenant, f.kind, f.label, row_number() OVER (PARTITION BY f.tenant, f.kind ORDER BY f.label)
         + (SELECT count(*) FROM postcommit.rollup_label k WHERE k.tenant = f.tenant AND k.kind = f.kind) AS place
-      FROM (SELECT tenant, 'site' AS kind, site AS label FROM {fresh} UNION SELECT tenant, 'channel', channel FROM {fresh}) f
-      WHERE f.label <> '' AND NOT EXISTS (SELECT 1 FROM postcommit.rollup_label k WHERE k.tenant = f.tenant AND k.kind = f.kind AND k.label = f.label)
-    ) ranked WHERE place <= CASE kind WHEN 'site' THEN {sites} ELSE {channels} END";
+      FROM (
+        SELECT tenant, 'site' AS kind, site AS label FROM {fresh}
+        UNION SELECT tenant, 'channel', channel FROM {fresh}
+      ) f
+      WHERE f.label <> '' AND NOT EXISTS (SELECT 1
+        FROM postcommit.rollup_label k
+        WHERE k.tenant = f.tenant AND k.kind = f.kind AND k.label = f.label)
+    ) ranked
+    WHERE place <= CASE kind WHEN 'site' THEN {sites} ELSE {channels} END";
 
-/// What was taken, under the labels that are kept. `{known}` are those.
+/// The new counts, with labels beyond the limits replaced. `{known}` are the known labels.
 const KEPT: &str = "
     SELECT f.tenant, {slot} AS slot, f.state,
-      CASE WHEN f.channel = '' OR EXISTS (SELECT 1 FROM {known} k WHERE k.tenant = f.tenant AND k.kind = 'channel' AND k.label = f.channel) THEN f.channel ELSE '{other}' END AS channel,
-      CASE WHEN f.site = '' OR EXISTS (SELECT 1 FROM {known} k WHERE k.tenant = f.tenant AND k.kind = 'site' AND k.label = f.site) THEN f.site ELSE '{other}' END AS site,
+      CASE WHEN f.channel = ''
+          OR EXISTS (SELECT 1 FROM {known} k WHERE k.tenant = f.tenant AND k.kind = 'channel' AND k.label = f.channel)
+        THEN f.channel ELSE '{other}' END AS channel,
+      CASE WHEN f.site = ''
+          OR EXISTS (SELECT 1 FROM {known} k WHERE k.tenant = f.tenant AND k.kind = 'site' AND k.label = f.site)
+        THEN f.site ELSE '{other}' END AS site,
       CAST(sum(f.count) AS BIGINT) AS count
-    FROM {fresh} f WHERE true GROUP BY 1, 2, 3, 4, 5";
+    FROM {fresh} f
+    WHERE true
+    GROUP BY 1, 2, 3, 4, 5";
 
-/// Adds to what stands. In one order for everybody.
-const ADD: &str = "INSERT INTO postcommit.rollup_{per} AS r (tenant, slot, state, channel, site, count) {kept} ORDER BY 1, 2, 3, 4, 5
+/// Adds the new counts. Always in the same order, so that concurrent transactions do not deadlock.
+const ADD: &str = "INSERT INTO postcommit.rollup_{per} AS r (tenant, slot, state, channel, site, count) {kept}
+    ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (tenant, slot, state, channel, site) DO UPDATE SET count = r.count + excluded.count";
 
-/// How long a slot is.
+/// The length of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum Per {
+pub enum SlotLength {
     /// A minute.
     Minute,
     /// An hour.
     Hour,
 }
 
-impl Per {
-    /// Its name, as in the table's.
+impl SlotLength {
+    /// The name, as in the name of the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,14 +83,14 @@ impl Per {
         }
     }
 
-    /// The start of the slot that holds that moment.
+    /// The start of the slot that contains `at`.
     #[must_use]
     pub fn floor(self, at: Timestamp) -> Timestamp {
         let micros = at.as_micros();
         Timestamp::from_micros(micros - micros.rem_euclid(self.micros()))
     }
 
-    /// The start of a minute's slot, written as this kind of slot; `f` is the row.
+    /// An expression for the start of the slot, from the start of the minute of row `f`.
     fn of_minute(self, postgres: bool) -> &'static str {
         match (self, postgres) {
             (Self::Minute, _) => "f.slot",
@@ -86,11 +100,11 @@ impl Per {
     }
 }
 
-/// By what a series is drawn.
+/// What the lines of a series stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum By {
+pub enum GroupBy {
     /// One line for each state that deliveries entered.
     State,
     /// One line for each channel.
@@ -99,7 +113,7 @@ pub enum By {
     Site,
 }
 
-impl By {
+impl GroupBy {
     fn column(self) -> &'static str {
         match self {
             Self::State => "state",
@@ -109,20 +123,17 @@ impl By {
     }
 }
 
-/// A stretch of slots, of bounded length.
+/// A range of slots, of bounded length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    per: Per,
+pub struct TimeRange {
+    per: SlotLength,
     from: Timestamp,
     slots: usize,
 }
 
-impl Span {
-    /// From the slot that holds `from` to the one before `to`, which is taken in when `to` is inside of it.
-    ///
-    /// # Errors
-    /// Naming the field: nothing in between, or more than [`SLOTS`].
-    pub fn new(per: Per, from: Timestamp, to: Timestamp) -> Result<Self, String> {
+impl TimeRange {
+    /// From the slot that contains `from` to the last slot that begins before `to`.
+    pub fn new(per: SlotLength, from: Timestamp, to: Timestamp) -> Result<Self, String> {
         let from = per.floor(from);
         let length = to.as_micros().saturating_sub(from.as_micros());
         if length <= 0 {
@@ -136,10 +147,7 @@ impl Span {
     }
 
     /// The last 60 slots before `to`.
-    ///
-    /// # Errors
-    /// As [`Span::new`].
-    pub fn last(per: Per, to: Timestamp) -> Result<Self, String> {
+    pub fn last(per: SlotLength, to: Timestamp) -> Result<Self, String> {
         Self::new(per, Timestamp::from_micros(to.as_micros().saturating_sub(60 * per.micros())), to)
     }
 
@@ -148,36 +156,33 @@ impl Span {
     }
 }
 
-/// How many deliveries entered a state, slot by slot; a slot in which nothing happened is 0.
+/// How many deliveries entered a state, by slot. A slot without any is 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Series {
-    /// How long a slot is.
-    pub per: Per,
-    /// By what the lines are told apart.
-    pub by: By,
+pub struct KpiSeries {
+    /// The length of a slot.
+    pub per: SlotLength,
+    /// What the lines stand for.
+    pub by: GroupBy,
     /// The starts of the slots.
     pub slots: Vec<Timestamp>,
     /// The lines, the largest first.
-    pub lines: Vec<Line>,
+    pub lines: Vec<SeriesLine>,
 }
 
 /// One line of a series.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Line {
-    /// The state, channel or site; empty is none.
+pub struct SeriesLine {
+    /// The state, channel or site. Empty for deliveries without one.
     pub label: String,
-    /// As many as there are slots.
+    /// One count per slot.
     pub counts: Vec<i64>,
 }
 
 impl Store {
-    /// Folds what was counted into minutes and hours, in one transaction: a crash leaves it counted as it was, and nothing is counted twice. Then forgets slots
-    /// that are too old.
-    ///
-    /// # Errors
-    /// As the database says; nothing was folded then.
+    /// Folds new counts into minutes and hours in one transaction, so that a crash loses nothing and counts nothing
+    /// twice. Then deletes slots that are too old.
     pub async fn fold_rollups_once(&self, settings: &KpiSettings) -> Result<u64, DbError> {
         let fold = match &self.db {
             Db::Postgres(_) => vec![fold_postgres()],
@@ -185,27 +190,32 @@ impl Store {
         };
         let folded = self.db.execute(fold.into_iter().map(|sql| (sql, vec![])).collect()).await?;
         let now = self.now().await?;
-        for (per, kept) in [(Per::Minute, settings.minutes_kept()), (Per::Hour, settings.hours_kept())] {
+        for (per, kept) in [(SlotLength::Minute, settings.minutes_kept()), (SlotLength::Hour, settings.hours_kept())] {
             let old = now.as_micros() - i64::try_from(kept.as_micros()).unwrap_or(i64::MAX);
-            // Tenant by tenant: it leads the key.
-            let sql =
-                format!("DELETE FROM postcommit.rollup_{} WHERE tenant IN (SELECT id FROM postcommit.tenant) AND slot < $1", per.name());
+            // Tenant by tenant, because the tenant is the first column of the key.
+            let sql = format!(
+                "DELETE FROM postcommit.rollup_{}
+                    WHERE tenant IN (SELECT id FROM postcommit.tenant) AND slot < $1",
+                per.name()
+            );
             self.db.execute_one(&sql, vec![Timestamp::from_micros(old).into()]).await?;
         }
         Ok(folded.iter().sum())
     }
 
-    /// How many deliveries entered which state, when. `None` is every tenant. By channel and site only what came through or was given up is drawn: a line that
-    /// adds up everything that ever happened to a delivery says nothing.
-    pub async fn series(&self, tenant: Option<i32>, span: Span, by: By) -> Result<Series, DbError> {
-        let Span { per, from, slots } = span;
+    /// How many deliveries entered which state, by slot. `None` is all tenants. By channel and site only deliveries
+    /// that were sent, delivered or parked count: a sum over all states would say nothing.
+    pub async fn series(&self, tenant: Option<i32>, span: TimeRange, by: GroupBy) -> Result<KpiSeries, DbError> {
+        let TimeRange { per, from, slots } = span;
         let postgres = self.db.kind() == "postgres";
-        let ends = if by == By::State { "" } else { "AND f.state IN ('sent', 'delivered', 'parked')" };
+        let ends = if by == GroupBy::State { "" } else { "AND f.state IN ('sent', 'delivered', 'parked')" };
         let of_tenant = of_tenant("f", tenant, 3);
         let part = |table: &str, slot: &str| {
             let column = by.column();
             format!(
-                "SELECT {slot} AS slot, f.{column} AS label, f.count FROM postcommit.{table} f WHERE f.slot >= $1 AND f.slot < $2 {of_tenant} {ends}"
+                "SELECT {slot} AS slot, f.{column} AS label, f.count
+                 FROM postcommit.{table} f
+                 WHERE f.slot >= $1 AND f.slot < $2 {of_tenant} {ends}"
             )
         };
         let sql = format!(
@@ -217,7 +227,7 @@ impl Store {
         parameters.extend(tenant.map(Value::from));
         let mut lines: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for row in self.db.query(&sql, parameters).await? {
-            // A count that cannot be read is missing from the sums; `doctor` names its column.
+            // An unreadable count is missing from the sums; `doctor` names its column.
             let (Ok(slot), Ok(label), Ok(count)) = (row.get::<Timestamp>(0), row.get::<String>(1), row.get::<i64>(2)) else { continue };
             let place = (slot.as_micros() - from.as_micros()) / per.micros();
             let line = lines.entry(label).or_insert_with(|| vec![0; slots]);
@@ -226,11 +236,11 @@ impl Store {
             }
         }
         let starts = (0..slots).map(|place| Timestamp::from_micros(from.as_micros() + per.micros() * i64::try_from(place).unwrap_or(0)));
-        Ok(Series { per, by, slots: starts.collect(), lines: largest(lines) })
+        Ok(KpiSeries { per, by, slots: starts.collect(), lines: largest(lines) })
     }
 }
 
-/// The condition for one tenant's rows; for everybody's, each tenant's after the other, since the tenant leads every key.
+/// The condition on the tenant. For all tenants it lists them, because the tenant is the first column of every key.
 pub(in crate::store) fn of_tenant(alias: &str, tenant: Option<i32>, parameter: usize) -> String {
     match tenant {
         Some(_) => format!("AND {alias}.tenant = ${parameter}"),
@@ -238,21 +248,21 @@ pub(in crate::store) fn of_tenant(alias: &str, tenant: Option<i32>, parameter: u
     }
 }
 
-fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<Line> {
-    let mut lines: Vec<Line> = lines.into_iter().map(|(label, counts)| Line { label, counts }).collect();
+fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<SeriesLine> {
+    let mut lines: Vec<SeriesLine> = lines.into_iter().map(|(label, counts)| SeriesLine { label, counts }).collect();
     lines.sort_by_key(|line| std::cmp::Reverse(line.counts.iter().sum::<i64>()));
     if lines.len() > LINES {
         let rest = lines.split_off(LINES - 1);
-        let add = |mut sum: Vec<i64>, line: &Line| {
+        let add = |mut sum: Vec<i64>, line: &SeriesLine| {
             sum.iter_mut().zip(&line.counts).for_each(|(sum, count)| *sum += count);
             sum
         };
-        // A site may be called so, too.
+        // A site may have this name, too.
         match lines.iter_mut().find(|line| line.label == OTHER) {
             Some(line) => line.counts = rest.iter().fold(std::mem::take(&mut line.counts), add),
             None => {
                 let none = vec![0; rest[0].counts.len()];
-                lines.push(Line { label: OTHER.into(), counts: rest.iter().fold(none, add) });
+                lines.push(SeriesLine { label: OTHER.into(), counts: rest.iter().fold(none, add) });
             }
         }
     }
@@ -267,26 +277,29 @@ fn kept(fresh: &str, known: &str, slot: &str) -> String {
     KEPT.replace("{fresh}", fresh).replace("{known}", known).replace("{slot}", slot).replace("{other}", OTHER)
 }
 
-fn add(per: Per, kept: &str) -> String {
+fn add(per: SlotLength, kept: &str) -> String {
     ADD.replace("{per}", per.name()).replace("{kept}", kept)
 }
 
-/// One statement, since two would see two states of what is being counted meanwhile.
+/// One statement: two would see different states of counts that are added concurrently.
 fn fold_postgres() -> String {
     let known = "(SELECT * FROM postcommit.rollup_label UNION ALL SELECT * FROM new_label)";
-    let [minute, hour] = [Per::Minute, Per::Hour].map(|per| add(per, &kept("gone", known, per.of_minute(true))));
+    let [minute, hour] = [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept("gone", known, per.of_minute(true))));
     format!(
         "WITH gone AS MATERIALIZED (DELETE FROM postcommit.rollup_fresh RETURNING *), new_label AS MATERIALIZED ({}),
-         noted AS (INSERT INTO postcommit.rollup_label (tenant, kind, label) SELECT tenant, kind, label FROM new_label ON CONFLICT DO NOTHING),
+         noted AS (INSERT INTO postcommit.rollup_label (tenant, kind, label)
+           SELECT tenant, kind, label
+           FROM new_label
+           ON CONFLICT DO NOTHING),
          minute AS ({minute}) {hour}",
         new_labels("gone")
     )
 }
 
-/// SQLite's transaction lets nobody in between.
+/// SQLite needs several statements. Its write transaction is exclusive.
 fn fold_sqlite() -> Vec<String> {
     let (fresh, known) = ("postcommit.rollup_fresh", "postcommit.rollup_label");
-    let [minute, hour] = [Per::Minute, Per::Hour].map(|per| add(per, &kept(fresh, known, per.of_minute(false))));
+    let [minute, hour] = [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept(fresh, known, per.of_minute(false))));
     let labels = format!("INSERT INTO postcommit.rollup_label (tenant, kind, label) {}", new_labels(fresh));
     vec![labels, minute, hour, format!("DELETE FROM {fresh}")]
 }
@@ -301,19 +314,19 @@ mod tests {
 
     #[test]
     fn a_span_takes_in_the_slots_it_touches() {
-        let span = Span::new(Per::Hour, at("2026-07-01T10:30:00Z"), at("2026-07-01T12:00:01Z")).unwrap();
+        let span = TimeRange::new(SlotLength::Hour, at("2026-07-01T10:30:00Z"), at("2026-07-01T12:00:01Z")).unwrap();
         assert_eq!((span.from, span.slots, span.end()), (at("2026-07-01T10:00:00Z"), 3, at("2026-07-01T13:00:00Z")));
-        assert_eq!(Span::new(Per::Hour, at("2026-07-01T10:00:00Z"), at("2026-07-01T12:00:00Z")).unwrap().slots, 2);
+        assert_eq!(TimeRange::new(SlotLength::Hour, at("2026-07-01T10:00:00Z"), at("2026-07-01T12:00:00Z")).unwrap().slots, 2);
     }
 
     #[test]
     fn a_span_is_bounded_both_ways() {
         let from = at("2026-07-01T10:00:00Z");
-        assert!(Span::new(Per::Minute, from, from).unwrap_err().starts_with("to: must be later"));
-        assert!(Span::new(Per::Minute, from, at("2026-07-03T10:00:00Z")).is_ok());
-        let problem = Span::new(Per::Minute, from, at("2026-07-03T10:00:01Z")).unwrap_err();
+        assert!(TimeRange::new(SlotLength::Minute, from, from).unwrap_err().starts_with("to: must be later"));
+        assert!(TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:00Z")).is_ok());
+        let problem = TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:01Z")).unwrap_err();
         assert_eq!(problem, "from: 2881 slots of a minute until to; at most 2880 are allowed");
-        assert!(Span::new(Per::Minute, Timestamp::from_micros(i64::MIN / 2), Timestamp::from_micros(i64::MAX / 2)).is_err());
+        assert!(TimeRange::new(SlotLength::Minute, Timestamp::from_micros(i64::MIN / 2), Timestamp::from_micros(i64::MAX / 2)).is_err());
     }
 
     #[test]
@@ -321,13 +334,13 @@ mod tests {
         let lines = (0..30_i64).map(|i| (format!("s{i:02}"), vec![i, 1])).collect();
         let drawn = largest(lines);
         assert_eq!((drawn.len(), drawn[0].label.as_str()), (LINES, "s29"));
-        assert_eq!(drawn[LINES - 1], Line { label: OTHER.into(), counts: vec![(0..=10).sum(), 11] });
+        assert_eq!(drawn[LINES - 1], SeriesLine { label: OTHER.into(), counts: vec![(0..=10).sum(), 11] });
     }
 
     #[test]
     fn slots_fold_by_the_clock() {
-        assert_eq!(Per::Minute.floor(at("2026-07-01T10:30:59.9Z")), at("2026-07-01T10:30:00Z"));
-        assert_eq!(Per::Hour.floor(at("2026-07-01T10:30:59.9Z")), at("2026-07-01T10:00:00Z"));
-        assert_eq!(Per::Minute.floor(Timestamp::from_micros(-1)), Timestamp::from_micros(-60_000_000));
+        assert_eq!(SlotLength::Minute.floor(at("2026-07-01T10:30:59.9Z")), at("2026-07-01T10:30:00Z"));
+        assert_eq!(SlotLength::Hour.floor(at("2026-07-01T10:30:59.9Z")), at("2026-07-01T10:00:00Z"));
+        assert_eq!(SlotLength::Minute.floor(Timestamp::from_micros(-1)), Timestamp::from_micros(-60_000_000));
     }
 }

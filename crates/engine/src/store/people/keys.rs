@@ -1,4 +1,4 @@
-//! Keys of the API: `pc_<id>_<secret>`. The secret is shown once; only its hash is kept.
+//! API keys: `pc_<id>_<secret>`. The secret is shown once, and only its hash is stored.
 
 use postcommit::Timestamp;
 use postcommit_channel::clock;
@@ -11,45 +11,42 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// Characters of a key's name; at least one.
+/// The most characters of a key's name. The least is 1.
 pub const KEY_NAME_CHARS: usize = 255;
 
-/// Why a key is not made, or not accepted.
+/// Why a key was not created or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// It is described in a way that is not allowed.
+    /// A field of the draft is invalid.
     #[error("{0}")]
     Refused(String),
-    /// No such key, or not this secret: who guesses learns no more.
+    /// Unknown id or wrong secret. One error for both, so that guessing reveals nothing.
     #[error("the key is not known")]
     Unknown,
-    /// It was valid until then.
+    /// The key has expired.
     #[error("the key expired at {0}")]
     Expired(Timestamp),
-    /// Somebody took it back.
+    /// The key was revoked.
     #[error("the key was revoked at {0}")]
     Revoked(Timestamp),
-    /// The database could not be asked.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] DbError),
 }
 
-/// A key as somebody describes it.
+/// The description of a new key.
 #[derive(Debug, Clone)]
 pub struct KeyDraft {
-    /// What it is for: 1 to 255 characters, without line breaks.
+    /// The purpose: 1 to 255 characters, without line breaks.
     pub name: String,
-    /// What it may do; at least one.
+    /// The scopes; at least one.
     pub scopes: Scopes,
-    /// Until when; none is for ever.
+    /// When it expires. `None` is never.
     pub expires_at: Option<Timestamp>,
 }
 
 impl KeyDraft {
-    /// Holds it to the limits.
-    ///
-    /// # Errors
-    /// Naming the field and what is allowed.
+    /// Checks the limits.
     pub fn check(&self, now: Timestamp) -> Result<(), String> {
         let chars = self.name.chars().count();
         if !(1..=KEY_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
@@ -65,12 +62,12 @@ impl KeyDraft {
     }
 }
 
-/// A key that was just made.
+/// A new key.
 #[derive(Debug, Clone)]
 pub struct NewKey {
-    /// Its public part.
+    /// The public part of the key.
     pub id: String,
-    /// All of it, this once.
+    /// The whole key. It cannot be read again.
     pub token: Secret,
 }
 
@@ -78,32 +75,32 @@ pub struct NewKey {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Key {
-    /// Its public part.
+    /// The public part of the key.
     pub id: String,
-    /// Its owner's number.
+    /// The number of the tenant.
     #[serde(skip)]
     pub tenant: i32,
-    /// Its owner.
+    /// The tenant that owns it.
     #[serde(rename = "tenant")]
     pub tenant_name: String,
-    /// Whether its owner is suspended.
+    /// Whether the tenant is suspended.
     #[serde(skip)]
     pub suspended: bool,
-    /// What it is for.
+    /// The purpose.
     pub name: String,
-    /// What it may do.
+    /// The scopes.
     #[serde(serialize_with = "names")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub scopes: Scopes,
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// By whom.
+    /// Who created it.
     pub created_by: String,
-    /// Until when it is valid; none is for ever.
+    /// When it expires. `null` is never.
     pub expires_at: Option<Timestamp>,
     /// When it was last used, to the minute.
     pub last_used_at: Option<Timestamp>,
-    /// When it was taken back.
+    /// When it was revoked.
     pub revoked_at: Option<Timestamp>,
 }
 
@@ -111,29 +108,28 @@ fn names<S: serde::Serializer>(scopes: &Scopes, serializer: S) -> Result<S::Ok, 
     scopes.names().serialize(serializer)
 }
 
-/// Which keys to list, newest first.
+/// Which keys to list. The order is newest first.
 #[derive(Debug, Clone, Default)]
 pub struct KeyFilter {
-    /// Only this tenant's; none is everybody's.
+    /// Only this tenant. `None` is all tenants.
     pub tenant: Option<i32>,
-    /// Only those older than the key of this time and id: the page after the one that ended there.
+    /// The creation time and id of the last key of the page before.
     pub before: Option<(Timestamp, String)>,
-    /// At most so many.
+    /// The most rows to return.
     pub limit: i64,
 }
 
-const COLUMNS: &str = "k.id, k.tenant, t.name, t.suspended_at IS NOT NULL, k.name, k.scopes, k.created_at, k.created_by, k.expires_at, k.last_used_at, k.revoked_at";
+const COLUMNS: &str = "k.id, k.tenant, t.name, t.suspended_at IS NOT NULL, k.name, k.scopes, k.created_at, k.created_by,
+    k.expires_at, k.last_used_at, k.revoked_at";
 const TABLES: &str = "postcommit.api_key k JOIN postcommit.tenant t ON t.id = k.tenant";
 
 impl Store {
-    /// Makes a key. Its token is known to the caller alone, now and never again.
-    ///
-    /// # Errors
-    /// [`KeyError::Refused`], or as the database says.
+    /// Creates a key. Only this call returns the whole key.
     pub async fn create_key(&self, tenant: i32, draft: &KeyDraft) -> Result<NewKey, KeyError> {
         draft.check(clock::now()).map_err(KeyError::Refused)?;
         let (id, secret) = (new_id(), Token::new());
-        let insert = "INSERT INTO postcommit.api_key (tenant, id, name, scopes, secret_hash, created_at, created_by, expires_at)
+        let insert = "INSERT INTO postcommit.api_key (tenant, id, name, scopes, secret_hash, created_at, created_by,
+              expires_at)
             VALUES ($1, $2, $3, $4, $5, {now}, $6, $7)";
         let parameters = vec![
             tenant.into(),
@@ -146,15 +142,15 @@ impl Store {
         ];
         let details = serde_json::json!({"name": draft.name, "scopes": draft.scopes.names(), "expires_at": draft.expires_at});
         self.change(insert, parameters, AuditEntry::new(tenant, "key.create", id.as_str()).details(details)).await?;
-        // Revealed to become part of the whole, which is hidden again.
+        // The secret is revealed only to build the whole key, which is a secret again.
         let token = Secret::new(format!("pc_{id}_{}", secret.text().reveal()));
         Ok(NewKey { id, token })
     }
 
-    /// The key behind a token, whoever owns it. Whether its owner is suspended is for the caller to judge.
+    /// The key of a token. The caller must check whether the tenant is suspended.
     ///
     /// # Errors
-    /// Why it is not accepted. That it expired or was revoked is told only to who holds the secret.
+    /// Why the token is not accepted. An expired or revoked key is reported as such only if the secret is right.
     pub async fn find_key(&self, token: &str) -> Result<Key, KeyError> {
         let mut parts = token.splitn(3, '_');
         let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else { return Err(KeyError::Unknown) };
@@ -173,7 +169,7 @@ impl Store {
         }
     }
 
-    /// A page of keys, newest first, revoked and expired ones among them.
+    /// A page of keys, newest first, including revoked and expired ones.
     pub async fn key_rows(&self, filter: &KeyFilter) -> Result<Vec<Key>, DbError> {
         let mut parameters: Vec<Value> = vec![filter.limit.into()];
         let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE 1 = 1");
@@ -189,19 +185,20 @@ impl Store {
         Ok(legible("keys", self.db.query(&sql, parameters).await?.iter().map(shown)))
     }
 
-    /// One key of a tenant, or of anybody.
+    /// One key. With a tenant, only if that tenant owns it.
     pub async fn key_row(&self, tenant: Option<i32>, id: &str) -> Result<Option<Key>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE k.id = $1 AND k.tenant = coalesce($2, k.tenant)");
         self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(shown).transpose()
     }
 
-    /// Takes a key back, and with it the sessions and links that stand on it. False when there is none, or it was revoked before.
+    /// Revokes a key, and with it the sessions and links that depend on it. Returns false if there is no such key or it
+    /// was revoked before.
     pub async fn revoke_key(&self, tenant: i32, id: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
         self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
     }
 
-    /// Notes that these keys were used, each at most once a minute: gather them, and write seldom.
+    /// Records the use of keys, at most once a minute per key. Callers collect keys and call this rarely.
     pub async fn note_keys_used(&self, ids: &[String]) -> Result<(), DbError> {
         let sql = match self.db.kind() {
             "postgres" => {
@@ -209,27 +206,30 @@ impl Store {
                  WHERE id = ANY ($1) AND (last_used_at IS NULL OR last_used_at < {now} - interval '1 minute')"
             }
             _ => {
-                "UPDATE postcommit.api_key SET last_used_at = {now}
-                 WHERE id IN (SELECT value FROM json_each($1)) AND (last_used_at IS NULL OR last_used_at < {now} - 60000000)"
+                "UPDATE postcommit.api_key
+                 SET last_used_at = {now}
+                 WHERE id IN (SELECT value FROM json_each($1))
+                   AND (last_used_at IS NULL OR last_used_at < {now} - 60000000)"
             }
         };
         self.db.execute_one(sql, vec![Value::Texts(ids.to_vec())]).await.map(drop)
     }
 
-    /// Whether there is any key that is accepted: without one nobody can come in.
+    /// Whether there is a valid key. Without one, no client can authenticate.
     pub async fn any_key(&self) -> Result<bool, DbError> {
-        let sql =
-            "SELECT EXISTS (SELECT 1 FROM postcommit.api_key WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now}))";
+        let sql = "SELECT EXISTS (SELECT 1
+             FROM postcommit.api_key
+             WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {now}))";
         self.db.query(sql, vec![]).await?.first().map_or(Ok(false), |row| row.get(0))
     }
 }
 
-/// 16 letters and digits: random, so that nobody can count the keys of others.
+/// 16 random hexadecimal digits, so that ids reveal nothing about the number of keys.
 fn new_id() -> String {
     random::<8>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// For people. What lets somebody in is read by [`listed`], and refused when it cannot be.
+/// Reads a key for display. Authentication reads it by [`listed`], which refuses unreadable columns.
 fn shown(row: &Row) -> Result<Key, DbError> {
     let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
     let mut key = Key {
@@ -265,7 +265,7 @@ fn listed(row: &Row) -> Result<Key, DbError> {
     })
 }
 
-/// Stored scopes. One that this program does not know allows nothing.
+/// Reads stored scopes. A scope that this program does not know is ignored.
 pub(in crate::store) fn known(names: &[String]) -> Scopes {
     names.iter().filter_map(|name| Scope::from_name(name).ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! People who signed in: links that sign in once, and the sessions that they begin. Tokens are shown once; only their hashes are kept.
+//! Sign-in of people: links that sign in once, and sessions. Tokens are shown once, and only their hashes are stored.
 
 use std::time::Duration;
 
@@ -11,78 +11,81 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::people::keys::known;
 
-/// The longest a session is renewed after its beginning.
+/// How many days after its beginning a session can be renewed.
 pub const SESSION_DAYS: u64 = 30;
 
-/// Who signs in, and as what.
+/// The identity behind a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Login {
-    /// In which tenant.
+    /// The tenant.
     pub tenant: i32,
-    /// On which key it stands, if on one: when that is revoked or expires, it is over.
+    /// The key on which it depends, if any. It ends when the key is revoked or expires.
     pub key_id: Option<String>,
-    /// What the audit log calls them.
+    /// The actor in the audit log.
     pub actor: String,
-    /// What they may do.
+    /// The scopes.
     pub scopes: Scopes,
 }
 
-/// A session that was just begun.
+/// A new session.
 #[derive(Debug, Clone)]
 pub struct NewSession {
-    /// For the cookie, this once.
+    /// The token for the cookie. It cannot be read again.
     pub token: Secret,
-    /// For forms; [`csrf_token`] finds it again.
+    /// The token for forms; [`csrf_token`] derives it again.
     pub csrf: Secret,
 }
 
-/// A session that is not over.
+/// A valid session.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// Who signed in.
+    /// The identity.
     pub login: Login,
     /// The tenant's name.
     pub tenant_name: String,
-    /// Whether it is suspended.
+    /// Whether the tenant is suspended.
     pub suspended: bool,
     /// When it began.
     pub created_at: Timestamp,
     /// When it was last renewed.
     pub last_seen_at: Timestamp,
-    /// When it ends, unless it is renewed.
+    /// When it expires unless it is renewed.
     pub expires_at: Timestamp,
     csrf: Hash,
 }
 
 impl Session {
-    /// Whether a form that sends this along came from a page of ours.
+    /// Whether this is the CSRF token of the session.
     #[must_use]
     pub fn accepts_csrf(&self, given: &str) -> bool {
         Token::parse(given).is_some_and(|token| self.csrf.is_of(&token))
     }
 }
 
-/// What the forms of a session send along, from what its cookie holds. None when that is no token.
+/// Derives the CSRF token of a session from the token in its cookie. `None` if that is not a token.
 #[must_use]
 pub fn csrf_token(session: &str) -> Option<Secret> {
     Token::parse(session).map(|token| token.derive("csrf").text())
 }
 
-/// The key behind a row is still accepted, or there is none.
-const KEY_STANDS: &str =
-    "({row}.key_id IS NULL OR EXISTS (SELECT 1 FROM postcommit.api_key k WHERE k.tenant = {row}.tenant AND k.id = {row}.key_id
-    AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > {now})))";
+/// The condition that the key of a row is valid, or that the row depends on no key.
+const KEY_STANDS: &str = "({row}.key_id IS NULL
+     OR EXISTS (SELECT 1
+       FROM postcommit.api_key k
+       WHERE k.tenant = {row}.tenant AND k.id = {row}.key_id AND k.revoked_at IS NULL
+         AND (k.expires_at IS NULL OR k.expires_at > {now})))";
 
 fn key_stands(row: &str) -> String {
     KEY_STANDS.replace("{row}", row)
 }
 
 impl Store {
-    /// Makes a link's token, which signs in once, within that time.
+    /// Creates the token of a link that signs in once, within `lasts`.
     pub async fn create_login_link(&self, login: &Login, lasts: Duration) -> Result<Secret, DbError> {
         let token = Token::new();
         let insert = format!(
-            "INSERT INTO postcommit.login_link (tenant, hash, key_id, actor, scopes, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, {{now}}, {})",
+            "INSERT INTO postcommit.login_link (tenant, hash, key_id, actor, scopes, created_at, expires_at)
+             VALUES ($1, $2, $3, $4, $5, {{now}}, {})",
             self.db.seconds_from_now(6)
         );
         let mut parameters = columns(login, &token);
@@ -92,33 +95,36 @@ impl Store {
         Ok(token.text())
     }
 
-    /// Uses a link up and begins a session, in one transaction: of many who try at once, one comes in. None when the link is used, too old or not known,
-    /// or its key is no longer accepted.
+    /// Redeems a link and begins a session in one transaction: of concurrent calls only one succeeds. Returns `None` if
+    /// the link is used, expired or unknown, or its key is no longer valid.
     pub async fn redeem_login_link(&self, link: &str, lasts: Duration) -> Result<Option<NewSession>, DbError> {
         let Some(link) = Token::parse(link) else { return Ok(None) };
         let sql = "SELECT tenant, key_id, actor, scopes FROM postcommit.login_link WHERE hash = $1";
         let rows = self.db.query(sql, vec![link.hash().into()]).await?;
         let Some(login) = rows.first().map(login).transpose()? else { return Ok(None) };
         let uses = format!(
-            "UPDATE postcommit.login_link AS l SET used_at = {{now}} WHERE tenant = $1 AND hash = $2 AND used_at IS NULL AND expires_at > {{now}} AND {}",
+            "UPDATE postcommit.login_link AS l
+             SET used_at = {{now}}
+             WHERE tenant = $1 AND hash = $2 AND used_at IS NULL AND expires_at > {{now}} AND {}",
             key_stands("l")
         );
         let used = (uses, vec![login.tenant.into(), link.hash().into()]);
         self.begin_session(Some(used), &login, lasts).await
     }
 
-    /// Begins a session for somebody who has shown otherwise who they are.
+    /// Begins a session for a person who was authenticated otherwise.
     pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
         let begun = self.begin_session(None, login, lasts).await?;
         begun.ok_or_else(|| DbError::Unreadable("a session was not written".into()))
     }
 
-    /// Begins it if `only_if` touches a row.
+    /// Begins a session if `only_if` touches a row.
     async fn begin_session(&self, only_if: Option<Statement>, login: &Login, lasts: Duration) -> Result<Option<NewSession>, DbError> {
         let token = Token::new();
         let csrf = token.derive("csrf");
         let insert = format!(
-            "INSERT INTO postcommit.session (tenant, hash, key_id, actor, scopes, csrf_hash, created_at, last_seen_at, expires_at)
+            "INSERT INTO postcommit.session (tenant, hash, key_id, actor, scopes, csrf_hash, created_at, last_seen_at,
+               expires_at)
              VALUES ($1, $2, $3, $4, $5, $6, {{now}}, {{now}}, {})",
             self.db.seconds_from_now(7)
         );
@@ -126,25 +132,29 @@ impl Store {
         parameters.extend([csrf.hash().into(), Value::Real(lasts.as_secs_f64())]);
         let mut statements = Vec::from_iter(only_if);
         statements.push((insert, parameters));
-        // Nobody was signed in before: they are their own actor.
+        // The person signing in is the actor, because there was no session before.
         let signing_in = self.by(Actor { name: login.actor.clone(), request_id: self.actor.request_id.clone() });
         let entry = AuditEntry::new(login.tenant, "session.begin", login.actor.as_str());
         let begun = signing_in.change_all(statements, 0, entry).await?;
         Ok(begun.then(|| NewSession { token: token.text(), csrf: csrf.text() }))
     }
 
-    /// The session behind a cookie, unless it is over.
+    /// The valid session of a cookie.
     pub async fn find_session(&self, token: &str) -> Result<Option<Session>, DbError> {
         let Some(token) = Token::parse(token) else { return Ok(None) };
         let sql = format!(
-            "SELECT s.tenant, s.key_id, s.actor, s.scopes, t.name, t.suspended_at IS NOT NULL, s.created_at, s.last_seen_at, s.expires_at, s.csrf_hash
-             FROM postcommit.session s JOIN postcommit.tenant t ON t.id = s.tenant WHERE s.hash = $1 AND s.expires_at > {{now}} AND {}",
+            "SELECT s.tenant, s.key_id, s.actor, s.scopes, t.name, t.suspended_at IS NOT NULL, s.created_at,
+               s.last_seen_at, s.expires_at, s.csrf_hash
+             FROM postcommit.session s
+             JOIN postcommit.tenant t ON t.id = s.tenant
+             WHERE s.hash = $1 AND s.expires_at > {{now}} AND {}",
             key_stands("s")
         );
         self.db.query(&sql, vec![token.hash().into()]).await?.first().map(session).transpose()
     }
 
-    /// Lets a session last so long from now, though no longer than 30 days in all. At most once a minute, so that it may be called for every request.
+    /// Extends a session to `lasts` from now, but at most to 30 days after its beginning. It writes at most once a
+    /// minute, so it may be called for every request.
     pub async fn renew_session(&self, token: &str, lasts: Duration) -> Result<(), DbError> {
         let Some(token) = Token::parse(token) else { return Ok(()) };
         let until = self.db.seconds_from_now(2);
@@ -153,12 +163,14 @@ impl Store {
             _ => (format!("min({until}, created_at + {})", SESSION_DAYS * 86_400_000_000), "{now} - 60000000"),
         };
         let sql = format!(
-            "UPDATE postcommit.session SET last_seen_at = {{now}}, expires_at = {until} WHERE hash = $1 AND expires_at > {{now}} AND last_seen_at < {a_minute_ago}"
+            "UPDATE postcommit.session
+             SET last_seen_at = {{now}}, expires_at = {until}
+             WHERE hash = $1 AND expires_at > {{now}} AND last_seen_at < {a_minute_ago}"
         );
         self.db.execute_one(&sql, vec![token.hash().into(), Value::Real(lasts.as_secs_f64())]).await.map(drop)
     }
 
-    /// Ends a session. False when there is none.
+    /// Ends a session. Returns false if there is none.
     pub async fn end_session(&self, token: &str) -> Result<bool, DbError> {
         let Some(session) = self.find_session(token).await? else { return Ok(false) };
         let Some(token) = Token::parse(token) else { return Ok(false) };
@@ -167,7 +179,7 @@ impl Store {
         self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
     }
 
-    /// Forgets sessions and links that are over. Returns how many.
+    /// Deletes expired sessions and links. Returns how many.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges =
             ["DELETE FROM postcommit.session WHERE expires_at <= {now}", "DELETE FROM postcommit.login_link WHERE expires_at <= {now}"];

@@ -92,11 +92,11 @@ on_both! {
 /// The bell, without the poll's help: it rings only while somebody watches, and names neither tenant nor user.
 #[tokio::test]
 async fn the_bell_rings_only_when_somebody_watches() {
-    use postcommit_engine::db::Bell;
+    use postcommit_engine::db::Signal;
     let world = World::postgres().await;
     let (heard, mut words) = tokio::sync::mpsc::unbounded_channel();
     let listening =
-        tokio::spawn(world.another_store().await.db().clone().watch(Bell::Inbox, move |word| drop(heard.send(word.to_owned()))));
+        tokio::spawn(world.another_store().await.db().clone().watch(Signal::Inbox, move |word| drop(heard.send(word.to_owned()))));
     assert_eq!(words.recv().await.unwrap(), "", "it listens");
     world.deliver("alice", "unheard").await;
     world.store.watch_inboxes(uuid::Uuid::new_v4(), 3600.0).await.unwrap();

@@ -15,7 +15,7 @@ pub struct Which {
     #[arg(long)]
     tenant: Option<String>,
     /// Where they stand
-    #[arg(long, value_parser = cli::STATES)]
+    #[arg(long, value_parser = postcommit_channel::model::STATES)]
     pub state: Option<String>,
     /// Of parked ones: why
     #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]

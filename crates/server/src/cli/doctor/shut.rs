@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::Provider;
-use postcommit_engine::store::{ShutHost, Store};
+use postcommit_engine::store::{ClosedHost, Store};
 
 use super::{Finding, finding};
 use crate::output::Failure;
@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(600);
 const TOLD: usize = 20;
 
 pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<Finding>, Failure> {
-    let (now, hosts, count) = (store.now().await?, store.shut_hosts(None, None, TOLD as i64).await?, store.count_shut(None).await?);
+    let (now, hosts, count) = (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
     let named = |provider: &Provider| Named::of(provider, tenants);
     let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.not_before?, now));
     let told = hosts.iter().filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
@@ -57,7 +57,7 @@ fn held_lane(name: &Named, until: Timestamp, now: Timestamp) -> Option<Finding> 
     (until > now).then(|| finding("lane", severity(until, now), detail))
 }
 
-fn shut_host(name: &Named, host: &ShutHost, now: Timestamp) -> Finding {
+fn shut_host(name: &Named, host: &ClosedHost, now: Timestamp) -> Finding {
     let resume = format!("`postcommit providers resume {} --host {}`", name.arguments, host.host);
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {

@@ -1,7 +1,7 @@
 //! Hosts of a provider's lane that are held or paused.
 
 use postcommit_channel::model::Provider;
-use postcommit_engine::store::{SHUT_HOSTS, Shut, Store};
+use postcommit_engine::store::{CloseOutcome, MAX_CLOSED_HOSTS, Store};
 use serde_json::Value;
 
 use crate::output::{Exit, Failure};
@@ -10,18 +10,19 @@ use crate::output::{Exit, Failure};
 pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<String, Failure> {
     let shut = match host {
         Some(host) => store.pause_host(provider.id, host, None, reason).await?,
-        None if store.pause_lane(provider.id, None, reason).await? => Shut::Now,
-        None => Shut::Already,
+        None if store.pause_lane(provider.id, None, reason).await? => CloseOutcome::Now,
+        None => CloseOutcome::Already,
     };
     let which = host.map(|host| format!(" for host {host}")).unwrap_or_default();
     match shut {
-        Shut::Now => Ok(format!("paused{which}")),
-        Shut::Already => Ok(format!("was paused already{which}")),
-        Shut::TooMany => {
-            let detail = format!("--host: {SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+        CloseOutcome::Now => Ok(format!("paused{which}")),
+        CloseOutcome::Already => Ok(format!("was paused already{which}")),
+        CloseOutcome::TooMany => {
+            let detail =
+                format!("--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
             Err(Failure::new(Exit::Refused, detail))
         }
-        Shut::Outdated => Err(Failure::new(Exit::NotFound, "the provider is gone")),
+        CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider is gone")),
     }
 }
 
@@ -33,7 +34,7 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     if store.resume_host(provider.id, host).await? {
         return Ok(format!("resumed for host {host}"));
     }
-    let shut: Vec<String> = store.shut_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
+    let shut: Vec<String> = store.closed_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
     let named = if shut.is_empty() { "every host is open".to_owned() } else { format!("shut are: {}", shut.join(", ")) };
     Ok(format!("neither pauses nor holds host {host}; {named}"))
 }

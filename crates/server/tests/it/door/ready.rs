@@ -124,7 +124,7 @@ fn files_that_are_removed_or_replaced_under_it_are_noticed() {
                 // Another file, as a restored copy is. The old number may not be given again while the old file is open.
                 std::fs::write(&file, content).unwrap();
             }
-            let words = format!("postcommit.db{ending} was moved, deleted or replaced under us; restart");
+            let words = format!("postcommit.db{ending} was moved, deleted or replaced while it was open; restart");
             wait_until("it to be seen", || house.is_unready_because(&words));
             assert!(house.is_well(), "the process lives");
             house.server.kill9();
