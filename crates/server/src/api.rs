@@ -12,29 +12,16 @@ pub mod inbox;
 pub mod jobs;
 pub mod keys;
 pub mod kpis;
-pub mod login;
 pub mod notifications;
 pub mod page;
-pub mod problem;
 pub mod providers;
-pub mod read;
 pub mod recipients;
 pub mod session;
 pub mod tenants;
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Duration;
-
 use axum::Router;
-use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use postcommit::Recipient;
-use postcommit_engine::dispatch::Tools;
-use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::store::group_commit::GroupCommit;
-use postcommit_engine::store::{Incoming, Refusal, Store};
 use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -43,31 +30,11 @@ use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::assets;
-use crate::auth::Auth;
-use problem::{Kind, Problem, ProblemBody};
-
-/// What the handlers share.
-pub struct Api {
-    pub store: Store,
-    /// Where new notifications come in, many in one commit.
-    pub gate: GroupCommit,
-    pub tools: Tools,
-    pub auth: Auth,
-    /// One pass at a time.
-    pub passing: Arc<tokio::sync::Mutex<()>>,
-    /// The inboxes that pages have open here.
-    pub inboxes: Inboxes,
-    pub inbox: inbox::InboxSettings,
-    /// What waits for longer is stuck.
-    pub stuck_after: Duration,
-}
-
-/// The state of every handler.
-pub type Shared = Arc<Api>;
+use crate::app::AppState;
+use crate::problem::ProblemBody;
 
 /// The route table.
-fn routes() -> OpenApiRouter<Shared> {
+fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(notifications::enqueue_notification, notifications::list_notifications))
         .routes(routes!(notifications::enqueue_notifications))
@@ -115,7 +82,7 @@ fn routes() -> OpenApiRouter<Shared> {
 }
 
 /// The routes and the document, in which a body may be left out where all of it is optional.
-fn described() -> (Router<Shared>, OpenApi) {
+fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
     let is_optional = |schema: &RefOr<Schema>| match schema {
@@ -136,25 +103,12 @@ fn needs_nothing(schema: &RefOr<Schema>) -> bool {
     matches!(schema, RefOr::T(Schema::Object(object)) if object.required.is_empty())
 }
 
-/// The routes, ready to be served.
-pub fn router(api: Shared) -> Router {
+/// The routes of the API and their description at `/openapi.json`.
+pub fn router() -> Router<AppState> {
     let (router, document) = described();
     let document = serde_json::to_string_pretty(&document).unwrap_or_default();
     let describe = move || async move { ([("content-type", "application/json")], document).into_response() };
-    router
-        .route("/openapi.json", get(describe))
-        .merge(assets::routes())
-        .route("/", get(login::home))
-        .route("/login", get(login::login_page).post(login::login))
-        .fallback(no_such_route)
-        .method_not_allowed_fallback(|| async { Problem::new(Kind::MethodNotAllowed, "the route is known, but not with this method") })
-        .layer(from_fn_with_state(api.clone(), inbox::cors::answer_browsers))
-        .with_state(api)
-}
-
-/// What is nowhere.
-async fn no_such_route() -> Problem {
-    Problem::new(Kind::NotFound, "there is no such route; /openapi.json lists them")
+    router.route("/openapi.json", get(describe))
 }
 
 #[derive(utoipa::OpenApi)]
@@ -279,44 +233,6 @@ impl IntoResponses for Refusals {
             responses = responses.response(status, refused);
         }
         responses.build().responses.into_iter().collect()
-    }
-}
-
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
-            Refusal::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
-            Refusal::Held => {
-                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
-                Self::new(Kind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
-            }
-            Refusal::Unavailable(problem) => {
-                tracing::warn!(%problem, "a notification could not be accepted");
-                Self::new(Kind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
-            }
-        }
-    }
-}
-
-impl Api {
-    /// A provider that is named must be there and take new work (D1).
-    async fn check_providers(&self, tenant: i32, incoming: &Incoming) -> Result<(), Problem> {
-        // Each is looked up once, however often it is named.
-        let mut known = HashSet::new();
-        for (place, recipient) in incoming.note().recipients.iter().enumerate() {
-            let Recipient::Provider { provider, .. } = recipient else { continue };
-            if !known.insert(provider) {
-                continue;
-            }
-            let field = || format!("recipients[{place}].provider");
-            match self.store.provider(tenant, provider).await? {
-                Some(found) if found.enabled => {}
-                Some(_) => return Err(Problem::invalid(field(), format!("{provider:?} is disabled"))),
-                None => return Err(Problem::invalid(field(), format!("{provider:?} is not configured"))),
-            }
-        }
-        Ok(())
     }
 }
 

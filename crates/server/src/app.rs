@@ -1,6 +1,8 @@
-//! What the commands stand on: the store opened, the tools made.
+//! What handlers, pages and commands share: the store, the tools of a dispatcher, and [`App`], the state of the server.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use postcommit_channel::driver::FailOn;
 use postcommit_channel::egress::Egress;
@@ -8,14 +10,51 @@ use postcommit_channel::model::Actor;
 use postcommit_channel::secret::{KeySource, Secret};
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::Tools;
+use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::store::Store;
+use postcommit_engine::store::group_commit::GroupCommit;
 use postcommit_engine::trace::Tracer;
 use rustix::process::getuid;
 use rustix::system::uname;
 
+use crate::auth::Auth;
 use crate::output::{Exit, Failure};
-use crate::settings::Settings;
+use crate::settings::{InboxSettings, Settings};
+
+/// What handlers and pages share.
+pub struct App {
+    pub store: Store,
+    /// Accepts single notifications, many in one commit.
+    pub gate: GroupCommit,
+    pub tools: Tools,
+    pub auth: Auth,
+    /// Held while `POST /v1/dispatch` makes a pass: one at a time.
+    pub passing: Arc<tokio::sync::Mutex<()>>,
+    /// The inboxes that pages have open in this process.
+    pub inboxes: Inboxes,
+    pub inbox: InboxSettings,
+    /// A delivery that has been due for longer is stuck.
+    pub stuck_after: Duration,
+}
+
+/// The state of every handler.
+pub type AppState = Arc<App>;
+
+impl App {
+    pub fn new(settings: &Settings, store: &Store, tools: &Tools) -> Self {
+        Self {
+            store: store.clone(),
+            gate: GroupCommit::new(store.clone()),
+            tools: tools.clone(),
+            auth: Auth::new(&settings.api),
+            passing: Arc::default(),
+            inboxes: Inboxes::new(store.clone()),
+            inbox: settings.inbox.clone(),
+            stuck_after: settings.kpi.stuck_after(),
+        }
+    }
+}
 
 /// Opens the store and insists on the schema this program knows.
 pub async fn store(settings: &Settings) -> Result<Store, Failure> {

@@ -1,5 +1,7 @@
 //! Who calls: a key, or a person who signed in, and what they may do. Rights are looked up when they are used, not when they were given.
 
+pub mod csrf;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -7,23 +9,21 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, header};
 use postcommit_channel::clock;
 use postcommit_channel::model::{Actor, Scope, Scopes};
 use postcommit_channel::secret::Secret;
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Key, KeyError, Session, Store};
 
-use crate::api::problem::{Kind, Problem};
-use crate::api::{Api, Shared};
+use crate::app::{App, AppState};
 use crate::door::{Client, RequestId, holder};
+use crate::problem::{Problem, ProblemKind};
 use crate::rate::Buckets;
 use crate::settings::ApiSettings;
 
 /// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
 pub const COOKIE: &str = "__Host-postcommit";
-/// What scripts of our own pages send along with a change.
-pub const CSRF_HEADER: &str = "x-csrf-token";
 /// How long a session lasts after it was last used.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
 /// How long a key is believed without asking again. A revoked one is forgotten at once by the process that revoked it.
@@ -94,14 +94,14 @@ impl Auth {
             Err(KeyError::Database(problem)) => Err(problem.into()),
             Err(refused) => {
                 self.believed.lock().unwrap_or_else(PoisonError::into_inner).remove(token);
-                Err(self.failed(from, Problem::new(Kind::Unauthenticated, refused.to_string())))
+                Err(self.failed(from, Problem::new(ProblemKind::Unauthenticated, refused.to_string())))
             }
         }
     }
 
     /// The session behind a cookie.
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
-        let over = || self.failed(from, Problem::new(Kind::Unauthenticated, "the session is over; sign in again"));
+        let over = || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
         store.find_session(token).await?.ok_or_else(over)
     }
 
@@ -139,7 +139,7 @@ fn count_failure(failures: &Buckets<IpAddr>, from: Option<IpAddr>, refusal: Prob
 }
 
 fn slow_down(wait: Duration, why: &str) -> Problem {
-    Problem::new(Kind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
+    Problem::new(ProblemKind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
 }
 
 /// What somebody showed to be let in.
@@ -154,17 +154,17 @@ impl Shown {
         match (bearer(headers)?, cookie(headers)) {
             (Some(token), _) => Ok(Self::Key(Secret::new(token))),
             (None, Some(token)) => Ok(Self::Session(Secret::new(token))),
-            (None, None) => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
         }
     }
 
     /// Whether it still lets anybody in who may do that: for those who stay longer than a request. It may have been taken back since, it may have expired,
     /// or the tenant is suspended.
-    pub async fn still_allows(&self, api: &Api, scope: Scope) -> Result<(), Problem> {
+    pub async fn still_allows(&self, app: &App, scope: Scope) -> Result<(), Problem> {
         // Revealed to be looked up; it failed nobody, so nothing is counted.
         let caller = match self {
-            Self::Key(token) => Caller::by_key(api.auth.key(&api.store, token.reveal(), None).await?, self)?,
-            Self::Session(token) => Caller::by_session(api.auth.session(&api.store, token.reveal(), None).await?, self)?,
+            Self::Key(token) => Caller::by_key(app.auth.key(&app.store, token.reveal(), None).await?, self)?,
+            Self::Session(token) => Caller::by_session(app.auth.session(&app.store, token.reveal(), None).await?, self)?,
         };
         caller.may(scope)
     }
@@ -188,7 +188,7 @@ impl Caller {
         if self.scopes.allows(scope) {
             return Ok(());
         }
-        Err(Problem::new(Kind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
+        Err(Problem::new(ProblemKind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
     }
 
     /// The tenant that a change or a single thing is about.
@@ -219,60 +219,58 @@ impl Caller {
     }
 
     /// The store as this caller may see it: behind the second wall, under their name.
-    pub fn store(&self, api: &Api) -> Store {
+    pub fn store(&self, app: &App) -> Store {
         let store = match self.whose() {
-            Some(tenant) => api.store.of_tenant(tenant),
-            None => api.store.clone(),
+            Some(tenant) => app.store.of_tenant(tenant),
+            None => app.store.clone(),
         };
         store.by(self.actor.clone())
     }
 
     /// The same for a change: always of one tenant.
-    pub fn store_of_one(&self, api: &Api) -> Store {
-        api.store.of_tenant(self.tenant).by(self.actor.clone())
+    pub fn store_of_one(&self, app: &App) -> Store {
+        app.store.of_tenant(self.tenant).by(self.actor.clone())
     }
 
     /// The store without the second wall, for what concerns the tenants themselves.
-    pub fn store_of_all(&self, api: &Api) -> Store {
-        api.store.by(self.actor.clone())
+    pub fn store_of_all(&self, app: &App) -> Store {
+        app.store.by(self.actor.clone())
     }
 
     /// The tenant that a body names: its own, or any for operations.
-    pub async fn tenant_named(&self, api: &Api, named: Option<&str>) -> Result<(i32, String), Problem> {
+    pub async fn tenant_named(&self, app: &App, named: Option<&str>) -> Result<(i32, String), Problem> {
         match named {
             None => Ok((self.tenant, self.tenant_name.clone())),
             Some(name) if name == self.tenant_name => Ok((self.tenant, self.tenant_name.clone())),
             Some(name) if self.scopes.allows(Scope::Ops) => {
-                let found = api.store.tenant(name).await?;
+                let found = app.store.tenant(name).await?;
                 found.map(|id| (id, name.to_owned())).ok_or_else(|| Problem::invalid("tenant", no_tenant(name)))
             }
-            Some(_) => Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant")),
+            Some(_) => Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant")),
         }
     }
 
-    async fn of(parts: &Parts, api: &Api) -> Result<Self, Problem> {
+    async fn of(parts: &Parts, app: &App) -> Result<Self, Problem> {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
         let shown = Shown::in_headers(&parts.headers)?;
         // Revealed to be looked up.
         let mut caller = match &shown {
-            Shown::Key(token) => Self::by_key(api.auth.key(&api.store, token.reveal(), from).await?, &shown)?,
+            Shown::Key(token) => Self::by_key(app.auth.key(&app.store, token.reveal(), from).await?, &shown)?,
             Shown::Session(token) => {
-                let session = api.auth.session(&api.store, token.reveal(), from).await?;
-                if !matches!(parts.method, Method::GET | Method::HEAD) {
-                    from_our_own_page(&parts.headers, &session)?;
-                }
+                let session = app.auth.session(&app.store, token.reveal(), from).await?;
+                csrf::check(parts, &session)?;
                 let caller = Self::by_session(session, &shown)?;
                 // Whoever is signed in may look while the database takes no writes; the session then ends a little earlier.
-                if let Err(problem) = api.store.renew_session(token.reveal(), SESSION_LASTS).await {
+                if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
                     tracing::warn!(%problem, "a session could not be renewed; its request is answered");
                 }
                 caller
             }
         };
-        api.auth.permit(&caller.actor.name)?;
+        app.auth.permit(&caller.actor.name)?;
         caller.actor.request_id = request_id;
-        caller.choose(api, parts.uri.query().unwrap_or("")).await?;
+        caller.choose(app, parts.uri.query().unwrap_or("")).await?;
         Ok(caller)
     }
 
@@ -294,14 +292,14 @@ impl Caller {
     }
 
     /// `?tenant=` chooses, for those who may.
-    async fn choose(&mut self, api: &Api, query: &str) -> Result<(), Problem> {
+    async fn choose(&mut self, app: &App, query: &str) -> Result<(), Problem> {
         let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "tenant").map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
         if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
-            return Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant"));
+            return Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant"));
         }
-        let found = if named == self.tenant_name { Some(self.tenant) } else { api.store.tenant(&named).await? };
-        let found = found.ok_or_else(|| Problem::new(Kind::NotFound, no_tenant(&named)).about("tenant"))?;
+        let found = if named == self.tenant_name { Some(self.tenant) } else { app.store.tenant(&named).await? };
+        let found = found.ok_or_else(|| Problem::new(ProblemKind::NotFound, no_tenant(&named)).about("tenant"))?;
         (self.tenant, self.tenant_name, self.chose) = (found, named, true);
         Ok(())
     }
@@ -312,14 +310,14 @@ fn no_tenant(name: &str) -> String {
 }
 
 pub fn suspended() -> Problem {
-    Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
+    Problem::new(ProblemKind::Suspended, "the tenant is suspended; ask who runs this server")
 }
 
-impl FromRequestParts<Shared> for Caller {
+impl FromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
-        Self::of(parts, api).await
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
+        Self::of(parts, app).await
     }
 }
 
@@ -331,11 +329,11 @@ macro_rules! callers {
             #[doc = concat!("A caller whose key holds [`Scope::", stringify!($scope), "`].")]
             pub struct $who(pub Caller);
 
-            impl FromRequestParts<Shared> for $who {
+            impl FromRequestParts<AppState> for $who {
                 type Rejection = Problem;
 
-                async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
-                    let caller = Caller::of(parts, api).await?;
+                async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
+                    let caller = Caller::of(parts, app).await?;
                     caller.may(Scope::$scope)?;
                     Ok(Self(caller))
                 }
@@ -347,14 +345,14 @@ macro_rules! callers {
 callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
 /// For routes that answer more to those who may know more.
-impl OptionalFromRequestParts<Shared> for Caller {
+impl OptionalFromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Option<Self>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Option<Self>, Problem> {
         if !parts.headers.contains_key(header::AUTHORIZATION) && cookie(&parts.headers).is_none() {
             return Ok(None);
         }
-        Self::of(parts, api).await.map(Some)
+        Self::of(parts, app).await.map(Some)
     }
 }
 
@@ -363,13 +361,13 @@ pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {
-        return Err(Problem::new(Kind::Malformed, "Authorization is given more than once"));
+        return Err(Problem::new(ProblemKind::Malformed, "Authorization is given more than once"));
     }
     let Some(value) = first else { return Ok(None) };
     let token = value.to_str().ok().and_then(|text| text.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     match token {
         Some((_, token)) => Ok(Some(token.trim())),
-        None => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        None => Err(Problem::new(ProblemKind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
     }
 }
 
@@ -380,24 +378,4 @@ pub fn cookie(headers: &HeaderMap) -> Option<&str> {
         .filter_map(|pair| pair.trim().split_once('='))
         .find(|(name, _)| *name == COOKIE)
         .map(|(_, value)| value)
-}
-
-/// A change by cookie must come from a page of ours: another site can make a browser send the cookie, but neither this header nor our origin.
-fn from_our_own_page(headers: &HeaderMap, session: &Session) -> Result<(), Problem> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if !same_origin(text("origin"), text("host")) {
-        return Err(Problem::new(Kind::Forbidden, "the request comes from another site"));
-    }
-    match text(CSRF_HEADER) {
-        Some(token) if session.accepts_csrf(token) => Ok(()),
-        _ => Err(Problem::new(Kind::Forbidden, format!("send the session's csrf_token as {CSRF_HEADER}"))),
-    }
-}
-
-/// Browsers say where a change comes from; what says nothing is not one.
-pub fn same_origin(origin: Option<&str>, host: Option<&str>) -> bool {
-    match origin {
-        None => true,
-        Some(origin) => host.is_some_and(|host| origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))),
-    }
 }

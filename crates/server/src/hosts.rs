@@ -13,7 +13,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use url::Url;
 
-use crate::api::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use crate::settings::Settings;
 
 /// Pages and API under `router` answer to loopback's names and to the one of `api.public_url`, where the server listens on loopback and trusts no proxy. Elsewhere to any.
@@ -31,7 +31,7 @@ async fn check(State(public): State<Arc<Option<String>>>, request: Request, next
     if !named_hosts(request.headers(), request.uri()).is_some_and(|hosts| hosts.into_iter().all(is_ours)) {
         let detail = "the header Host names none of ours; localhost, 127.0.0.1 and [::1] are allowed with any port, and the host of the setting api.public_url. \
             Behind a proxy set api.public_url or server.trusted_proxies";
-        return Problem::new(Kind::Misdirected, detail).into_response();
+        return Problem::new(ProblemKind::Misdirected, detail).into_response();
     }
     next.run(request).await
 }

@@ -4,24 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use postcommit_channel::model::{Guarantee, Policy, Provider, ProviderDraft, Scope, Scopes};
-use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
-use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::store::group_commit::GroupCommit;
+use postcommit_engine::dispatch::{Dispatcher, Stop};
 use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::api::problem::{Kind, Problem};
-use crate::api::{self, Api};
-use crate::auth::Auth;
+use crate::app::{self, App, AppState};
 use crate::cli::keys::login_link;
 use crate::output::{Done, Exit, Failure};
+use crate::router::router;
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
-use crate::{app, door, health, hosts, telemetry, watching};
+use crate::{door, telemetry};
 
 /// How often it is written down which keys were used.
 const NOTE_USE: Duration = Duration::from_secs(30);
@@ -67,7 +62,9 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     tools.tracer = tracer;
     let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
-    let routes = routes(settings, &store, &tools, how.role);
+    let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools)));
+    app.iter().for_each(|app| drop(tokio::spawn(note_use_forever(app.clone()))));
+    let routes = router(settings, &tools, app);
     let door = door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
         door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
         door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
@@ -121,44 +118,10 @@ async fn note_access(store: &Store) {
     }
 }
 
-/// Everything that is served.
-fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Router {
-    let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
-    let told = health::routes(store.clone()).merge(metrics);
-    let routes = match role {
-        Role::Worker => told.fallback(not_by_a_worker),
-        Role::All | Role::Api => told.merge(hosts::guarded(api::router(api(settings, store, tools)), settings)),
-    };
-    // The door has the one limit for bodies.
-    watching::watched(door::named_routes(routes), tools).layer(DefaultBodyLimit::disable())
-}
-
-async fn not_by_a_worker() -> Problem {
-    Problem::new(
-        Kind::NotFound,
-        "this process delivers, and serves /healthz, /readyz and /metrics alone; `serve --role api` or `--role all` has the API",
-    )
-}
-
-fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
-    let api = Arc::new(Api {
-        store: store.clone(),
-        gate: GroupCommit::new(store.clone()),
-        tools: tools.clone(),
-        auth: Auth::new(&settings.api),
-        passing: Arc::default(),
-        inboxes: Inboxes::new(store.clone()),
-        inbox: settings.inbox.clone(),
-        stuck_after: Duration::from_secs(settings.kpi.stuck_after_s),
-    });
-    tokio::spawn(note_use_forever(api.clone()));
-    api
-}
-
-async fn note_use_forever(api: Arc<Api>) {
+async fn note_use_forever(app: AppState) {
     loop {
         tokio::time::sleep(NOTE_USE).await;
-        if let Err(problem) = api.auth.note_used_once(&api.store).await {
+        if let Err(problem) = app.auth.note_used_once(&app.store).await {
             tracing::debug!(%problem, "could not note which keys were used");
         }
     }

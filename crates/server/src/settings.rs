@@ -1,9 +1,9 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
-use crate::api::inbox::InboxSettings;
-use crate::door::ServerSettings;
-use crate::telemetry::{TelemetrySettings, say};
-use crate::watching::MetricsSettings;
+mod inbox;
+
+pub use inbox::InboxSettings;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,10 @@ use postcommit_engine::dispatch::DispatchSettings;
 use postcommit_engine::store::KpiSettings;
 use serde::Deserialize;
 use toml::{Table, Value};
+
+use crate::door::ServerSettings;
+use crate::telemetry::{TelemetrySettings, say};
+use crate::watching::MetricsSettings;
 
 /// The annotated file that holds every setting and its default.
 pub const DEFAULTS: &str = include_str!("default.toml");

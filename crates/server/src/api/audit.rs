@@ -8,10 +8,11 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::page::{Page, Paged, WantedPage};
-use super::problem::Problem;
-use super::read::check_lengths;
-use super::{OfTenant, Refusals, Shared};
+use super::{OfTenant, Refusals};
+use crate::app::AppState;
 use crate::auth::Administrator;
+use crate::problem::Problem;
+use crate::read::check_lengths;
 
 /// Which entries.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -37,7 +38,7 @@ pub struct Wanted {
 #[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(Wanted, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<AuditRow>), Refusals))]
 pub async fn list_audit(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<AuditRow>>, Problem> {
@@ -54,5 +55,5 @@ pub async fn list_audit(
         before: page.place()?,
         limit: limit + 1,
     };
-    Ok(Json(Page::of(caller.store(&api).audit_rows(&filter).await?, limit, |entry| entry.id)))
+    Ok(Json(Page::of(caller.store(&app).audit_rows(&filter).await?, limit, |entry| entry.id)))
 }

@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::page::{Page, Paged, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id};
-use super::{OfTenant, Refusals, Shared};
+use super::{OfTenant, Refusals};
+use crate::app::AppState;
 use crate::auth::{Caller, Operator, Reader};
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id};
 use wanted::WantedDeliveries;
 
 /// Ids in one request.
@@ -25,13 +26,13 @@ const IDS: usize = 1000;
 #[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(WantedDeliveries, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_deliveries(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Paged(wanted, page): Paged<WantedDeliveries>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
-    let filter = wanted.filter(api.stuck_after)?;
+    let filter = wanted.filter(app.stuck_after)?;
     let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
-    Ok(Json(Page::walked(caller.store(&api).delivery_rows(&filter).await?)))
+    Ok(Json(Page::walked(caller.store(&app).delivery_rows(&filter).await?)))
 }
 
 /// One delivery and its attempts.
@@ -47,11 +48,11 @@ pub struct DeliveryStory {
 #[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), OfTenant),
     responses((status = 200, description = "The delivery", body = DeliveryStory), Refusals))]
 pub async fn get_delivery(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Id(id): Id<DeliveryId>,
 ) -> Result<Json<DeliveryStory>, Problem> {
-    let store = caller.store(&api);
+    let store = caller.store(&app);
     let key = find(&store, &caller, id).await?;
     let delivery = store.delivery_row(Some(key.tenant), id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
     let mut attempt_log = store.attempts(key.tenant, key.notification).await?;
@@ -72,8 +73,8 @@ pub struct Done {
     state: String,
 }
 
-async fn act_on_one(api: &Shared, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
-    let store = caller.store(api);
+async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
+    let store = caller.store(app);
     let key = find(&store, caller, id).await?;
     match store.act_on_many(act, &[key]).await?.pop() {
         Some(Acted::Done) => Ok(Json(Done { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() })),
@@ -83,42 +84,46 @@ async fn act_on_one(api: &Shared, caller: &Caller, id: DeliveryId, act: Act) -> 
 }
 
 fn not_parked(state: &str) -> Problem {
-    Problem::new(Kind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
+    Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
 }
 
 /// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
-pub async fn retry_delivery(State(api): State<Shared>, Operator(caller): Operator, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
-    act_on_one(&api, &caller, id, Act::Retry).await
+pub async fn retry_delivery(
+    State(app): State<AppState>,
+    Operator(caller): Operator,
+    Id(id): Id<DeliveryId>,
+) -> Result<Json<Done>, Problem> {
+    act_on_one(&app, &caller, id, Act::Retry).await
 }
 
 /// Ends a parked delivery for good; the row stays.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
 pub async fn discard_delivery(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
 ) -> Result<Json<Done>, Problem> {
-    act_on_one(&api, &caller, id, Act::Discard).await
+    act_on_one(&app, &caller, id, Act::Discard).await
 }
 
 /// Says that it did arrive: what was sent, or parked because nobody knew.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
     responses((status = 200, description = "Done", body = Done), Refusals))]
 pub async fn mark_delivery_delivered(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
 ) -> Result<Json<Done>, Problem> {
-    let store = caller.store(&api);
+    let store = caller.store(&app);
     match store.mark_delivered(find(&store, &caller, id).await?).await? {
         Acted::Done => Ok(Json(Done { id: id.to_string(), state: "delivered".into() })),
         Acted::Refused { state, reason } => {
             let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
             let allowed = "only what was sent, or is parked as outcome_unknown, can be marked";
-            Err(Problem::new(Kind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
+            Err(Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
         }
         Acted::NotFound => Err(Problem::not_found("delivery")),
     }
@@ -187,23 +192,27 @@ pub struct OneDone {
 /// Retries some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
-pub async fn retry_deliveries(State(api): State<Shared>, Operator(caller): Operator, Body(many): Body<Many>) -> Result<Response, Problem> {
-    act_on_many(&api, &caller, many, Act::Retry).await
+pub async fn retry_deliveries(
+    State(app): State<AppState>,
+    Operator(caller): Operator,
+    Body(many): Body<Many>,
+) -> Result<Response, Problem> {
+    act_on_many(&app, &caller, many, Act::Retry).await
 }
 
 /// Discards some, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
 pub async fn discard_deliveries(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Body(many): Body<Many>,
 ) -> Result<Response, Problem> {
-    act_on_many(&api, &caller, many, Act::Discard).await
+    act_on_many(&app, &caller, many, Act::Discard).await
 }
 
-async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
-    let store = caller.store(api);
+async fn act_on_many(app: &AppState, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
+    let store = caller.store(app);
     if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }

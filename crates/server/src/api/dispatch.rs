@@ -9,10 +9,11 @@ use postcommit_engine::dispatch::{self, Dispatcher};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::{Kind, Problem};
-use super::read::Params;
-use super::{Refusals, Shared};
+use super::Refusals;
+use crate::app::AppState;
 use crate::auth::Ops;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::Params;
 
 /// Longest time a pass may claim for, in seconds.
 const SECONDS_MAX: u64 = 300;
@@ -48,22 +49,22 @@ pub struct Passed {
 /// and nothing is claimed. A pass that was killed keeps others waiting for 30 seconds at most.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
     responses((status = 200, description = "Done", body = Passed), Refusals))]
-pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
+pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
     let seconds = bound.seconds.unwrap_or(30);
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
     }
-    let Ok(alone) = api.passing.clone().try_lock_owned() else {
+    let Ok(alone) = app.passing.clone().try_lock_owned() else {
         return Err(under_way());
     };
-    let mut dispatcher = Dispatcher::new(api.tools.clone()).await?;
+    let mut dispatcher = Dispatcher::new(app.tools.clone()).await?;
     let tally = dispatcher.tally();
     // In a task of its own: a client that goes away must not leave sends half done.
     let passing = tokio::spawn(async move {
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more = match passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))?? {
+    let more = match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass broke off"))?? {
         dispatch::Passed::Done { more } => more,
         dispatch::Passed::Elsewhere => return Err(under_way()),
     };
@@ -78,5 +79,5 @@ pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Par
 }
 
 fn under_way() -> Problem {
-    Problem::new(Kind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
+    Problem::new(ProblemKind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
 }

@@ -11,23 +11,24 @@ use uuid::Uuid;
 
 use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
 use super::page::{Page, WantedPage};
-use super::problem::Problem;
-use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared};
+use super::{OfTenant, Refusals};
+use crate::app::AppState;
 use crate::auth::{Operator, Reader};
+use crate::problem::Problem;
+use crate::read::{Body, Id, Params};
 use crate::watching::Traced;
 
 /// Everything sent for an entity and what is scheduled for it, newest first.
 #[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
 pub async fn list_entity_deliveries(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Id(entity): Id<String>,
     Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<DeliveryRow>>, Problem> {
     let before = page.place()?;
-    Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
+    Ok(Json(Page::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
 /// What to send once more.
@@ -54,7 +55,7 @@ pub struct Again {
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
         (status = 200, description = "This request was accepted before", body = Enqueued), Refusals))]
 pub async fn resend_entity(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
     traced: Option<Extension<Traced>>,
@@ -65,17 +66,17 @@ pub async fn resend_entity(
     let wish = Resend { entity, channel, event_type, request_id };
     wish.check()?;
     let tenant = caller.tenant();
-    let store = caller.store_of_one(&api);
+    let store = caller.store_of_one(&app);
     let conflicting = |conflict: Problem| conflict.about("request_id");
     if let Some(before) = store.resent(tenant, &wish).await? {
         return Ok(enqueued(&before).map_err(conflicting)?.into_response());
     }
     let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
     let mut copied = store.copied(tenant, &wish).await?.ok_or_else(none)?;
-    let trace = Enqueueing::below(&api, traced);
+    let trace = Enqueueing::below(&app, traced);
     copied.incoming = trace.mark(copied.incoming);
-    let accepted = caller.store_of_all(&api).resend(tenant, &wish, copied).await?;
-    trace.end(&api, 1);
+    let accepted = caller.store_of_all(&app).resend(tenant, &wish, copied).await?;
+    trace.end(&app, 1);
     Ok(enqueued(&accepted).map_err(conflicting)?.into_response())
 }
 
@@ -92,7 +93,7 @@ pub struct Cancel {
 #[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
     request_body = Cancel, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
 pub async fn cancel_entity(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
     Body(what): Body<Cancel>,
@@ -101,6 +102,6 @@ pub async fn cancel_entity(
     if !(1..=limits::NAME_CHARS).contains(&length) {
         return Err(Problem::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
     }
-    let (cancelled, under_way) = caller.store(&api).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
+    let (cancelled, under_way) = caller.store(&app).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

@@ -11,22 +11,23 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder};
 
 use super::page::{Page, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared, one_of};
+use super::{OfTenant, Refusals, one_of};
+use crate::app::AppState;
 use crate::auth::Administrator;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id, Params};
 
 /// Keys, newest first, revoked and expired ones among them; never their secrets.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
 pub async fn list_keys(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Params(page): Params<WantedPage>,
 ) -> Result<Json<Page<Key>>, Problem> {
     let before: Option<(Timestamp, String)> = page.place()?;
     let filter = KeyFilter { tenant: caller.whose(), before, limit: page.limit() + 1 };
-    let rows = caller.store(&api).key_rows(&filter).await?;
+    let rows = caller.store(&app).key_rows(&filter).await?;
     Ok(Json(Page::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
 }
 
@@ -62,7 +63,7 @@ pub struct MadeKey {
 #[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(OfTenant), request_body = NewKey,
     responses((status = 201, description = "Made", body = MadeKey), Refusals))]
 pub async fn create_key(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Body(new): Body<NewKey>,
 ) -> Result<(StatusCode, Json<MadeKey>), Problem> {
@@ -72,10 +73,10 @@ pub async fn create_key(
     }
     let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
     if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
-        return Err(Problem::new(Kind::Forbidden, "a key cannot give away more than it has").about("scopes"));
+        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot give away more than it has").about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
-    match caller.store(&api).create_key(caller.tenant(), &draft).await {
+    match caller.store(&app).create_key(caller.tenant(), &draft).await {
         // Revealed to its one reader.
         Ok(made) => Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() }))),
         Err(KeyError::Database(problem)) => Err(problem.into()),
@@ -87,16 +88,16 @@ pub async fn create_key(
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), OfTenant),
     responses((status = 204, description = "It is taken back"), Refusals))]
 pub async fn revoke_key(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Id(id): Id<String>,
 ) -> Result<StatusCode, Problem> {
-    let store = caller.store(&api);
+    let store = caller.store(&app);
     let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
     if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
-        return Err(Problem::new(Kind::Forbidden, "a key cannot take back one that may do more than itself"));
+        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot take back one that may do more than itself"));
     }
     store.revoke_key(key.tenant, &id).await?;
-    api.auth.forget();
+    app.auth.forget();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -9,10 +9,11 @@ use postcommit_engine::store::{By, Kpis, Per, Series, Span};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::Problem;
-use super::read::Params;
-use super::{OfTenant, Refusals, Shared};
+use super::{OfTenant, Refusals};
+use crate::app::AppState;
 use crate::auth::Reader;
+use crate::problem::Problem;
+use crate::read::Params;
 
 /// Which KPIs.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -49,15 +50,15 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(WantedKpis, OfTenant),
     responses((status = 200, description = "How it stands now", body = Kpis), Refusals))]
 pub async fn get_kpis(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Params(wanted): Params<WantedKpis>,
 ) -> Result<Json<Kpis>, Problem> {
-    let kpi = &api.tools.kpi;
+    let kpi = &app.tools.kpi;
     let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
     let stuck_after = seconds("stuck_after_s", wanted.stuck_after_s, 1, 2_592_000, kpi.stuck_after())?;
     let by_site = wanted.by == Some(KpisBy::Site);
-    Ok(Json(caller.store(&api).kpis(caller.whose(), by_site, stuck_after, interval).await?))
+    Ok(Json(caller.store(&app).kpis(caller.whose(), by_site, stuck_after, interval).await?))
 }
 
 /// Which series.
@@ -81,7 +82,7 @@ pub struct WantedSeries {
 #[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(WantedSeries, OfTenant),
     responses((status = 200, description = "The lines", body = Series), Refusals))]
 pub async fn get_kpi_series(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Params(wanted): Params<WantedSeries>,
 ) -> Result<Json<Series>, Problem> {
@@ -89,7 +90,7 @@ pub async fn get_kpi_series(
     let to = match wanted.to {
         Some(to) => to,
         // The present slot is taken in.
-        None => api.store.now().await?.plus(Duration::from_millis(1)),
+        None => app.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {
         Some(from) => Span::new(per, from, to),
@@ -99,5 +100,5 @@ pub async fn get_kpi_series(
         let (field, detail) = problem.split_once(": ").unwrap_or(("from", problem.as_str()));
         Problem::invalid(field, detail)
     })?;
-    Ok(Json(caller.store(&api).series(caller.whose(), span, wanted.by.unwrap_or(By::State)).await?))
+    Ok(Json(caller.store(&app).series(caller.whose(), span, wanted.by.unwrap_or(By::State)).await?))
 }

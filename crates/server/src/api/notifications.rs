@@ -16,12 +16,14 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::page::{Page, Paged, WantedPage};
-use super::problem::{Kind, Problem, ProblemBody};
-use super::read::{self, Id, Text, check_lengths};
 use super::recipients::To;
-use super::{AnyState, Api, OfTenant, Refusals, Shared};
+use super::{AnyState, OfTenant, Refusals};
+use crate::app::{App, AppState};
 use crate::auth::{Caller, Enqueuer, Operator, Reader};
 use crate::door::Waits;
+use crate::notifications::{self, Owner, named_tenant};
+use crate::problem::{Problem, ProblemBody, ProblemKind};
+use crate::read::{self, Id, Text, check_lengths};
 use crate::watching::Traced;
 
 /// Another name for the body's field, for clients that repeat requests on their own.
@@ -154,16 +156,16 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
         (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
 pub async fn enqueue_notification(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
     headers: HeaderMap,
     traced: Option<Extension<Traced>>,
     Text(json): Text,
 ) -> Result<Response, Problem> {
-    let trace = Enqueueing::below(&api, traced);
-    let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
-    let accepted = api.gate.accept(incoming).await?;
-    trace.end(&api, 1);
+    let trace = Enqueueing::below(&app, traced);
+    let incoming = trace.mark(checked(&app, &caller, &json, key_header(&headers)?).await?);
+    let accepted = app.gate.accept(incoming).await?;
+    trace.end(&app, 1);
     Ok(enqueued(&accepted)?.into_response())
 }
 
@@ -171,9 +173,9 @@ pub async fn enqueue_notification(
 pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
-    pub(super) fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
+    pub(super) fn below(app: &App, traced: Option<Extension<Traced>>) -> Self {
         let parent = traced.map(|Extension(Traced(parent))| parent);
-        let begun = parent.and_then(|parent| api.tools.tracer.begin(Some(parent)));
+        let begun = parent.and_then(|parent| app.tools.tracer.begin(Some(parent)));
         let told = begun.as_ref().map(Begun::context).or(parent);
         Self(begun, told)
     }
@@ -185,36 +187,25 @@ impl Enqueueing {
         }
     }
 
-    pub(super) fn end(self, api: &Api, count: usize) {
+    pub(super) fn end(self, app: &App, count: usize) {
         if let Some(begun) = self.0 {
-            api.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
+            app.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
         }
     }
 }
 
 /// Holds it to its limits, and to what is configured.
-async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
-    let named = match serde_json::from_str::<Named>(json) {
-        Ok(named) => named.tenant,
+async fn checked(app: &App, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
+    let named = match named_tenant(json) {
+        Ok(named) => named,
         Err(problem) if problem.is_syntax() || problem.is_eof() => {
-            return Err(Problem::new(Kind::Malformed, format!("the body is not JSON: {problem}")));
+            return Err(Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {problem}")));
         }
         // A tenant that is no text: whoever reads the rest names the field.
         Err(_) => None,
     };
-    let (tenant, name) = caller.tenant_named(api, named.as_deref()).await?;
-    let mut incoming = Incoming::read(json, &name)?;
-    if let Some(key) = key {
-        incoming = incoming.with_key(key)?;
-    }
-    api.check_providers(tenant, &incoming).await?;
-    Ok(incoming)
-}
-
-/// Whose it says that it is.
-#[derive(Deserialize)]
-struct Named {
-    tenant: Option<String>,
+    let (tenant, name) = caller.tenant_named(app, named.as_deref()).await?;
+    Ok(notifications::read(&app.store, Owner { id: Some(tenant), name: &name }, json, key).await?)
 }
 
 pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
@@ -282,14 +273,14 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
     responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
 pub async fn enqueue_notifications(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
     traced: Option<Extension<Traced>>,
     Extension(waits): Extension<Waits>,
     Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     let batch: NewNotifications = read::parse(json.as_bytes())?;
-    let trace = Enqueueing::below(&api, traced);
+    let trace = Enqueueing::below(&app, traced);
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
@@ -298,7 +289,7 @@ pub async fn enqueue_notifications(
     let (mut sound, mut places) = (Vec::new(), Vec::new());
     for (place, item) in batch.notifications.iter().enumerate() {
         still_waited_for(&waits)?;
-        match checked(&api, &caller, item.get(), None).await {
+        match checked(&app, &caller, item.get(), None).await {
             Ok(incoming) => {
                 sound.push(trace.mark(incoming));
                 places.push(place);
@@ -308,8 +299,8 @@ pub async fn enqueue_notifications(
         }
     }
     still_waited_for(&waits)?;
-    let accepted = api.store.accept(sound).await;
-    trace.end(&api, places.len());
+    let accepted = app.store.accept(sound).await;
+    trace.end(&app, places.len());
     for (place, accepted) in places.into_iter().zip(accepted) {
         results[place] = Some(accepted.map_err(Problem::from).and_then(|accepted| enqueued(&accepted)).into());
     }
@@ -320,7 +311,7 @@ pub async fn enqueue_notifications(
 
 /// Who has hung up sends it again, under the same keys or under none: what is not begun is better left to that.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
-    if waits.has_left() { Err(Problem::new(Kind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
+    if waits.has_left() { Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
 }
 
 /// Which notifications to list.
@@ -406,27 +397,31 @@ impl Wanted {
 #[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, WantedPage, OfTenant),
     responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
 pub async fn list_notifications(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Paged(wanted, page): Paged<Wanted>,
 ) -> Result<Json<Page<NotificationRow>>, Problem> {
-    let filter = wanted.filter(&page, caller.whose(), api.stuck_after)?;
-    Ok(Json(Page::walked(caller.store(&api).notification_rows(&filter).await?)))
+    let filter = wanted.filter(&page, caller.whose(), app.stuck_after)?;
+    Ok(Json(Page::walked(caller.store(&app).notification_rows(&filter).await?)))
 }
 
 /// The full story: the notification, its deliveries, every attempt in order, and who acted.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "The story", body = Story), Refusals))]
-pub async fn get_notification(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
-    let story = caller.store(&api).story(caller.whose(), id).await?;
+pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
+    let story = caller.store(&app).story(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
 /// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
 #[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "The status", body = Status), Refusals))]
-pub async fn get_notification_status(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Status>, Problem> {
-    let status = caller.store(&api).status(caller.whose(), id).await?;
+pub async fn get_notification_status(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(id): Id<Uuid>,
+) -> Result<Json<Status>, Problem> {
+    let status = caller.store(&app).status(caller.whose(), id).await?;
     status.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
@@ -443,11 +438,11 @@ pub struct Cancelled {
 #[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
     responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
 pub async fn cancel_notification(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<Uuid>,
 ) -> Result<Json<Cancelled>, Problem> {
-    let cancelled = caller.store(&api).cancel_notification(caller.whose(), id).await?;
+    let cancelled = caller.store(&app).cancel_notification(caller.whose(), id).await?;
     let (cancelled, under_way) = cancelled.ok_or_else(|| Problem::not_found("notification"))?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::Problem;
-use super::read;
+use crate::problem::Problem;
+use crate::read;
 
 /// Most rows of one page.
 pub const PAGE_MAX: i64 = 200;

@@ -16,11 +16,12 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id};
-use super::{Api, OfTenant, Refusals, Shared, one_of};
+use super::{OfTenant, Refusals, one_of};
+use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
+use crate::problem::{Problem, ProblemKind};
 use crate::providers::{Change, Refusal, Workshop};
+use crate::read::{Body, Id};
 
 /// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
 const HOSTS_SHOWN: i64 = 100;
@@ -98,23 +99,23 @@ impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Field(problem) => Self::of_field(&problem),
-            Refusal::Exists(_) => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::TooMany => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::Outdated { .. } => Self::new(Kind::StateConflict, refusal.to_string()).about("revision"),
-            Refusal::Overtaken(_) => Self::new(Kind::StateConflict, refusal.to_string()).retry_after(1),
+            Refusal::Exists(_) => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("name"),
+            Refusal::TooMany => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("name"),
+            Refusal::Outdated { .. } => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("revision"),
+            Refusal::Overtaken(_) => Self::new(ProblemKind::StateConflict, refusal.to_string()).retry_after(1),
             Refusal::Unknown(_) => Self::not_found("provider"),
-            Refusal::Waited(..) => Self::new(Kind::StateConflict, refusal.to_string()),
+            Refusal::Waited(..) => Self::new(ProblemKind::StateConflict, refusal.to_string()),
             Refusal::Secrets(problem) => {
                 tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
-                Self::new(Kind::Unavailable, "the server's key for secrets is not at hand; its log says more")
+                Self::new(ProblemKind::Unavailable, "the server's key for secrets is not at hand; its log says more")
             }
             Refusal::Database(problem) => problem.into(),
         }
     }
 }
 
-fn workshop<'a>(api: &'a Api, store: &'a Store) -> Workshop<'a> {
-    Workshop { store, keys: &api.tools.keys, egress: &api.tools.egress }
+fn workshop<'a>(app: &'a App, store: &'a Store) -> Workshop<'a> {
+    Workshop { store, keys: &app.tools.keys, egress: &app.tools.egress }
 }
 
 /// All of them; there are few.
@@ -127,9 +128,9 @@ pub struct Providers {
 /// The tenant's providers.
 #[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
     responses((status = 200, description = "All of them", body = Providers), Refusals))]
-pub async fn list_providers(State(api): State<Shared>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
-    let (store, whose) = (caller.store(&api), caller.whose());
-    let (all, tenants, now) = (store.providers().await?, api.store.tenants().await?, store.now().await?);
+pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
+    let (store, whose) = (caller.store(&app), caller.whose());
+    let (all, tenants, now) = (store.providers().await?, app.store.tenants().await?, store.now().await?);
     let hosts = store.shut_hosts(whose, None, HOSTS_LISTED).await?;
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
@@ -255,17 +256,17 @@ pub struct MadeProvider {
 #[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(OfTenant), request_body = NewProvider,
     responses((status = 201, description = "Made", body = MadeProvider), Refusals))]
 pub async fn create_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Editor(caller): Editor,
     Body(new): Body<NewProvider>,
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
-    let store = caller.store_of_one(&api);
+    let store = caller.store_of_one(&app);
     only_over_the_network(&new.settings)?;
     let (name, driver) = (new.name.clone(), new.driver.clone());
-    let made = workshop(&api, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
+    let made = workshop(&app, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
-    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&api, &store, &caller, &name).await?, signing_secret })))
+    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret })))
 }
 
 /// A setting that names a file of the server's is not for those who only have a key: it could be any file.
@@ -276,8 +277,8 @@ fn only_over_the_network(settings: &Map<String, Value>) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
-    let provider = workshop(api, store).find(caller.tenant(), name).await?;
+async fn shown(app: &App, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
+    let provider = workshop(app, store).find(caller.tenant(), name).await?;
     let hosts = store.shut_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
     let tenants = BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())]);
     Ok(ShownProvider::of(provider, &tenants, store.now().await?, &hosts))
@@ -286,30 +287,34 @@ async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<
 /// One provider, without its secrets.
 #[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), OfTenant),
     responses((status = 200, description = "The provider", body = ShownProvider), Refusals))]
-pub async fn get_provider(State(api): State<Shared>, Reader(caller): Reader, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
-    Ok(Json(shown(&api, &caller.store_of_one(&api), &caller, &name).await?))
+pub async fn get_provider(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(name): Id<String>,
+) -> Result<Json<ShownProvider>, Problem> {
+    Ok(Json(shown(&app, &caller.store_of_one(&app), &caller, &name).await?))
 }
 
 /// Changes what is given, and keeps the rest.
 #[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant), request_body = ProviderChange,
     responses((status = 200, description = "As it is now", body = ShownProvider), Refusals))]
 pub async fn update_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Editor(caller): Editor,
     Id(name): Id<String>,
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
     only_over_the_network(&given.settings)?;
-    let store = caller.store_of_one(&api);
-    workshop(&api, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    let store = caller.store_of_one(&app);
+    workshop(&app, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
 /// Removes one that nothing waits for.
 #[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant),
     responses((status = 204, description = "It is gone"), Refusals))]
-pub async fn delete_provider(State(api): State<Shared>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
-    workshop(&api, &caller.store_of_one(&api)).delete(caller.tenant(), &name).await?;
+pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
+    workshop(&app, &caller.store_of_one(&app)).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -333,7 +338,7 @@ fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
 #[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Pause,
     responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
 pub async fn pause_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
     Body(why): Body<Pause>,
@@ -342,17 +347,17 @@ pub async fn pause_provider(
     if !(1..=255).contains(&length) || why.reason.contains('\0') {
         return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
     }
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
     match host_of(why.host.as_deref())? {
         None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
         Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == Shut::TooMany => {
             let detail = format!("{SHUT_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
-            return Err(Problem::new(Kind::StateConflict, detail).about("host"));
+            return Err(Problem::new(ProblemKind::StateConflict, detail).about("host"));
         }
         Some(_) => {}
     }
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
 /// What to open.
@@ -368,18 +373,18 @@ pub struct Resume {
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Option<Resume>,
     responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
 pub async fn resume_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
     Body(what): Body<Resume>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
     match host_of(what.host.as_deref())? {
         Some(host) => drop(store.resume_host(provider.id, &host).await?),
         None => drop(store.resume_lane(provider.id).await?),
     }
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
 /// Whom to try it on.
@@ -425,16 +430,16 @@ impl Tried {
 #[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Trial,
     responses((status = 200, description = "How it went", body = Tried), Refusals))]
 pub async fn test_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
     Body(on): Body<Trial>,
 ) -> Result<Json<Tried>, Problem> {
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
     if provider.driver == "in_app" {
         let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
-        return Err(Problem::new(Kind::StateConflict, instead));
+        return Err(Problem::new(ProblemKind::StateConflict, instead));
     }
     postcommit::Recipient::at(&name, &on.address).check().map_err(|problem| Problem::invalid("address", problem))?;
     let text = on.text.as_deref().unwrap_or("This is a test of the provider.");
@@ -442,7 +447,7 @@ pub async fn test_provider(
         return Err(Problem::invalid("text", format!("has {} bytes; at most 1000 are allowed, and no NUL", text.len())));
     }
     let tried =
-        trial(&api.tools, &provider, caller.tenant_name(), &on.address, text).await.map_err(|problem| Problem::of_field(&problem))?;
+        trial(&app.tools, &provider, caller.tenant_name(), &on.address, text).await.map_err(|problem| Problem::of_field(&problem))?;
     let (outcome, evidence) = (tried.report.outcome, tried.report.evidence);
     let tried = Tried {
         outcome: outcome.name(),

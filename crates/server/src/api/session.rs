@@ -8,9 +8,10 @@ use postcommit_engine::store::csrf_token;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::problem::Problem;
-use super::{Refusals, Shared};
+use super::Refusals;
+use crate::app::AppState;
 use crate::auth::{self, COOKIE, Caller};
+use crate::problem::Problem;
 
 /// Who is signed in.
 #[derive(Debug, Serialize, ToSchema)]
@@ -41,10 +42,10 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
 
 /// Signs out. For a key there is nothing to end.
 #[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), Refusals))]
-pub async fn end_session(State(api): State<Shared>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
+pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
         // Whatever tenant was chosen: the session is where its cookie is.
-        caller.store_of_all(&api).end_session(token).await?;
+        caller.store_of_all(&app).end_session(token).await?;
     }
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, format!("{COOKIE}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0"))])
         .into_response())

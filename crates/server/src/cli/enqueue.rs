@@ -7,13 +7,14 @@ use std::time::Duration;
 use clap::Args;
 use postcommit::{Error, Recipient};
 use postcommit_channel::clock;
-use postcommit_engine::store::{Accepted, DeliveryFilter, Incoming, Store};
+use postcommit_engine::store::{Accepted, DeliveryFilter, Store};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
+use crate::notifications::{self, Owner, named_tenant};
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -83,21 +84,23 @@ pub struct Enqueue {
 
 impl Enqueue {
     pub async fn run(&self, format: Format, settings: &Settings) -> Done {
-        let note = self.notification()?;
+        let json = self.json()?;
+        // JSON that names no tenant as a text is refused by what reads the rest.
+        let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
         let store = super::store(settings).await?;
+        let owner = Owner { id: store.tenant(&tenant).await?, name: &tenant };
+        let note = notifications::read(&store, owner, json.get(), None).await.map_err(super::refused)?;
         if note.note().recipients.is_empty() {
             say!("postcommit: no recipient is named: the notification will be parked");
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
-        let tenant = note.note().tenant.clone();
-        let is_new = store.tenant(&tenant).await?.is_none();
         let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
         }
-        if is_new {
+        if owner.id.is_none() {
             // A misspelt name is a tenant like any other.
             say!("postcommit: there was no tenant {tenant:?}: it was made, and has no providers of its own yet");
         }
@@ -110,14 +113,12 @@ impl Enqueue {
         Ok(Exit::Ok)
     }
 
-    /// As it is accepted over the network: payload and data are kept as they were written, digit for digit.
-    fn notification(&self) -> Result<Incoming, Failure> {
-        let document: Box<RawValue> = match &self.json {
-            Some(text) => parse("--json", text)?,
-            None => raw("the notification", &self.document()?)?,
-        };
-        let tenant = serde_json::from_str::<Named>(document.get()).ok().and_then(|named| named.tenant);
-        Incoming::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(super::refused)
+    /// The notification as the API takes it: payload and data are kept as they were written, digit for digit.
+    fn json(&self) -> Result<Box<RawValue>, Failure> {
+        match &self.json {
+            Some(text) => parse("--json", text),
+            None => raw("the notification", &self.document()?),
+        }
     }
 
     /// The fields given, under the names of the contract.
@@ -184,12 +185,6 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
         }
         _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for why", waiting.state),
     })
-}
-
-/// Whose a notification says that it is.
-#[derive(Deserialize)]
-struct Named {
-    tenant: Option<String>,
 }
 
 /// Tells a person that the key had been used before.

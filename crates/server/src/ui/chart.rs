@@ -7,6 +7,8 @@ mod scale;
 pub use number::{duration, exact, plain, ratio, spread, told_apart, value, with_unit};
 pub use scale::Scale;
 
+use crate::html::escape;
+
 /// Pixels of a chart from top to bottom.
 const CHART: f64 = 200.0;
 
@@ -87,23 +89,6 @@ pub fn text(p: f64, y: f64, text: &str) -> String {
 /// To the left of the drawing.
 pub fn side(y: f64, text: &str) -> String {
     format!(r#"<text x="-8" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text))
-}
-
-/// Safe as text and within quotes; control characters, which HTML forbids, are replaced.
-pub fn escape(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]

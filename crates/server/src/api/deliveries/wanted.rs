@@ -8,9 +8,9 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::problem::Problem;
-use crate::api::read::check_lengths;
 use crate::api::{AnyReason, AnyState};
+use crate::problem::Problem;
+use crate::read::check_lengths;
 
 /// Which deliveries. What is not given does not matter.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]

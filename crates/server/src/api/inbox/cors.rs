@@ -9,15 +9,15 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::InboxSettings;
-use crate::api::Shared;
+use crate::app::AppState;
+use crate::settings::InboxSettings;
 
 /// Answers browsers about the inbox routes, and leaves all others alone: those are for servers. Cookies are never asked for; the token says who it is.
-pub async fn answer_browsers(State(api): State<Shared>, request: Request, next: Next) -> Response {
+pub async fn answer_browsers(State(app): State<AppState>, request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/v1/inbox/") {
         return next.run(request).await;
     }
-    let origin = allowed(&api.inbox, request.headers());
+    let origin = allowed(&app.inbox, request.headers());
     let asks_first = request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match (&origin, asks_first) {
         (Some(_), true) => StatusCode::NO_CONTENT.into_response(),

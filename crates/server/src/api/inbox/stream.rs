@@ -22,11 +22,12 @@ use utoipa::IntoParams;
 
 use super::visitor::Visitor;
 use super::{InboxMessage, UnreadCount, check_position};
-use crate::api::problem::{Kind, Problem};
-use crate::api::read::Params;
-use crate::api::{OfTenant, Refusals, Shared};
+use crate::api::{OfTenant, Refusals};
+use crate::app::AppState;
 use crate::door::{Full, Streams};
 use crate::output;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::Params;
 
 /// How long one goes on at most: whoever comes back shows once more that they may.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -55,13 +56,13 @@ pub struct Following {
 /// A visitor who may show the token in the query.
 pub struct Follower(Visitor);
 
-impl FromRequestParts<Shared> for Follower {
+impl FromRequestParts<AppState> for Follower {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or("");
         let token = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "token").map(|(_, value)| value.into_owned());
-        Visitor::of(parts, api, token).await.map(Self)
+        Visitor::of(parts, app, token).await.map(Self)
     }
 }
 
@@ -71,7 +72,7 @@ impl FromRequestParts<Shared> for Follower {
         ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
     responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), Refusals))]
 pub async fn follow_inbox(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Follower(visitor): Follower,
     Extension(streams): Extension<Streams>,
     headers: HeaderMap,
@@ -79,16 +80,15 @@ pub async fn follow_inbox(
 ) -> Result<Response, Problem> {
     check_position("after", following.after.unwrap_or(0))?;
     let after = last_event_id(&headers)?.or(following.after);
-    if api.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
-        return Err(
-            Problem::new(Kind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit")).retry_after(30)
-        );
+    if app.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
+        return Err(Problem::new(ProblemKind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit"))
+            .retry_after(30));
     }
     let answer = streams.begin(visitor.tenant).map_err(no_place)?;
-    let page = api.inboxes.open(visitor.tenant, &visitor.user);
+    let page = app.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
     // In a task of its own: who hangs up must not cancel a look into the database.
-    tokio::spawn(Reader::new(api, visitor, page, told).follow(after));
+    tokio::spawn(Reader::new(app, visitor, page, told).follow(after));
     let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     // Proxies of the nginx family would gather it otherwise.
@@ -101,7 +101,7 @@ fn no_place(full: Full) -> Problem {
         Full::ForAll => "as many streams are open as server.streams allows".to_owned(),
         Full::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
     };
-    Problem::new(Kind::TooManyStreams, detail).retry_after(5)
+    Problem::new(ProblemKind::TooManyStreams, detail).retry_after(5)
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
@@ -112,7 +112,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 
 /// One reader of a stream.
 struct Reader {
-    api: Shared,
+    app: AppState,
     visitor: Visitor,
     page: OpenInbox,
     told: mpsc::Sender<Bytes>,
@@ -122,12 +122,12 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(api: Shared, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
-        let mut heartbeat = tokio::time::interval(Duration::from_millis(api.inbox.heartbeat_ms));
+    fn new(app: AppState, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
+        let mut heartbeat = tokio::time::interval(Duration::from_millis(app.inbox.heartbeat_ms));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let over = Box::pin(tokio::time::sleep(visitor.left.unwrap_or(LONGEST).min(LONGEST)));
-        Self { api, visitor, page, told, heartbeat, over }
+        Self { app, visitor, page, told, heartbeat, over }
     }
 
     /// Tells what has happened, and waits for more, until the reader is gone or may no longer read.
@@ -163,7 +163,7 @@ impl Reader {
                 () = self.page.beyond(position) => return true,
             };
             // Not within the select: a question to the database is never cancelled.
-            if let Err(problem) = self.visitor.may_stay(&self.api).await {
+            if let Err(problem) = self.visitor.may_stay(&self.app).await {
                 self.tell(refusal(&problem)).await;
                 return false;
             }

@@ -3,14 +3,14 @@
 use std::borrow::Cow;
 
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::header;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::problem::{Kind, Problem};
+use crate::auth::csrf;
+use crate::problem::{Problem, ProblemKind};
 
 /// A JSON body.
 pub struct Body<T>(pub T);
@@ -60,18 +60,18 @@ impl<S: Send + Sync> FromRequest<S> for Text {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = json_of(request, state).await?;
-        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(Kind::Malformed, "the body is not UTF-8"))
+        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8"))
     }
 }
 
 /// The bytes of a JSON body. Nothing at all is an object without fields: where one is needed, its name is the answer.
 async fn json_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
     let says_json = says_json(request.headers());
-    let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+    let bytes = Bytes::from_request(request, state).await?;
     match (bytes.trim_ascii().is_empty(), says_json) {
         (true, _) => Ok(Bytes::from_static(b"{}")),
         (false, true) => Ok(bytes),
-        (false, false) => Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`")),
+        (false, false) => Err(Problem::new(ProblemKind::NotJson, "say `Content-Type: application/json`")),
     }
 }
 
@@ -82,25 +82,18 @@ fn says_json(headers: &axum::http::HeaderMap) -> bool {
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-fn unread(rejection: BytesRejection) -> Problem {
-    match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(Kind::TooLarge, rejection.body_text()),
-        _ => Problem::new(Kind::Malformed, "the body did not arrive whole"),
-    }
-}
-
 /// Reads JSON; an error names the field.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|problem| refused(&problem))?;
-    json.end().map_err(|e| Problem::new(Kind::Malformed, format!("the body is not one JSON document: {e}")))?;
+    json.end().map_err(|e| Problem::new(ProblemKind::Malformed, format!("the body is not one JSON document: {e}")))?;
     Ok(read)
 }
 
 fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     match problem.inner().classify() {
         serde_json::error::Category::Data => located(&problem.path().to_string(), without_place(problem.inner())),
-        _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {}", problem.inner())),
+        _ => Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {}", problem.inner())),
     }
 }
 
@@ -116,23 +109,25 @@ fn located(path: &str, words: String) -> Problem {
     let missing = after("missing field `");
     let unknown = after("unknown field `").or_else(|| after("unknown parameter `")).filter(|name| path.rsplit('.').next() != Some(name));
     match (path, missing.or(unknown)) {
-        (".", None) => Problem::new(Kind::Invalid, words),
+        (".", None) => Problem::new(ProblemKind::Invalid, words),
         (".", Some(name)) => Problem::invalid(name, words),
         (path, Some(name)) => Problem::invalid(format!("{path}.{name}"), words),
         (path, None) => Problem::invalid(path, words),
     }
 }
 
-/// A form as a browser sends it.
+/// A form as a browser sends it. Its CSRF token is left out: `auth::csrf` checks it.
 pub struct Form<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
-        let pairs = form_urlencoded::parse(&bytes);
-        T::deserialize(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(|problem| located(".", problem.to_string()))
+        let bytes = Bytes::from_request(request, state).await?;
+        let pairs = form_urlencoded::parse(&bytes).filter(|(name, _)| name != csrf::FIELD);
+        let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+        let pairs = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text.as_bytes()));
+        T::deserialize(pairs).map(Self).map_err(|problem| located(".", problem.to_string()))
     }
 }
 

@@ -1,18 +1,24 @@
-//! The one way to say no: `application/problem+json` with a stable type, the field and the limit.
+//! The one way to refuse a request: a stable type, the field, what is wrong and what is allowed.
+//!
+//! The API answers with the JSON form, `application/problem+json`; pages answer with the HTML form, [`ProblemPage`].
 
 use std::fmt;
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use postcommit::Error;
 use postcommit_engine::db::DbError;
+use postcommit_engine::store::Refusal;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::html;
+
 /// The kinds of refusal. Their names are part of the contract: a client may decide by them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProblemKind {
     /// The request cannot be read at all.
     Malformed,
     /// A field is missing, malformed or beyond its limit.
@@ -47,7 +53,7 @@ pub enum Kind {
     Unavailable,
 }
 
-impl Kind {
+impl ProblemKind {
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request cannot be read"),
@@ -70,13 +76,29 @@ impl Kind {
     }
 }
 
+impl ProblemKind {
+    /// What a person who sees the page can do.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Unauthenticated => "Sign in with a new link: `postcommit keys login-link` prints one.",
+            Self::Forbidden | Self::Suspended => "Ask the operator of this server.",
+            Self::NotFound | Self::MethodNotAllowed | Self::Misdirected => "Check the address.",
+            Self::RateLimited | Self::TooManyStreams | Self::Unavailable => "Wait a moment, then try again.",
+            Self::Internal => "Ask the operator of this server to read its log.",
+            Self::Malformed | Self::Invalid | Self::KeyConflict | Self::StateConflict | Self::TooLarge | Self::NotJson => {
+                "Go back, correct what was sent and send it again."
+            }
+        }
+    }
+}
+
 /// Characters of what is said: what is refused may be as long as a body, and is not repeated whole.
 const SAID_CHARS: usize = 1000;
 
 /// A refusal.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    kind: Kind,
+    kind: ProblemKind,
     detail: String,
     field: Option<String>,
     first: Option<uuid::Uuid>,
@@ -107,32 +129,32 @@ pub struct ProblemBody {
 
 impl Problem {
     /// A refusal of that kind; the detail says what to do.
-    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
+    pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), field: None, first: None, retry_after_s: None }
     }
 
     /// A field is not as it must be.
     pub fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { field: Some(field.into()), ..Self::new(Kind::Invalid, detail) }
+        Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
     }
 
     /// A refusal that begins with the field's name, as those of the store do.
     pub fn of_field(text: &str) -> Self {
         match text.split_once(": ") {
             Some((field, problem)) => Self::invalid(field, problem),
-            None => Self::new(Kind::Invalid, text),
+            None => Self::new(ProblemKind::Invalid, text),
         }
     }
 
     /// There is no such thing, or it is somebody else's: which, is not told.
     pub fn not_found(what: &str) -> Self {
-        Self::new(Kind::NotFound, format!("there is no such {what}"))
+        Self::new(ProblemKind::NotFound, format!("there is no such {what}"))
     }
 
     /// The key stands for the content of that notification.
     pub fn key_conflict(first: uuid::Uuid) -> Self {
         let detail = format!("the key was used with other content by notification {first}; nothing was enqueued");
-        Self { field: Some("idempotency_key".into()), first: Some(first), ..Self::new(Kind::KeyConflict, detail) }
+        Self { field: Some("idempotency_key".into()), first: Some(first), ..Self::new(ProblemKind::KeyConflict, detail) }
     }
 
     /// Names the field.
@@ -153,7 +175,16 @@ impl Problem {
         self
     }
 
-    /// As it is told, also for one item of many.
+    fn add_headers(&self, headers: &mut HeaderMap) {
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind == ProblemKind::Unauthenticated {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"postcommit\""));
+        }
+    }
+
+    /// The JSON form, also for one item of a batch.
     pub fn body(&self) -> ProblemBody {
         let (status, name, title) = self.kind.parts();
         ProblemBody {
@@ -185,13 +216,37 @@ impl IntoResponse for Problem {
         let mut response = (self.kind.parts().0, Json(self.body())).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(seconds) = self.retry_after_s {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.kind == Kind::Unauthenticated {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"postcommit\""));
-        }
+        self.add_headers(headers);
         response
+    }
+}
+
+/// The HTML form of a problem: what was wrong and what to do, for the person at a page.
+pub struct ProblemPage(Problem);
+
+impl<E: Into<Problem>> From<E> for ProblemPage {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for ProblemPage {
+    fn into_response(self) -> Response {
+        let (status, _, title) = self.0.kind.parts();
+        let wrong = html::escape(&cut(&self.0.detail));
+        let content = format!("<p>{wrong}.</p>\n<p>{}</p>", html::escape(self.0.kind.advice()));
+        let mut response = html::page(status, title, &content);
+        self.0.add_headers(response.headers_mut());
+        response
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Self {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Self::new(ProblemKind::TooLarge, rejection.body_text()),
+            _ => Self::new(ProblemKind::Malformed, "the body did not arrive whole"),
+        }
     }
 }
 
@@ -199,10 +254,28 @@ impl From<DbError> for Problem {
     fn from(error: DbError) -> Self {
         if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } = error {
             tracing::warn!(problem = %error, "a request could not be served");
-            return Self::new(Kind::Unavailable, "the database cannot be reached or takes no writes; nothing was done").retry_after(1);
+            return Self::new(ProblemKind::Unavailable, "the database cannot be reached or takes no writes; nothing was done")
+                .retry_after(1);
         }
         tracing::error!(problem = %error, "a request failed");
-        Self::new(Kind::Internal, "the server's log says more; look for the request id")
+        Self::new(ProblemKind::Internal, "the server's log says more; look for the request id")
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
+            Refusal::Invalid { field: None, problem } => Self::new(ProblemKind::Invalid, problem),
+            Refusal::Held => {
+                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
+                Self::new(ProblemKind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
+            }
+            Refusal::Unavailable(problem) => {
+                tracing::warn!(%problem, "a notification could not be accepted");
+                Self::new(ProblemKind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
+            }
+        }
     }
 }
 
@@ -213,7 +286,7 @@ impl From<Error> for Problem {
             Error::Conflict { first, .. } => Self::key_conflict(first),
             other => {
                 tracing::error!(problem = %other, "a request failed");
-                Self::new(Kind::Internal, "the server's log says more; look for the request id")
+                Self::new(ProblemKind::Internal, "the server's log says more; look for the request id")
             }
         }
     }

@@ -1,0 +1,59 @@
+//! The rules for accepting notifications that the API and the command line share.
+
+use std::collections::HashSet;
+
+use postcommit::Recipient;
+use postcommit_engine::db::DbError;
+use postcommit_engine::store::{Incoming, Refusal, Store};
+use serde::Deserialize;
+
+/// The tenant that a notification's JSON names.
+pub fn named_tenant(json: &str) -> serde_json::Result<Option<String>> {
+    #[derive(Deserialize)]
+    struct TenantField {
+        tenant: Option<String>,
+    }
+    serde_json::from_str::<TenantField>(json).map(|field| field.tenant)
+}
+
+/// Whom a notification belongs to.
+#[derive(Debug, Clone, Copy)]
+pub struct Owner<'a> {
+    /// None: a tenant that the notification will make.
+    pub id: Option<i32>,
+    pub name: &'a str,
+}
+
+/// Reads a notification and holds it to every rule that can be checked before it is accepted. `key` came beside it.
+pub async fn read(store: &Store, owner: Owner<'_>, json: &str, key: Option<&str>) -> Result<Incoming, Refusal> {
+    let mut incoming = Incoming::read(json, owner.name)?;
+    if let Some(key) = key {
+        incoming = incoming.with_key(key)?;
+    }
+    check_providers(store, owner.id, &incoming).await?;
+    Ok(incoming)
+}
+
+/// A provider that is named must be configured and enabled (D1).
+async fn check_providers(store: &Store, tenant: Option<i32>, incoming: &Incoming) -> Result<(), Refusal> {
+    let unavailable = |error: DbError| Refusal::Unavailable(error.to_string());
+    // Each is looked up once, however many recipients name it.
+    let mut seen = HashSet::new();
+    for (index, recipient) in incoming.note().recipients.iter().enumerate() {
+        let Recipient::Provider { provider, .. } = recipient else { continue };
+        if !seen.insert(provider) {
+            continue;
+        }
+        let found = match tenant {
+            Some(tenant) => store.provider(tenant, provider).await.map_err(unavailable)?,
+            None => None,
+        };
+        let problem = match found {
+            Some(found) if found.enabled => continue,
+            Some(_) => format!("{provider:?} is disabled"),
+            None => format!("{provider:?} is not configured"),
+        };
+        return Err(Refusal::Invalid { field: Some(format!("recipients[{index}].provider")), problem });
+    }
+    Ok(())
+}
