@@ -8,9 +8,10 @@
 //! - `api`: the route table of the API and its handlers;
 //! - [`ui`]: the pages for browsers; [`html`]: their frame;
 //! - `health`, `hosts`, `watching`: probes, names on loopback, `/metrics`;
-//! - `notifications`, `providers`: the rules that the API and the command line share, by noun;
+//! - `acts`, `notifications`, `providers`: the rules that the API and the command line share, by noun;
 //! - [`settings`], [`output`], [`telemetry`]: what goes in, and what comes out.
 
+mod acts;
 mod api;
 mod app;
 mod auth;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use postcommit::Recipient;
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{Incoming, Refusal, Store};
+use postcommit_engine::store::{Accepted, Incoming, Refusal, Resend, Store};
 use serde::Deserialize;
 
 /// The tenant that a notification's JSON names.
@@ -32,6 +32,24 @@ pub async fn read(store: &Store, owner: Owner<'_>, json: &str, key: Option<&str>
     }
     check_providers(store, owner.id, &incoming).await?;
     Ok(incoming)
+}
+
+/// Sends once more what was last sent for an entity over a channel; none when nothing was. The same request again gets
+/// the first answer. `reader` may be a store of one tenant, `writer` may not; `mark` adds the caller's trace.
+pub async fn resend(
+    reader: &Store,
+    writer: &Store,
+    tenant: i32,
+    wish: &Resend,
+    mark: impl FnOnce(Incoming) -> Incoming,
+) -> Result<Option<Accepted>, Refusal> {
+    wish.check()?;
+    if let Some(before) = reader.resent(tenant, wish).await? {
+        return Ok(Some(before));
+    }
+    let Some(mut copied) = reader.copied(tenant, wish).await? else { return Ok(None) };
+    copied.incoming = mark(copied.incoming);
+    writer.resend(tenant, wish, copied).await.map(Some)
 }
 
 /// A provider that is named must be configured and enabled (D1).

@@ -1,19 +1,23 @@
 //! Providers as an operator describes them: the same rules for the command line and the API.
 
+use postcommit::Recipient;
 use postcommit_channel::driver::{self, FailOn, Kind, Parts};
 use postcommit_channel::egress::Egress;
 use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::{KeySource, Secret, SecretError, Secrets, random};
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::Store;
+use postcommit_engine::dispatch::{Tools, try_provider};
+use postcommit_engine::store::{AuditEntry, Store, masked};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 /// How often a change is made anew over what others have changed meanwhile. Of so many who change one provider at once none is sent away.
 const TRIES: usize = 64;
 
-/// What stands in the way.
+/// Why a provider was not made, changed, removed or tested.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum ProviderError {
     /// A field: its name, then what is wrong.
     #[error("{0}")]
     Field(String),
@@ -35,6 +39,12 @@ pub enum Refusal {
     /// So many deliveries wait for it.
     #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause it instead")]
     Waited(String, i64),
+    /// A test makes no delivery, and a message in an inbox is written by a delivery.
+    #[error("an in-app message is written by the delivery that brings it; enqueue one to the user instead")]
+    InApp,
+    /// No driver could be made to test the provider.
+    #[error("{0}")]
+    Untestable(String),
     /// The key that seals secrets.
     #[error(transparent)]
     Secrets(#[from] SecretError),
@@ -69,8 +79,8 @@ pub struct Workshop<'a> {
 
 impl Workshop<'_> {
     /// Makes a provider. A webhook without a secret gets one, which is returned this once.
-    pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, Refusal> {
-        let kind = driver::kind(driver).map_err(Refusal::Field)?;
+    pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, ProviderError> {
+        let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         let made = (driver == "webhook" && change.secrets.is_empty()).then(signing_secret);
         if let Some(secret) = &made {
             change.secrets.insert("secret".to_owned(), secret.clone());
@@ -78,10 +88,10 @@ impl Workshop<'_> {
         for _ in 0..TRIES {
             let known = self.store.providers_of(tenant).await?;
             if known.iter().any(|provider| provider.name == name) {
-                return Err(Refusal::Exists(name.to_owned()));
+                return Err(ProviderError::Exists(name.to_owned()));
             }
             if known.len() >= PROVIDERS {
-                return Err(Refusal::TooMany);
+                return Err(ProviderError::TooMany);
             }
             let mut draft = laid_over(blank(name, kind), &change)?;
             self.check(&draft, &change.secrets)?;
@@ -99,16 +109,16 @@ impl Workshop<'_> {
                 return Ok(made);
             }
         }
-        Err(Refusal::Overtaken(name.to_owned()))
+        Err(ProviderError::Overtaken(name.to_owned()))
     }
 
     /// Changes what is given; with a revision, only if it still has that one. What others change at the same moment stays. False when nothing is other than
     /// before: then nothing is written.
-    pub async fn update(&self, tenant: i32, name: &str, revision: Option<i32>, change: &Change) -> Result<bool, Refusal> {
+    pub async fn update(&self, tenant: i32, name: &str, revision: Option<i32>, change: &Change) -> Result<bool, ProviderError> {
         for _ in 0..TRIES {
             let from = self.find(tenant, name).await?;
             if let Some(asked) = revision.filter(|asked| *asked != from.revision) {
-                return Err(Refusal::Outdated { name: name.to_owned(), asked, found: from.revision });
+                return Err(ProviderError::Outdated { name: name.to_owned(), asked, found: from.revision });
             }
             let change = self.change_of(from, change)?;
             if change.is_empty() {
@@ -118,10 +128,10 @@ impl Workshop<'_> {
                 return Ok(true);
             }
         }
-        Err(Refusal::Overtaken(name.to_owned()))
+        Err(ProviderError::Overtaken(name.to_owned()))
     }
 
-    fn change_of(&self, from: Provider, change: &Change) -> Result<ProviderChange, Refusal> {
+    fn change_of(&self, from: Provider, change: &Change) -> Result<ProviderChange, ProviderError> {
         let mut secrets = self.opened(&from, &change.secrets)?;
         let is_new = |(name, value): &(&String, &Secret)| secrets.get(*name) != Some(*value);
         let anew: Vec<String> = change.secrets.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
@@ -135,7 +145,7 @@ impl Workshop<'_> {
     }
 
     /// The secrets it has.
-    fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, Refusal> {
+    fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, ProviderError> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
             // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
@@ -147,25 +157,84 @@ impl Workshop<'_> {
     }
 
     /// Removes one that nothing waits for.
-    pub async fn delete(&self, tenant: i32, name: &str) -> Result<(), Refusal> {
+    pub async fn delete(&self, tenant: i32, name: &str) -> Result<(), ProviderError> {
         match self.store.delete_provider(tenant, name).await? {
             Some(0) => Ok(()),
-            Some(waiting) => Err(Refusal::Waited(name.to_owned(), waiting)),
-            None => Err(Refusal::Unknown(name.to_owned())),
+            Some(waiting) => Err(ProviderError::Waited(name.to_owned(), waiting)),
+            None => Err(ProviderError::Unknown(name.to_owned())),
         }
     }
 
-    pub async fn find(&self, tenant: i32, name: &str) -> Result<Provider, Refusal> {
-        self.store.provider(tenant, name).await?.ok_or_else(|| Refusal::Unknown(name.to_owned()))
+    pub async fn find(&self, tenant: i32, name: &str) -> Result<Provider, ProviderError> {
+        self.store.provider(tenant, name).await?.ok_or_else(|| ProviderError::Unknown(name.to_owned()))
     }
 
     /// Holds the whole to its limits, and has the driver itself look at it.
-    fn check(&self, draft: &ProviderDraft, secrets: &Secrets) -> Result<(), Refusal> {
-        draft.check().map_err(Refusal::Field)?;
+    fn check(&self, draft: &ProviderDraft, secrets: &Secrets) -> Result<(), ProviderError> {
+        draft.check().map_err(ProviderError::Field)?;
         let (settings, guarantee) = (&draft.settings, draft.guarantee);
         let parts = Parts { settings, secrets, guarantee, egress: self.egress, capture_fail_on: &FailOn::default() };
-        driver::build(&draft.driver, &parts).map(drop).map_err(Refusal::Field)
+        driver::build(&draft.driver, &parts).map(drop).map_err(ProviderError::Field)
     }
+}
+
+/// The text of a test that brings none.
+pub const TEST_TEXT: &str = "This is a test of the provider.";
+/// Most bytes of a test's text.
+const TEST_TEXT_BYTES: usize = 1000;
+
+/// How a test of a provider ended.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Tried)]
+pub struct TestResult {
+    /// sent, delivered, deferred, rejected or unclear.
+    pub outcome: &'static str,
+    /// The error's code.
+    pub code: Option<String>,
+    /// A sentence for people.
+    pub detail: Option<String>,
+    /// The provider's own id of the message.
+    pub provider_ref: Option<String>,
+    /// The beginning of the answer, redacted.
+    pub excerpt: Option<String>,
+    /// How long it took.
+    pub latency_ms: u64,
+}
+
+/// Sends a test message immediately, past the queue, and enters the result in the audit log. `store` names the actor.
+pub async fn test(
+    tools: &Tools,
+    store: &Store,
+    provider: &Provider,
+    tenant_name: &str,
+    address: &str,
+    text: &str,
+) -> Result<TestResult, ProviderError> {
+    if provider.driver == "in_app" {
+        return Err(ProviderError::InApp);
+    }
+    Recipient::at(&provider.name, address).check().map_err(|problem| ProviderError::Field(format!("address: {problem}")))?;
+    if text.len() > TEST_TEXT_BYTES || text.contains('\0') {
+        let problem = format!("text: has {} bytes; at most {TEST_TEXT_BYTES} are allowed, and no NUL", text.len());
+        return Err(ProviderError::Field(problem));
+    }
+    let trial = try_provider(tools, provider, tenant_name, address, text).await.map_err(ProviderError::Untestable)?;
+    let (outcome, evidence) = (trial.report.outcome, trial.report.evidence);
+    let result = TestResult {
+        outcome: outcome.name(),
+        code: outcome.code().map(str::to_owned),
+        detail: evidence.detail,
+        provider_ref: evidence.provider_ref,
+        excerpt: evidence.excerpt,
+        latency_ms: u64::try_from(trial.latency.as_millis()).unwrap_or(u64::MAX),
+    };
+    // The log has no excerpt: what a driver records may be the message itself, with the address in full.
+    let details = json!({
+        "address": masked(address), "outcome": result.outcome, "code": result.code, "detail": result.detail,
+        "provider_ref": result.provider_ref, "latency_ms": result.latency_ms,
+    });
+    store.note(AuditEntry::new(provider.tenant, "provider.test", provider.name.as_str()).details(details)).await?;
+    Ok(result)
 }
 
 /// A provider of which nothing was said yet.
@@ -188,7 +257,7 @@ fn blank(name: &str, kind: &Kind) -> ProviderDraft {
 }
 
 /// Lays what was given over the draft; secrets are another matter.
-fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft, Refusal> {
+fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft, ProviderError> {
     for (name, value) in &change.settings {
         // What is null is taken away.
         match (value, draft.settings.as_object_mut()) {
@@ -198,10 +267,10 @@ fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft,
         }
     }
     if let Some(name) = &change.guarantee {
-        draft.guarantee = Guarantee::from_name(name).map_err(Refusal::Field)?;
+        draft.guarantee = Guarantee::from_name(name).map_err(ProviderError::Field)?;
     }
     if let Some(policy) = &change.policy {
-        draft.policy = Policy::from_json(policy).map_err(|e| Refusal::Field(e.to_string()))?;
+        draft.policy = Policy::from_json(policy).map_err(|e| ProviderError::Field(e.to_string()))?;
     }
     draft.channel = change.channel.clone().unwrap_or(draft.channel);
     draft.concurrency = change.concurrency.unwrap_or(draft.concurrency);

@@ -7,20 +7,18 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
+use postcommit_engine::store::{AT_ONCE, Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::page::{Page, Paged, WantedPage};
 use super::{OfTenant, Refusals};
+use crate::acts::{self, FilterError};
 use crate::app::AppState;
 use crate::auth::{Caller, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id};
 use wanted::WantedDeliveries;
-
-/// Ids in one request.
-const IDS: usize = 1000;
 
 /// Deliveries, newest first; addresses are masked.
 #[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(WantedDeliveries, WantedPage, OfTenant),
@@ -75,8 +73,7 @@ pub struct Done {
 
 async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
     let store = caller.store(app);
-    let key = find(&store, caller, id).await?;
-    match store.act_on_many(act, &[key]).await?.pop() {
+    match acts::on_ids(&store, caller.whose(), act, &[Some(id)]).await?.pop() {
         Some(Acted::Done) => Ok(Json(Done { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() })),
         Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
         _ => Err(Problem::not_found("delivery")),
@@ -220,7 +217,8 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: Many, act: Act) -> R
         (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "goes with a filter; ids are counted by whoever names them")),
         (Some(ids), None) => Ok(Json(AnsweredAtOnce::Done(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
         (None, Some(filter)) => {
-            let draft = JobDraft { act, filter: filter.parked()?, pace_per_s: many.pace_per_s };
+            let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
+            let draft = acts::job(act, filter, many.pace_per_s).map_err(refused)?;
             if many.dry_run {
                 let (total, is_exact) = store.count_for_job(Some(caller.tenant()), &draft).await?;
                 return Ok(Json(AnsweredAtOnce::Counted(Counted { kind: act, total, is_exact })).into_response());
@@ -233,27 +231,29 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: Many, act: Act) -> R
 }
 
 async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ManyDone, Problem> {
-    if ids.is_empty() || ids.len() > IDS {
-        return Err(Problem::invalid("ids", format!("has {} entries; 1 to {IDS} are allowed", ids.len())));
+    if ids.is_empty() || ids.len() > AT_ONCE {
+        return Err(Problem::invalid("ids", format!("has {} entries; 1 to {AT_ONCE} are allowed", ids.len())));
     }
-    let mut keys = Vec::with_capacity(ids.len());
-    for id in ids {
-        keys.push(match id.parse() {
-            Ok(id) => store.delivery_key(caller.whose(), id).await?,
-            Err(_) => None,
-        });
-    }
-    let found: Vec<DeliveryKey> = keys.iter().flatten().copied().collect();
-    let mut acted = store.act_on_many(act, &found).await?.into_iter();
-    let results: Vec<OneDone> = ids.iter().zip(keys).map(|(id, key)| one_done(id, key.and_then(|_| acted.next()))).collect();
+    let parsed: Vec<Option<DeliveryId>> = ids.iter().map(|id| id.parse().ok()).collect();
+    let acted = acts::on_ids(store, caller.whose(), act, &parsed).await?;
+    let results: Vec<OneDone> = ids.iter().zip(acted).map(|(id, acted)| one_done(id, acted)).collect();
     Ok(ManyDone { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
-fn one_done(id: &str, acted: Option<Acted>) -> OneDone {
+/// The filter's field, and what is wrong with it.
+fn refused(error: FilterError) -> Problem {
+    match error {
+        FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),
+        FilterError::Stuck => Problem::invalid("filter.stuck", error.to_string()),
+        FilterError::Empty => Problem::invalid("filter", format!(r#"{error}; {{"state": "parked"}} is all that is parked"#)),
+    }
+}
+
+fn one_done(id: &str, acted: Acted) -> OneDone {
     let (result, state) = match acted {
-        Some(Acted::Done) => ("done", None),
-        Some(Acted::Refused { state, .. }) => ("refused", Some(state)),
-        Some(Acted::NotFound) | None => ("not_found", None),
+        Acted::Done => ("done", None),
+        Acted::Refused { state, .. } => ("refused", Some(state)),
+        Acted::NotFound => ("not_found", None),
     };
     OneDone { id: id.to_owned(), result, state }
 }

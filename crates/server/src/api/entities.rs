@@ -14,6 +14,7 @@ use super::page::{Page, WantedPage};
 use super::{OfTenant, Refusals};
 use crate::app::AppState;
 use crate::auth::{Operator, Reader};
+use crate::notifications::resend;
 use crate::problem::Problem;
 use crate::read::{Body, Id, Params};
 use crate::watching::Traced;
@@ -64,20 +65,15 @@ pub async fn resend_entity(
     let Again { channel, event_type, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     let wish = Resend { entity, channel, event_type, request_id };
-    wish.check()?;
-    let tenant = caller.tenant();
-    let store = caller.store_of_one(&app);
-    let conflicting = |conflict: Problem| conflict.about("request_id");
-    if let Some(before) = store.resent(tenant, &wish).await? {
-        return Ok(enqueued(&before).map_err(conflicting)?.into_response());
-    }
-    let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
-    let mut copied = store.copied(tenant, &wish).await?.ok_or_else(none)?;
+    let (reader, writer) = (caller.store_of_one(&app), caller.store_of_all(&app));
     let trace = Enqueueing::below(&app, traced);
-    copied.incoming = trace.mark(copied.incoming);
-    let accepted = caller.store_of_all(&app).resend(tenant, &wish, copied).await?;
-    trace.end(&app, 1);
-    Ok(enqueued(&accepted).map_err(conflicting)?.into_response())
+    let accepted = resend(&reader, &writer, caller.tenant(), &wish, |incoming| trace.mark(incoming)).await?;
+    let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
+    let accepted = accepted.ok_or_else(none)?;
+    if !accepted.duplicate {
+        trace.end(&app, 1);
+    }
+    Ok(enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?.into_response())
 }
 
 /// What of it to take back.

@@ -9,8 +9,7 @@ use postcommit::Timestamp;
 use postcommit_channel::driver;
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
-use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::store::{AuditEntry, SHUT_HOSTS, Shut, ShutHost, Store, masked};
+use postcommit_engine::store::{SHUT_HOSTS, Shut, ShutHost, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -20,7 +19,7 @@ use super::{OfTenant, Refusals, one_of};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
-use crate::providers::{Change, Refusal, Workshop};
+use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
 use crate::read::{Body, Id};
 
 /// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
@@ -95,21 +94,21 @@ impl ShownProvider {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Field(problem) => Self::of_field(&problem),
-            Refusal::Exists(_) => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::TooMany => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::Outdated { .. } => Self::new(ProblemKind::StateConflict, refusal.to_string()).about("revision"),
-            Refusal::Overtaken(_) => Self::new(ProblemKind::StateConflict, refusal.to_string()).retry_after(1),
-            Refusal::Unknown(_) => Self::not_found("provider"),
-            Refusal::Waited(..) => Self::new(ProblemKind::StateConflict, refusal.to_string()),
-            Refusal::Secrets(problem) => {
+impl From<ProviderError> for Problem {
+    fn from(error: ProviderError) -> Self {
+        match error {
+            ProviderError::Field(problem) | ProviderError::Untestable(problem) => Self::of_field(&problem),
+            ProviderError::Exists(_) => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
+            ProviderError::TooMany => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
+            ProviderError::Outdated { .. } => Self::new(ProblemKind::StateConflict, error.to_string()).about("revision"),
+            ProviderError::Overtaken(_) => Self::new(ProblemKind::StateConflict, error.to_string()).retry_after(1),
+            ProviderError::Unknown(_) => Self::not_found("provider"),
+            ProviderError::Waited(..) | ProviderError::InApp => Self::new(ProblemKind::StateConflict, error.to_string()),
+            ProviderError::Secrets(problem) => {
                 tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
                 Self::new(ProblemKind::Unavailable, "the server's key for secrets is not at hand; its log says more")
             }
-            Refusal::Database(problem) => problem.into(),
+            ProviderError::Database(problem) => problem.into(),
         }
     }
 }
@@ -390,7 +389,8 @@ pub async fn resume_provider(
 /// Whom to try it on.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Trial {
+#[schema(as = Trial)]
+pub struct ProviderTest {
     /// An address that the provider understands.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
@@ -399,64 +399,17 @@ pub struct Trial {
     text: Option<String>,
 }
 
-/// How it went.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Tried {
-    /// sent, delivered, deferred, rejected or unclear.
-    outcome: &'static str,
-    /// The error's code.
-    code: Option<String>,
-    /// A sentence for people.
-    detail: Option<String>,
-    /// The provider's own id of the message.
-    provider_ref: Option<String>,
-    /// The beginning of the answer, redacted.
-    excerpt: Option<String>,
-    /// How long it took.
-    latency_ms: u64,
-}
-
-impl Tried {
-    /// Without the excerpt: what a driver records may be the message itself, with the address in full.
-    fn for_the_log(&self, address: &str) -> Value {
-        json!({
-            "address": masked(address), "outcome": self.outcome, "code": self.code, "detail": self.detail, "provider_ref": self.provider_ref,
-            "latency_ms": self.latency_ms,
-        })
-    }
-}
-
 /// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
-#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Trial,
-    responses((status = 200, description = "How it went", body = Tried), Refusals))]
+#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = ProviderTest,
+    responses((status = 200, description = "How it went", body = TestResult), Refusals))]
 pub async fn test_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
-    Body(on): Body<Trial>,
-) -> Result<Json<Tried>, Problem> {
+    Body(test): Body<ProviderTest>,
+) -> Result<Json<TestResult>, Problem> {
     let store = caller.store_of_one(&app);
     let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
-    if provider.driver == "in_app" {
-        let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
-        return Err(Problem::new(ProblemKind::StateConflict, instead));
-    }
-    postcommit::Recipient::at(&name, &on.address).check().map_err(|problem| Problem::invalid("address", problem))?;
-    let text = on.text.as_deref().unwrap_or("This is a test of the provider.");
-    if text.len() > 1000 || text.contains('\0') {
-        return Err(Problem::invalid("text", format!("has {} bytes; at most 1000 are allowed, and no NUL", text.len())));
-    }
-    let tried =
-        trial(&app.tools, &provider, caller.tenant_name(), &on.address, text).await.map_err(|problem| Problem::of_field(&problem))?;
-    let (outcome, evidence) = (tried.report.outcome, tried.report.evidence);
-    let tried = Tried {
-        outcome: outcome.name(),
-        code: outcome.code().map(str::to_owned),
-        detail: evidence.detail,
-        provider_ref: evidence.provider_ref,
-        excerpt: evidence.excerpt,
-        latency_ms: u64::try_from(tried.latency.as_millis()).unwrap_or(u64::MAX),
-    };
-    store.note(AuditEntry::new(caller.tenant(), "provider.test", name).details(tried.for_the_log(&on.address))).await?;
-    Ok(Json(tried))
+    let text = test.text.as_deref().unwrap_or(TEST_TEXT);
+    Ok(Json(providers::test(&app.tools, &store, &provider, caller.tenant_name(), &test.address, text).await?))
 }

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Position, Store};
-use serde_json::json;
+use postcommit_channel::model::DeliveryId;
+use postcommit_engine::store::{Act, Acted, DeliveryFilter, DeliveryRow, Position, Store};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::notifications::{captured, history, standing};
+use crate::acts;
 use crate::output::{self, Done, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -73,19 +74,9 @@ impl Deliveries {
             Self::List(list) => list.run(format, settings, &store).await,
             Self::Show { id } => show(format, &store, *id).await,
             Self::Retry(many) if many.by_filter()? => many.run(format, &store, Act::Retry).await,
-            Self::Retry(Many { ids, .. }) => {
-                each(
-                    format,
-                    &store,
-                    ids,
-                    "retry",
-                    "pending",
-                    "only what is parked is retried; `postcommit dispatch --once --id NOTIFICATION` tries what waits at once",
-                )
-                .await
-            }
+            Self::Retry(Many { ids, .. }) => act(format, &store, ids, Act::Retry).await,
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
-            Self::Discard(Many { ids, .. }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
+            Self::Discard(Many { ids, .. }) => act(format, &store, ids, Act::Discard).await,
             Self::Cancel(cancel) => cancel.run(format, &store).await,
             Self::Resend(again) => again.run(format, &store).await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
@@ -162,39 +153,41 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
     fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?))).collect()
 }
 
-/// Acts on each, says what became of it, and ends by how many it worked for.
-async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, done: &str, why_not: &str) -> Done {
-    let mut results = Vec::new();
-    let mut worst = (0, Exit::Ok);
-    for id in ids {
-        let key = store.delivery_key(None, *id).await?;
-        let worked = match key {
-            Some(key) => act(store, key, verb).await?,
-            None => false,
-        };
-        if !worked {
-            worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
-            match store.delivery_row(None, *id).await? {
-                Some(row) => say!("postcommit: {id} is {}: {why_not}", row.state),
-                None => say!("postcommit: {id}: there is no such delivery"),
-            }
+/// Acts on each, prints the results, and exits by how many it was done to.
+async fn act(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> Done {
+    let (done, why_not) = match act {
+        Act::Retry => {
+            let instead = "`postcommit dispatch --once --id NOTIFICATION` tries what waits immediately";
+            ("pending", format!("only what is parked is retried; {instead}"))
         }
-        results.push(json!({"id": id.to_string(), "result": if worked { done } else if key.is_none() { "not found" } else { "refused" }}));
+        Act::Discard => ("discarded", "only what is parked is discarded".to_owned()),
+        Act::Cancel => ("cancelled", "only what waits is cancelled".to_owned()),
+    };
+    let some: Vec<Option<DeliveryId>> = ids.iter().copied().map(Some).collect();
+    let acted = acts::on_ids(store, None, act, &some).await?;
+    let mut failed = (0, Exit::Ok);
+    let mut results = Vec::with_capacity(ids.len());
+    for (id, acted) in ids.iter().zip(acted) {
+        let result = match acted {
+            Acted::Done => done,
+            Acted::Refused { state, .. } => {
+                failed = (failed.0 + 1, Exit::Refused);
+                say!("postcommit: {id} is {state}: {why_not}");
+                "refused"
+            }
+            Acted::NotFound => {
+                failed = (failed.0 + 1, Exit::NotFound);
+                say!("postcommit: {id}: there is no such delivery");
+                "not found"
+            }
+        };
+        results.push(json!({"id": id.to_string(), "result": result}));
     }
-    output::list(
-        format,
-        &results,
-        &[("id", |r| r["id"].as_str().unwrap_or_default().to_owned()), ("result", |r| r["result"].as_str().unwrap_or_default().to_owned())],
-    );
-    Ok(if worst.0 > 0 && worst.0 < ids.len() { Exit::Partly } else { worst.1 })
-}
-
-async fn act(store: &Store, key: DeliveryKey, verb: &str) -> Result<bool, Failure> {
-    Ok(match verb {
-        "retry" => store.retry(key).await?,
-        "discard" => store.discard(key).await?,
-        _ => store.cancel_delivery(key).await?,
-    })
+    fn text(value: &Value) -> String {
+        value.as_str().unwrap_or_default().to_owned()
+    }
+    output::list(format, &results, &[("id", |row| text(&row["id"])), ("result", |row| text(&row["result"]))]);
+    Ok(if failed.0 > 0 && failed.0 < ids.len() { Exit::Partly } else { failed.1 })
 }
 
 /// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.

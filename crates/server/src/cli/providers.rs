@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use super::enqueue::{parse, read_text};
 use crate::app;
 use crate::output::{self, Done, Exit, Failure, Format};
-use crate::providers::{Change, Refusal, Workshop};
+use crate::providers::{Change, ProviderError, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -245,13 +245,14 @@ fn workshop<'a>(store: &'a Store, keys: &'a KeySource, egress: &'a Egress) -> Wo
     Workshop { store, keys, egress }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Field(problem) => Self::new(Exit::Usage, problem),
-            Refusal::Unknown(_) => Self::new(Exit::NotFound, refusal.to_string()),
-            Refusal::Database(problem) => problem.into(),
-            refusal => Self::new(Exit::Refused, refusal.to_string()),
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        match error {
+            ProviderError::Field(problem) => Self::new(Exit::Usage, problem),
+            ProviderError::Unknown(_) => Self::new(Exit::NotFound, error.to_string()),
+            ProviderError::Untestable(problem) => Self::new(Exit::Failed, problem),
+            ProviderError::Database(problem) => problem.into(),
+            error => Self::new(Exit::Refused, error.to_string()),
         }
     }
 }

@@ -70,7 +70,7 @@ pub struct WantedDeliveries {
 }
 
 impl WantedDeliveries {
-    /// As the store looks for them; the page is the caller's matter.
+    /// The filter of the store, without a tenant and a page.
     pub fn filter(self, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
         let names = [
             ("channel", self.channel.as_deref()),
@@ -100,22 +100,5 @@ impl WantedDeliveries {
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             ..DeliveryFilter::default()
         })
-    }
-
-    /// For a job that retries or discards: both are for what is parked. All of it must be asked for in so many words, for a filter that was forgotten
-    /// looks like one that is empty.
-    pub fn parked(self) -> Result<DeliveryFilter, Problem> {
-        if let Some(state) = self.state.filter(|state| *state != AnyState::Parked) {
-            let detail = format!("is {}; only what is parked can be retried or discarded", state.name());
-            return Err(Problem::invalid("filter.state", detail));
-        }
-        if self.stuck == Some(true) {
-            return Err(Problem::invalid("filter.stuck", "only what is parked can be retried or discarded, and that is never stuck"));
-        }
-        let filter = self.filter(Duration::ZERO).map_err(|problem| problem.within("filter"))?;
-        if filter == DeliveryFilter::default() {
-            return Err(Problem::invalid("filter", r#"name at least one condition; {"state": "parked"} is all that is parked"#));
-        }
-        Ok(filter)
     }
 }

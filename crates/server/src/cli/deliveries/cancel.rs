@@ -2,7 +2,7 @@
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{Act, Store};
 
 use crate::cli;
 use crate::output::{Done, Format};
@@ -26,7 +26,7 @@ pub struct Cancel {
 impl Cancel {
     pub async fn run(&self, format: Format, store: &Store) -> Done {
         let Some(entity) = &self.entity else {
-            return super::each(format, store, &self.ids, "cancel", "cancelled", "only what waits is cancelled").await;
+            return super::act(format, store, &self.ids, Act::Cancel).await;
         };
         let tenant = cli::known_tenant(store, &self.tenant).await?;
         let (cancelled, under_way) = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;

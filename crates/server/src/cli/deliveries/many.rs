@@ -2,10 +2,11 @@
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Job, JobDraft, PACE, PACE_MOST, Store};
+use postcommit_engine::store::{Act, Job, PACE, PACE_MOST, Store};
 use serde_json::json;
 
 use super::which::Which;
+use crate::acts::{self, FilterError};
 use crate::cli::{self, jobs};
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::telemetry::say;
@@ -48,11 +49,12 @@ impl Many {
     }
 
     pub async fn run(&self, format: Format, store: &Store, act: Act) -> Done {
-        if let Some(state) = self.which.state.as_ref().filter(|state| *state != "parked") {
-            return Err(usage(&format!("--state {state}: only what is parked can be retried or discarded")));
-        }
         let filter = self.which.filter(store).await?;
-        let (tenant, draft) = (filter.tenant, JobDraft { act, filter, pace_per_s: self.how.pace });
+        let tenant = filter.tenant;
+        let draft = acts::job(act, filter, self.how.pace).map_err(|error| match error {
+            FilterError::NotParked(_) => usage(&format!("--state {error}")),
+            FilterError::Stuck | FilterError::Empty => usage(&error.to_string()),
+        })?;
         let (count, is_exact) = store.count_for_job(tenant, &draft).await?;
         let counted = format!("{}{count}", if is_exact { "" } else { "at least " });
         if self.how.dry_run {

@@ -6,6 +6,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::cli;
+use crate::notifications::resend;
 use crate::output::{self, Done, Exit, Failure, Format};
 use crate::telemetry::say;
 
@@ -34,23 +35,15 @@ pub struct Again {
 
 impl Again {
     pub async fn run(&self, format: Format, store: &Store) -> Done {
-        let tenant = cli::tenant(store, Some(&self.tenant)).await?;
-        let tenant = tenant.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {:?}", self.tenant)))?;
+        let tenant = cli::known_tenant(store, &self.tenant).await?;
         let wish = Resend {
             entity: self.entity.clone(),
             channel: self.channel.clone(),
             event_type: self.event_type.clone(),
             request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
         };
-        wish.check().map_err(cli::refused)?;
-        let accepted = match store.resent(tenant, &wish).await.map_err(cli::refused)? {
-            Some(before) => before,
-            None => {
-                let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
-                let copied = store.copied(tenant, &wish).await.map_err(cli::refused)?.ok_or_else(none)?;
-                store.resend(tenant, &wish, copied).await.map_err(cli::refused)?
-            }
-        };
+        let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
+        let accepted = resend(store, store, tenant, &wish, |incoming| incoming).await.map_err(cli::refused)?.ok_or_else(none)?;
         if accepted.conflict {
             let problem = format!("--request-id {} was used before, for notification {}; nothing is sent", wish.request_id, accepted.id);
             return Err(Failure::new(Exit::Refused, problem));
