@@ -13,7 +13,7 @@ mod rate;
 mod scope;
 
 pub use actor::Actor;
-pub use delivery::{Delivery, DeliveryId, DeliveryKey, Finish, FinishedState, Reason};
+pub use delivery::{Delivery, DeliveryId, DeliveryKey, DeliveryState, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, reached_on, route};
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};

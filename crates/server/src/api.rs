@@ -22,11 +22,10 @@ pub mod tenants;
 use axum::Router;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr, Required, Response, ResponsesBuilder, Schema};
-use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
+use utoipa::{IntoResponses, Modify, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -140,65 +139,9 @@ impl Modify for Keys {
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "the caller reads it; this describes it")]
-pub struct OfTenant {
+pub struct TenantQuery {
     /// A tenant's name, for keys of scope `ops`: what is asked or done is about that tenant. A list that names none shows every tenant's.
     tenant: Option<String>,
-}
-
-/// Where a delivery can stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AnyState {
-    Pending,
-    Sending,
-    Retrying,
-    Sent,
-    Delivered,
-    Parked,
-    Discarded,
-    Cancelled,
-    Expired,
-    Skipped,
-}
-
-impl AnyState {
-    /// As it is stored.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Sending => "sending",
-            Self::Retrying => "retrying",
-            Self::Sent => "sent",
-            Self::Delivered => "delivered",
-            Self::Parked => "parked",
-            Self::Discarded => "discarded",
-            Self::Cancelled => "cancelled",
-            Self::Expired => "expired",
-            Self::Skipped => "skipped",
-        }
-    }
-}
-
-/// Why a delivery can be parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AnyReason {
-    Rejected,
-    Exhausted,
-    OutcomeUnknown,
-    Config,
-}
-
-impl AnyReason {
-    /// As it is stored.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rejected => "rejected",
-            Self::Exhausted => "exhausted",
-            Self::OutcomeUnknown => "outcome_unknown",
-            Self::Config => "config",
-        }
-    }
 }
 
 /// A text that is one of these.
@@ -207,9 +150,9 @@ fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> ObjectBuilder {
 }
 
 /// What every route may answer instead.
-pub struct Refusals;
+pub struct ProblemResponses;
 
-impl IntoResponses for Refusals {
+impl IntoResponses for ProblemResponses {
     fn responses() -> std::collections::BTreeMap<String, RefOr<Response>> {
         let known = [
             ("400", "The request cannot be read"),

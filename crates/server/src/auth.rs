@@ -35,7 +35,7 @@ const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
 /// What is known of callers between requests.
 ///
-/// What is shown is looked at first, and only what is not good is counted: an office behind one address is not locked out by the one who mistypes in it.
+/// What is credential is looked at first, and only what is not good is counted: an office behind one address is not locked out by the one who mistypes in it.
 /// So nobody is kept from guessing; what bounds it is what there is to guess, 32 random bytes of a key, a session or a link, or the HMAC-SHA256 of a
 /// user token. The count spares the log and tells a client that goes on failing to slow down; each failure costs one indexed read, over no more
 /// connections than `server.connections_per_address`.
@@ -144,12 +144,12 @@ fn slow_down(wait: Duration, why: &str) -> Problem {
 
 /// What somebody showed to be let in.
 #[derive(Debug, Clone)]
-pub enum Shown {
+pub enum Credential {
     Key(Secret),
     Session(Secret),
 }
 
-impl Shown {
+impl Credential {
     fn in_headers(headers: &HeaderMap) -> Result<Self, Problem> {
         match (bearer(headers)?, cookie(headers)) {
             (Some(token), _) => Ok(Self::Key(Secret::new(token))),
@@ -173,7 +173,7 @@ impl Shown {
 /// Who calls, and for which tenant.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    shown: Shown,
+    credential: Credential,
     actor: Actor,
     scopes: Scopes,
     tenant: i32,
@@ -201,8 +201,8 @@ impl Caller {
     }
 
     /// What let them in, to be looked at again while they stay.
-    pub fn shown(&self) -> &Shown {
-        &self.shown
+    pub fn credential(&self) -> &Credential {
+        &self.credential
     }
 
     pub fn scopes(&self) -> &Scopes {
@@ -253,14 +253,14 @@ impl Caller {
     async fn of(parts: &Parts, app: &App) -> Result<Self, Problem> {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
-        let shown = Shown::in_headers(&parts.headers)?;
+        let credential = Credential::in_headers(&parts.headers)?;
         // Revealed to be looked up.
-        let mut caller = match &shown {
-            Shown::Key(token) => Self::by_key(app.auth.key(&app.store, token.reveal(), from).await?, &shown)?,
-            Shown::Session(token) => {
+        let mut caller = match &credential {
+            Credential::Key(token) => Self::by_key(app.auth.key(&app.store, token.reveal(), from).await?, &credential)?,
+            Credential::Session(token) => {
                 let session = app.auth.session(&app.store, token.reveal(), from).await?;
                 csrf::check(parts, &session)?;
-                let caller = Self::by_session(session, &shown)?;
+                let caller = Self::by_session(session, &credential)?;
                 // Whoever is signed in may look while the database takes no writes; the session then ends a little earlier.
                 if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
                     tracing::warn!(%problem, "a session could not be renewed; its request is answered");
@@ -274,21 +274,28 @@ impl Caller {
         Ok(caller)
     }
 
-    fn by_key(key: Key, shown: &Shown) -> Result<Self, Problem> {
+    fn by_key(key: Key, credential: &Credential) -> Result<Self, Problem> {
         if key.suspended && !key.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
         let actor = Actor::new(format!("key:{}", key.id));
-        Ok(Self { shown: shown.clone(), actor, scopes: key.scopes, tenant: key.tenant, tenant_name: key.tenant_name, chose: false })
+        Ok(Self {
+            credential: credential.clone(),
+            actor,
+            scopes: key.scopes,
+            tenant: key.tenant,
+            tenant_name: key.tenant_name,
+            chose: false,
+        })
     }
 
-    fn by_session(session: Session, shown: &Shown) -> Result<Self, Problem> {
+    fn by_session(session: Session, credential: &Credential) -> Result<Self, Problem> {
         let Session { login, tenant_name, suspended: is_suspended, .. } = session;
         if is_suspended && !login.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
         let actor = Actor::new(login.actor);
-        Ok(Self { shown: shown.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
+        Ok(Self { credential: credential.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
     }
 
     /// `?tenant=` chooses, for those who may.

@@ -22,8 +22,8 @@ use postcommit_engine::store::{Refusal, Store};
 use uuid::Uuid;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
-use crate::serve::{How, Role, serve};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::serve::{Role, ServeOptions, serve};
 use crate::settings::{Flag, Layers, Settings};
 
 /// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
@@ -41,7 +41,7 @@ pub struct Cli {
 /// The options of every command.
 #[derive(Debug, Args)]
 pub struct GlobalOptions {
-    /// How data is printed
+    /// ServeOptions data is printed
     #[arg(short, long, global = true, help_heading = "Global options", value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
     pub output: Format,
     /// Settings file [default: postcommit.toml, when it is there]
@@ -98,7 +98,7 @@ enum Command {
     Audit(audit::Audit),
     /// Do one bounded pass over what is due, and exit
     Dispatch(dispatch::Dispatch),
-    /// How it stands: queue, stuck, parked, delivered
+    /// ServeOptions it stands: queue, stuck, parked, delivered
     Kpis(kpis::Show),
     /// Examine the installation; exits 1 when there is a problem, not for warnings and notes
     Doctor,
@@ -114,7 +114,7 @@ enum Command {
 
 impl Cli {
     /// Runs the command.
-    pub async fn run(self) -> Done {
+    pub async fn run(self) -> CommandResult {
         let listen = match &self.command {
             Command::Serve { listen: Some(listen), .. } => Some(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" }),
             _ => None,
@@ -132,7 +132,9 @@ impl Cli {
         }
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
         match self.command {
-            Command::Serve { role, no_migrate, while_stdin, .. } => serve(&settings, How { role, migrate: !no_migrate, while_stdin }).await,
+            Command::Serve { role, no_migrate, while_stdin, .. } => {
+                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }).await
+            }
             Command::Keys(command) => command.run(format, &settings).await,
             Command::Tenants(command) => command.run(format, &settings).await,
             Command::Audit(command) => command.run(format, &settings).await,
@@ -168,10 +170,6 @@ impl GlobalOptions {
     }
 }
 
-/// What a delivery can be.
-const STATES: [&str; 10] =
-    ["pending", "sending", "retrying", "sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
-
 /// The number behind a tenant's name, if one was given.
 async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
     let Some(name) = name else { return Ok(None) };
@@ -201,7 +199,7 @@ async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
     store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
 }
 
-/// An id given on the command line. How a parser of ids fails is of no use to a person.
+/// An id given on the command line. ServeOptions a parser of ids fails is of no use to a person.
 fn id(text: &str) -> Result<Uuid, String> {
     text.parse().map_err(|_| "is no id: one looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
 }

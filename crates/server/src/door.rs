@@ -10,17 +10,17 @@
 
 mod answer;
 mod body;
+mod checked_stream;
 mod client;
+mod connection_limit;
 mod framing;
 mod head;
 mod refusal;
-mod room;
 mod settings;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod wire;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,15 +40,15 @@ use tokio::time::timeout;
 
 pub use answer::{RequestId, Serves, Waits, named_routes};
 pub use client::Client;
-pub use room::holder;
+pub use connection_limit::holder;
 pub use settings::ServerSettings;
-pub use streams::{Full, Streams};
+pub use streams::{Streams, StreamsFull};
 
 use answer::Visit;
-use refusal::Refusal;
-use room::{Room, Slot};
+use checked_stream::{CheckedStream, Exchange};
+use connection_limit::{ConnectionLimit, Slot};
+use refusal::DoorRefusal;
 use tls::Tls;
-use wire::{Turn, Wire};
 
 /// How many of those turned away are waited for until they have read it, and how long. Others are cut off without.
 const LOBBY: usize = 128;
@@ -103,8 +103,8 @@ pub async fn open<S: Serves>(
     let listen = |e| OpenError::Listen(settings.listen.clone(), e);
     let listener = bind(&settings.listen).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let house = House {
-        room: Room::new(settings.connections, settings.connections_per_address, metrics.clone()),
+    let house = Acceptor {
+        room: ConnectionLimit::new(settings.connections, settings.connections_per_address, metrics.clone()),
         lobby: Arc::new(Semaphore::new(LOBBY)),
         streams: Streams::new(settings.streams, stop.clone(), metrics.clone()),
         settings: Arc::new(settings.clone()),
@@ -127,17 +127,17 @@ fn bind(listen: &str) -> std::io::Result<TcpListener> {
 }
 
 /// Everything that connections share.
-struct House<S> {
+struct Acceptor<S> {
     settings: Arc<ServerSettings>,
     tls: Option<Arc<Tls>>,
-    room: Arc<Room>,
+    room: Arc<ConnectionLimit>,
     lobby: Arc<Semaphore>,
     streams: Streams,
     service: S,
     stop: watch::Receiver<Stop>,
 }
 
-impl<S: Serves> House<S> {
+impl<S: Serves> Acceptor<S> {
     async fn keep(self: Arc<Self>, listener: TcpListener, grace: Duration) {
         let mut stop = self.stop.clone();
         tokio::select! {
@@ -195,7 +195,7 @@ impl<S: Serves> House<S> {
     }
 
     async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: IpAddr, slot: Slot) {
-        let turn = Arc::<Turn>::default();
+        let turn = Arc::<Exchange>::default();
         let visit = Arc::new(Visit {
             service: self.service.clone(),
             settings: self.settings.clone(),
@@ -205,7 +205,7 @@ impl<S: Serves> House<S> {
             by_tls: self.tls.is_some(),
             _slot: slot,
         });
-        let wire = Wire::new(stream, turn.clone(), self.settings.clone());
+        let wire = CheckedStream::new(stream, turn.clone(), self.settings.clone());
         // The wire has the clock for heads: hyper's would count the time between two requests as well.
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -230,7 +230,7 @@ impl<S: Serves> House<S> {
     }
 
     /// Says why, and sees to it that it arrives; not at any price.
-    fn turn_away(&self, stream: TcpStream, refusal: &Refusal) {
+    fn turn_away(&self, stream: TcpStream, refusal: &DoorRefusal) {
         let words = farewell(refusal);
         let Ok(place) = self.lobby.clone().try_acquire_owned() else {
             if self.tls.is_none() {
@@ -262,7 +262,7 @@ async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &st
 }
 
 /// The answer to a connection for which there is no room, written without hyper: it must be cheap.
-fn farewell(refusal: &Refusal) -> String {
+fn farewell(refusal: &DoorRefusal) -> String {
     let body = refusal.json();
     let id = RequestId::new().0;
     format!(

@@ -15,13 +15,13 @@ use tokio::sync::watch;
 /// A probe is answered after this long, whether the database has answered or not.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-type Answer = (StatusCode, String);
+type Readiness = (StatusCode, String);
 
 /// One look at a time, shared by all who ask meanwhile. Nobody cuts it off: a database call is never cancelled.
 #[derive(Clone)]
-struct Look {
+struct ReadyProbe {
     store: Store,
-    under_way: Arc<Mutex<Option<watch::Receiver<Option<Answer>>>>>,
+    under_way: Arc<Mutex<Option<watch::Receiver<Option<Readiness>>>>>,
 }
 
 /// Both routes, for GET and HEAD.
@@ -30,10 +30,10 @@ pub fn routes(store: Store) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok\n").fallback(only_get))
         .route("/readyz", get(ready).fallback(only_get))
-        .with_state(Look { store, under_way: Arc::default() })
+        .with_state(ReadyProbe { store, under_way: Arc::default() })
 }
 
-async fn ready(State(look): State<Look>) -> Answer {
+async fn ready(State(look): State<ReadyProbe>) -> Readiness {
     let mut answer = look.join();
     let waited = tokio::time::timeout(PATIENCE, answer.wait_for(Option::is_some)).await;
     let found = match waited {
@@ -46,11 +46,11 @@ async fn ready(State(look): State<Look>) -> Answer {
     found.unwrap_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, "the look at the database broke off\n".into()))
 }
 
-impl Look {
+impl ReadyProbe {
     /// The look that is under way, or a new one.
-    fn join(&self) -> watch::Receiver<Option<Answer>> {
+    fn join(&self) -> watch::Receiver<Option<Readiness>> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = |look: &&watch::Receiver<Option<Answer>>| look.has_changed().is_ok() && look.borrow().is_none();
+        let is_open = |look: &&watch::Receiver<Option<Readiness>>| look.has_changed().is_ok() && look.borrow().is_none();
         if let Some(look) = under_way.as_ref().filter(is_open) {
             return look.clone();
         }
@@ -61,7 +61,7 @@ impl Look {
     }
 }
 
-async fn look_at(store: &Store) -> Answer {
+async fn look_at(store: &Store) -> Readiness {
     match check(store).await {
         Ok(false) => (StatusCode::OK, "ready\n".into()),
         Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only\n".into()),

@@ -72,7 +72,7 @@ impl From<DbError> for Failure {
     }
 }
 
-pub type Done = Result<Exit, Failure>;
+pub type CommandResult = Result<Exit, Failure>;
 
 /// A column: its heading, and how a row fills it.
 pub type Column<T> = (&'static str, fn(&T) -> String);

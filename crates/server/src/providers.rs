@@ -185,7 +185,6 @@ const TEST_TEXT_BYTES: usize = 1000;
 
 /// How a test of a provider ended.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Tried)]
 pub struct TestResult {
     /// sent, delivered, deferred, rejected or unclear.
     pub outcome: &'static str,

@@ -12,13 +12,13 @@ use tokio::sync::watch;
 
 use crate::app::{self, App, AppState};
 use crate::cli::keys::login_link;
-use crate::output::{Done, Exit, Failure};
+use crate::output::{CommandResult, Exit, Failure};
 use crate::router::router;
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
 use crate::{door, telemetry};
 
-/// How often it is written down which keys were used.
+/// ServeOptions often it is written down which keys were used.
 const NOTE_USE: Duration = Duration::from_secs(30);
 
 /// What a process does.
@@ -42,9 +42,9 @@ impl Role {
     }
 }
 
-/// How to serve.
+/// ServeOptions to serve.
 #[derive(Debug, Clone, Copy)]
-pub struct How {
+pub struct ServeOptions {
     pub role: Role,
     /// Bring the schema up to date first.
     pub migrate: bool,
@@ -53,7 +53,7 @@ pub struct How {
 }
 
 /// Serves until told to stop.
-pub async fn serve(settings: &Settings, how: How) -> Done {
+pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     telemetry::start(&settings.log);
     let store = open(settings, how.migrate).await?;
     let mut tools = app::tools(settings, store.clone())?;

@@ -107,7 +107,7 @@ pub struct LogSettings {
 
 /// One value in force.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub struct SettingInForce {
     pub name: String,
     pub value: Value,
     pub origin: String,
@@ -220,7 +220,7 @@ impl Layers {
     }
 
     /// Every value with its origin; secrets are not shown.
-    pub fn origins(&self) -> Vec<Origin> {
+    pub fn origins(&self) -> Vec<SettingInForce> {
         let shown = |name: &str, value: &Value| match (name, value.as_str()) {
             ("secrets.key" | "metrics.token", Some(text)) if !text.is_empty() => Value::from("(set)"),
             ("database.url", Some(url)) => Value::from(without_password(url)),
@@ -228,7 +228,7 @@ impl Layers {
         };
         self.0
             .iter()
-            .map(|(name, (value, origin))| Origin { name: name.clone(), value: shown(name, value), origin: origin.clone() })
+            .map(|(name, (value, origin))| SettingInForce { name: name.clone(), value: shown(name, value), origin: origin.clone() })
             .collect()
     }
 }

@@ -45,7 +45,7 @@ impl MetricsSettings {
 #[derive(Debug, Clone, Copy)]
 pub struct Traced(pub TraceParent);
 
-struct Page {
+struct MetricsPage {
     scrape: Scrape,
     open: bool,
     token: String,
@@ -54,10 +54,10 @@ struct Page {
 /// `/metrics`. `open`: whoever can reach us may read it.
 pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
     let scrape = Scrape::new(tools.metrics.clone(), tools.store.clone(), tools.kpi.clone());
-    Router::new().route("/metrics", get(page)).with_state(Arc::new(Page { scrape, open, token: settings.token.clone() }))
+    Router::new().route("/metrics", get(page)).with_state(Arc::new(MetricsPage { scrape, open, token: settings.token.clone() }))
 }
 
-async fn page(State(page): State<Arc<Page>>, uri: Uri, headers: HeaderMap) -> Response {
+async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap) -> Response {
     let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let has_token = shown.is_some_and(|shown| is_same(shown, &page.token));
     // Another name for loopback is somebody's page that wants to read them: hosts.rs.

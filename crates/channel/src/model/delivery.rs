@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use postcommit::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Target;
@@ -102,8 +102,58 @@ impl Delivery {
     }
 }
 
+/// Where a delivery can stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names are the glossary's")]
+pub enum DeliveryState {
+    Pending,
+    Sending,
+    Retrying,
+    Sent,
+    Delivered,
+    Parked,
+    Discarded,
+    Cancelled,
+    Expired,
+    Skipped,
+}
+
+impl DeliveryState {
+    /// The states of a row in the queue.
+    pub const LIVE: [Self; 3] = [Self::Pending, Self::Sending, Self::Retrying];
+    /// The states of a row in the ledger.
+    pub const ENDED: [Self; 7] =
+        [Self::Sent, Self::Delivered, Self::Parked, Self::Discarded, Self::Cancelled, Self::Expired, Self::Skipped];
+    /// Every state, in the order of a delivery's life.
+    pub const ALL: [Self; 10] = {
+        let ([pending, sending, retrying], ended) = (Self::LIVE, Self::ENDED);
+        let [sent, delivered, parked, discarded, cancelled, expired, skipped] = ended;
+        [pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired, skipped]
+    };
+
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::Retrying => "retrying",
+            Self::Sent => "sent",
+            Self::Delivered => "delivered",
+            Self::Parked => "parked",
+            Self::Discarded => "discarded",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// Why a delivery is parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The provider will not have it.
@@ -117,6 +167,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 4] = [Self::Rejected, Self::Exhausted, Self::OutcomeUnknown, Self::Config];
+
     /// Its name, as stored.
     #[must_use]
     pub fn name(self) -> &'static str {

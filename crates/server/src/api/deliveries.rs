@@ -1,6 +1,6 @@
 //! Deliveries: listed, looked into, retried, discarded; one, some, or all that match.
 
-mod wanted;
+mod query;
 
 use axum::Json;
 use axum::extract::State;
@@ -11,26 +11,26 @@ use postcommit_engine::store::{AT_ONCE, Act, Acted, AttemptRow, DeliveryFilter, 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::page::{Page, Paged, WantedPage};
-use super::{OfTenant, Refusals};
+use super::page::{Listing, PageQuery, Paged};
+use super::{ProblemResponses, TenantQuery};
 use crate::acts::{self, FilterError};
 use crate::app::AppState;
 use crate::auth::{Caller, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id};
-use wanted::WantedDeliveries;
+use query::DeliveryQuery;
 
 /// Deliveries, newest first; addresses are masked.
-#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(WantedDeliveries, WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(DeliveryQuery, PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_deliveries(
     State(app): State<AppState>,
     Reader(caller): Reader,
-    Paged(wanted, page): Paged<WantedDeliveries>,
-) -> Result<Json<Page<DeliveryRow>>, Problem> {
+    Paged(wanted, page): Paged<DeliveryQuery>,
+) -> Result<Json<Listing<DeliveryRow>>, Problem> {
     let filter = wanted.filter(app.stuck_after)?;
     let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
-    Ok(Json(Page::walked(caller.store(&app).delivery_rows(&filter).await?)))
+    Ok(Json(Listing::walked(caller.store(&app).delivery_rows(&filter).await?)))
 }
 
 /// One delivery and its attempts.
@@ -43,8 +43,8 @@ pub struct DeliveryStory {
 }
 
 /// One delivery, with every attempt.
-#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), OfTenant),
-    responses((status = 200, description = "The delivery", body = DeliveryStory), Refusals))]
+#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), TenantQuery),
+    responses((status = 200, description = "The delivery", body = DeliveryStory), ProblemResponses))]
 pub async fn get_delivery(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -64,17 +64,19 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
 
 /// What was done to one.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Done {
+pub struct DeliveryDone {
     /// `{notification}.{n}`.
     id: String,
     /// Where it stands now.
     state: String,
 }
 
-async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
+async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<DeliveryDone>, Problem> {
     let store = caller.store(app);
     match acts::on_ids(&store, caller.whose(), act, &[Some(id)]).await?.pop() {
-        Some(Acted::Done) => Ok(Json(Done { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() })),
+        Some(Acted::Done) => {
+            Ok(Json(DeliveryDone { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() }))
+        }
         Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
         _ => Err(Problem::not_found("delivery")),
     }
@@ -85,38 +87,38 @@ fn not_parked(state: &str) -> Problem {
 }
 
 /// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn retry_delivery(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
-) -> Result<Json<Done>, Problem> {
+) -> Result<Json<DeliveryDone>, Problem> {
     act_on_one(&app, &caller, id, Act::Retry).await
 }
 
 /// Ends a parked delivery for good; the row stays.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn discard_delivery(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
-) -> Result<Json<Done>, Problem> {
+) -> Result<Json<DeliveryDone>, Problem> {
     act_on_one(&app, &caller, id, Act::Discard).await
 }
 
 /// Says that it did arrive: what was sent, or parked because nobody knew.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn mark_delivery_delivered(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
-) -> Result<Json<Done>, Problem> {
+) -> Result<Json<DeliveryDone>, Problem> {
     let store = caller.store(&app);
     match store.mark_delivered(find(&store, &caller, id).await?).await? {
-        Acted::Done => Ok(Json(Done { id: id.to_string(), state: "delivered".into() })),
+        Acted::Done => Ok(Json(DeliveryDone { id: id.to_string(), state: "delivered".into() })),
         Acted::Refused { state, reason } => {
             let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
             let allowed = "only what was sent, or is parked as outcome_unknown, can be marked";
@@ -129,13 +131,13 @@ pub async fn mark_delivery_delivered(
 /// Either some by their ids, answered at once; or all that match a filter, as a job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Many {
+pub struct ActRequest {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
     /// All parked deliveries that match when asked; what is parked later is left alone. It names at least one condition:
     /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` says whose with `?tenant=`, else it is its own.
-    filter: Option<WantedDeliveries>,
+    filter: Option<DeliveryQuery>,
     /// With a filter: so many a second at most. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
@@ -146,7 +148,7 @@ pub struct Many {
 
 /// What a filter would be about now.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Counted {
+pub struct MatchCount {
     /// What would be done.
     kind: Act,
     /// To how many.
@@ -158,25 +160,25 @@ pub struct Counted {
 /// By ids, or counted.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum AnsweredAtOnce {
+pub enum ActAnswer {
     /// By ids: a result for each.
-    Done(ManyDone),
+    Results(ActResults),
     /// By filter, with `dry_run`: how many there are.
-    Counted(Counted),
+    Count(MatchCount),
 }
 
 /// What became of each.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct ManyDone {
+pub struct ActResults {
     /// How many it was done to.
     done: usize,
     /// One for each id, in the order given.
-    results: Vec<OneDone>,
+    results: Vec<ActResult>,
 }
 
 /// What became of one.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct OneDone {
+pub struct ActResult {
     /// As given.
     id: String,
     /// `done`, `refused` or `not_found`.
@@ -187,41 +189,41 @@ pub struct OneDone {
 }
 
 /// Retries some, or all that match.
-#[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
 pub async fn retry_deliveries(
     State(app): State<AppState>,
     Operator(caller): Operator,
-    Body(many): Body<Many>,
+    Body(many): Body<ActRequest>,
 ) -> Result<Response, Problem> {
     act_on_many(&app, &caller, many, Act::Retry).await
 }
 
 /// Discards some, or all that match.
-#[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
 pub async fn discard_deliveries(
     State(app): State<AppState>,
     Operator(caller): Operator,
-    Body(many): Body<Many>,
+    Body(many): Body<ActRequest>,
 ) -> Result<Response, Problem> {
     act_on_many(&app, &caller, many, Act::Discard).await
 }
 
-async fn act_on_many(app: &AppState, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
+async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act) -> Result<Response, Problem> {
     let store = caller.store(app);
     if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
         (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "goes with a filter; ids are counted by whoever names them")),
-        (Some(ids), None) => Ok(Json(AnsweredAtOnce::Done(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
+        (Some(ids), None) => Ok(Json(ActAnswer::Results(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
         (None, Some(filter)) => {
             let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
             let draft = acts::job(act, filter, many.pace_per_s).map_err(refused)?;
             if many.dry_run {
                 let (total, is_exact) = store.count_for_job(Some(caller.tenant()), &draft).await?;
-                return Ok(Json(AnsweredAtOnce::Counted(Counted { kind: act, total, is_exact })).into_response());
+                return Ok(Json(ActAnswer::Count(MatchCount { kind: act, total, is_exact })).into_response());
             }
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
@@ -230,14 +232,14 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: Many, act: Act) -> R
     }
 }
 
-async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ManyDone, Problem> {
+async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ActResults, Problem> {
     if ids.is_empty() || ids.len() > AT_ONCE {
         return Err(Problem::invalid("ids", format!("has {} entries; 1 to {AT_ONCE} are allowed", ids.len())));
     }
     let parsed: Vec<Option<DeliveryId>> = ids.iter().map(|id| id.parse().ok()).collect();
     let acted = acts::on_ids(store, caller.whose(), act, &parsed).await?;
-    let results: Vec<OneDone> = ids.iter().zip(acted).map(|(id, acted)| one_done(id, acted)).collect();
-    Ok(ManyDone { done: results.iter().filter(|one| one.result == "done").count(), results })
+    let results: Vec<ActResult> = ids.iter().zip(acted).map(|(id, acted)| act_result(id, acted)).collect();
+    Ok(ActResults { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
 /// The filter's field, and what is wrong with it.
@@ -249,11 +251,11 @@ fn refused(error: FilterError) -> Problem {
     }
 }
 
-fn one_done(id: &str, acted: Acted) -> OneDone {
+fn act_result(id: &str, acted: Acted) -> ActResult {
     let (result, state) = match acted {
         Acted::Done => ("done", None),
         Acted::Refused { state, .. } => ("refused", Some(state)),
         Acted::NotFound => ("not_found", None),
     };
-    OneDone { id: id.to_owned(), result, state }
+    ActResult { id: id.to_owned(), result, state }
 }

@@ -9,7 +9,7 @@ use postcommit_engine::dispatch::{self, Dispatcher};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Refusals;
+use super::ProblemResponses;
 use crate::app::AppState;
 use crate::auth::Ops;
 use crate::problem::{Problem, ProblemKind};
@@ -22,7 +22,7 @@ const SECONDS_MAX: u64 = 300;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Bound {
+pub struct PassQuery {
     /// Nothing more is claimed after so many seconds; what is under way is finished. Default 30.
     #[param(minimum = 1, maximum = 300)]
     seconds: Option<u64>,
@@ -30,7 +30,7 @@ pub struct Bound {
 
 /// What a pass did.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Passed {
+pub struct PassResult {
     /// Sent or delivered.
     sent: u64,
     /// To be tried again.
@@ -47,9 +47,9 @@ pub struct Passed {
 ///
 /// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time: while another is under way, in whatever process, the answer is 409
 /// and nothing is claimed. A pass that was killed keeps others waiting for 30 seconds at most.
-#[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
-    responses((status = 200, description = "Done", body = Passed), Refusals))]
-pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
+#[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
+    responses((status = 200, description = "Done", body = PassResult), ProblemResponses))]
+pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<PassQuery>) -> Result<Json<PassResult>, Problem> {
     let seconds = bound.seconds.unwrap_or(30);
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
@@ -69,7 +69,7 @@ pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): P
         dispatch::Passed::Elsewhere => return Err(under_way()),
     };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    Ok(Json(Passed {
+    Ok(Json(PassResult {
         sent: count(&tally.sent),
         again: count(&tally.again),
         parked: count(&tally.parked),

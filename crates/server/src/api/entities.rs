@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
-use super::page::{Page, WantedPage};
-use super::{OfTenant, Refusals};
+use super::page::{Listing, PageQuery};
+use super::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
 use crate::auth::{Operator, Reader};
 use crate::notifications::resend;
@@ -20,22 +20,22 @@ use crate::read::{Body, Id, Params};
 use crate::watching::Traced;
 
 /// Everything sent for an entity and what is scheduled for it, newest first.
-#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_entity_deliveries(
     State(app): State<AppState>,
     Reader(caller): Reader,
     Id(entity): Id<String>,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<DeliveryRow>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<DeliveryRow>>, Problem> {
     let before = page.place()?;
-    Ok(Json(Page::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
+    Ok(Json(Listing::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
 /// What to send once more.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Again {
+pub struct ResendRequest {
     /// Over which channel.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     channel: String,
@@ -51,18 +51,18 @@ pub struct Again {
 ///
 /// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and both are listed for the entity. Its story says who
 /// asked for it.
-#[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
-    request_body = Again,
+#[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
+    request_body = ResendRequest,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
-        (status = 200, description = "This request was accepted before", body = Enqueued), Refusals))]
+        (status = 200, description = "This request was accepted before", body = Enqueued), ProblemResponses))]
 pub async fn resend_entity(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
     traced: Option<Extension<Traced>>,
-    Body(what): Body<Again>,
+    Body(what): Body<ResendRequest>,
 ) -> Result<Response, Problem> {
-    let Again { channel, event_type, request_id } = what;
+    let ResendRequest { channel, event_type, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     let wish = Resend { entity, channel, event_type, request_id };
     let (reader, writer) = (caller.store_of_one(&app), caller.store_of_all(&app));
@@ -79,20 +79,20 @@ pub async fn resend_entity(
 /// What of it to take back.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Cancel {
+pub struct CancelRequest {
     /// Only of this event type; none is all.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
 }
 
 /// Takes back what is not yet sent for an entity: a cancelled booking's reminders.
-#[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
-    request_body = Cancel, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+#[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
+    request_body = CancelRequest, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_entity(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
-    Body(what): Body<Cancel>,
+    Body(what): Body<CancelRequest>,
 ) -> Result<Json<Cancelled>, Problem> {
     let length = what.event_type.as_ref().map_or(1, |name| name.chars().count());
     if !(1..=limits::NAME_CHARS).contains(&length) {

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::page::{Page, Paged, WantedPage};
-use super::{OfTenant, Refusals};
+use super::page::{Listing, PageQuery, Paged};
+use super::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
 use crate::auth::Operator;
 use crate::problem::{Problem, ProblemKind};
@@ -68,38 +68,15 @@ impl From<InboxRow> for InboxMessage {
     }
 }
 
-/// Which messages.
-#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WhichFolder {
-    /// All but the archived.
-    #[default]
-    Current,
-    /// Those of them that are not read.
-    Unread,
-    /// The archived.
-    Archived,
-}
-
-impl From<WhichFolder> for Folder {
-    fn from(which: WhichFolder) -> Self {
-        match which {
-            WhichFolder::Current => Self::Current,
-            WhichFolder::Unread => Self::Unread,
-            WhichFolder::Archived => Self::Archived,
-        }
-    }
-}
-
 /// Which messages to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct InboxQuery {
     /// Which of them.
     #[serde(default)]
     #[param(inline, default = "current")]
-    folder: WhichFolder,
+    folder: Folder,
 }
 
 /// A page of an inbox.
@@ -118,11 +95,11 @@ pub struct InboxListing {
 
 /// A user's messages, newest first.
 #[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), Wanted, WantedPage, OfTenant), responses((status = 200, description = "A page", body = InboxListing), Refusals))]
-pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<Wanted>) -> Result<Json<InboxListing>, Problem> {
+    params(("user" = String, Path, description = "The user's id"), InboxQuery, PageQuery, TenantQuery), responses((status = 200, description = "A page", body = InboxListing), ProblemResponses))]
+pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<InboxQuery>) -> Result<Json<InboxListing>, Problem> {
     let (before, limit) = (page.place()?, page.limit());
-    let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder.into(), before, limit + 1).await?;
-    let Page { items, next } = Page::of(found.messages, limit, |message| message.position);
+    let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder, before, limit + 1).await?;
+    let Listing { items, next } = Listing::of(found.messages, limit, |message| message.position);
     Ok(Json(InboxListing { items: items.into_iter().map(Into::into).collect(), next, unread: found.unread, position: found.position }))
 }
 
@@ -135,7 +112,7 @@ pub struct UnreadCount {
 
 /// How many of a user's messages are unread.
 #[utoipa::path(get, path = "/v1/inbox/{user}/unread-count", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), OfTenant), responses((status = 200, description = "The number", body = UnreadCount), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TenantQuery), responses((status = 200, description = "The number", body = UnreadCount), ProblemResponses))]
 pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem> {
     Ok(Json(UnreadCount { unread: visitor.unread().await? }))
 }
@@ -164,8 +141,8 @@ pub struct ReadAllDone {
 
 /// Marks all as read that came up to a position.
 #[utoipa::path(post, path = "/v1/inbox/{user}/read-all", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), OfTenant), request_body = ReadAll,
-    responses((status = 200, description = "Done", body = ReadAllDone), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TenantQuery), request_body = ReadAll,
+    responses((status = 200, description = "Done", body = ReadAllDone), ProblemResponses))]
 pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Json<ReadAllDone>, Problem> {
     check_position("up_to", asked.up_to)?;
     let read = visitor.store.mark_all_read(visitor.tenant, &visitor.user, asked.up_to).await?;
@@ -191,28 +168,28 @@ async fn mark(visitor: &Visitor, id: &str, mark: Mark) -> Result<Json<Marked>, P
 
 /// Marks a message as read; once more changes nothing.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/read", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn read_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Read).await
 }
 
 /// Marks a message as unread again.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unread", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unread_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unread).await
 }
 
 /// Puts a message out of the way; it no longer counts as unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/archive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Archive).await
 }
 
 /// Brings a message back, read or not as it was.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unarchive).await
 }
@@ -221,7 +198,7 @@ pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, St
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct TokenWanted {
+pub struct TokenQuery {
     /// Seconds.
     #[param(minimum = 1, maximum = 86_400, default = 3600)]
     ttl_s: Option<u32>,
@@ -241,12 +218,12 @@ pub struct UserToken {
 /// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
 /// more than they have.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
-    params(("user" = String, Path, description = "The user's id"), TokenWanted, WantedPage, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TokenQuery, PageQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
 pub async fn mint_user_token(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(user): Id<String>,
-    Params(wanted): Params<TokenWanted>,
+    Params(wanted): Params<TokenQuery>,
 ) -> Result<Json<UserToken>, Problem> {
     let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
     let minted = user_token::mint(&caller.store(&app), caller.tenant(), &user, ttl).await.map_err(refused)?;

@@ -10,25 +10,25 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder};
 
-use super::page::{Page, WantedPage};
-use super::{OfTenant, Refusals, one_of};
+use super::page::{Listing, PageQuery};
+use super::{ProblemResponses, TenantQuery, one_of};
 use crate::app::AppState;
 use crate::auth::Administrator;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
 /// Keys, newest first, revoked and expired ones among them; never their secrets.
-#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<Key>), ProblemResponses))]
 pub async fn list_keys(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<Key>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<Key>>, Problem> {
     let before: Option<(Timestamp, String)> = page.place()?;
     let filter = KeyFilter { tenant: caller.whose(), before, limit: page.limit() + 1 };
     let rows = caller.store(&app).key_rows(&filter).await?;
-    Ok(Json(Page::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
+    Ok(Json(Listing::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
 }
 
 /// A key to be made.
@@ -60,8 +60,8 @@ pub struct MadeKey {
 }
 
 /// Makes a key. The answer holds it, this once.
-#[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(OfTenant), request_body = NewKey,
-    responses((status = 201, description = "Made", body = MadeKey), Refusals))]
+#[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(TenantQuery), request_body = NewKey,
+    responses((status = 201, description = "Made", body = MadeKey), ProblemResponses))]
 pub async fn create_key(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
@@ -85,8 +85,8 @@ pub async fn create_key(
 }
 
 /// Takes a key back, at once and for good, and with it the sessions that stand on it.
-#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), OfTenant),
-    responses((status = 204, description = "It is taken back"), Refusals))]
+#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 204, description = "It is taken back"), ProblemResponses))]
 pub async fn revoke_key(
     State(app): State<AppState>,
     Administrator(caller): Administrator,

@@ -9,7 +9,7 @@ use postcommit_engine::store::{By, Kpis, Per, Series, Span};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{OfTenant, Refusals};
+use super::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
 use crate::auth::Reader;
 use crate::problem::Problem;
@@ -19,7 +19,7 @@ use crate::read::Params;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedKpis {
+pub struct KpiQuery {
     /// `site`: also for each source site.
     #[param(inline)]
     by: Option<KpisBy>,
@@ -47,12 +47,12 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
 }
 
 /// How it stands: queue, stuck, parked, the age of the oldest, and what came of the last interval.
-#[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(WantedKpis, OfTenant),
-    responses((status = 200, description = "How it stands now", body = Kpis), Refusals))]
+#[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
+    responses((status = 200, description = "How it stands now", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
     State(app): State<AppState>,
     Reader(caller): Reader,
-    Params(wanted): Params<WantedKpis>,
+    Params(wanted): Params<KpiQuery>,
 ) -> Result<Json<Kpis>, Problem> {
     let kpi = &app.tools.kpi;
     let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
@@ -65,7 +65,7 @@ pub async fn get_kpis(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedSeries {
+pub struct SeriesQuery {
     /// How long a slot is. Default `minute`.
     #[param(inline)]
     per: Option<Per>,
@@ -79,12 +79,12 @@ pub struct WantedSeries {
 }
 
 /// How many deliveries entered which state, slot by slot, for charts: at most 2,880 slots and 20 lines; empty slots are 0.
-#[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(WantedSeries, OfTenant),
-    responses((status = 200, description = "The lines", body = Series), Refusals))]
+#[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(SeriesQuery, TenantQuery),
+    responses((status = 200, description = "The lines", body = Series), ProblemResponses))]
 pub async fn get_kpi_series(
     State(app): State<AppState>,
     Reader(caller): Reader,
-    Params(wanted): Params<WantedSeries>,
+    Params(wanted): Params<SeriesQuery>,
 ) -> Result<Json<Series>, Problem> {
     let per = wanted.per.unwrap_or(Per::Minute);
     let to = match wanted.to {

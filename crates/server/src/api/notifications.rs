@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
+use postcommit_channel::model::DeliveryState;
 use postcommit_engine::store::{Accepted, Incoming, NotificationFilter, NotificationRow, Status, Story};
 use postcommit_engine::trace::{Begun, Kind as SpanKind};
 use serde::{Deserialize, Serialize};
@@ -15,9 +16,9 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::page::{Page, Paged, WantedPage};
+use super::page::{Listing, PageQuery, Paged};
 use super::recipients::To;
-use super::{AnyState, OfTenant, Refusals};
+use super::{ProblemResponses, TenantQuery};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Enqueuer, Operator, Reader};
 use crate::door::Waits;
@@ -80,7 +81,7 @@ pub struct NewNotification {
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
     /// Where it came from.
-    #[schema(value_type = Option<Provenance>)]
+    #[schema(value_type = Option<NotificationSource>)]
     source: Option<Source>,
     /// The request or trace that caused it.
     #[schema(min_length = 1, max_length = 255)]
@@ -95,7 +96,7 @@ pub struct NewNotification {
 /// Where a notification came from; at most 4 KB in all.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
-pub struct Provenance {
+pub struct NotificationSource {
     /// The remote place.
     site: Option<String>,
     /// The process or machine there.
@@ -154,7 +155,7 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
-        (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
+        (status = 200, description = "The key stood already, with the same content", body = Enqueued), ProblemResponses))]
 pub async fn enqueue_notification(
     State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
@@ -271,7 +272,7 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
 /// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up. All that are sound are written by one commit; when the client hangs up
 /// before that begins, nothing is.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
-    responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
+    responses((status = 200, description = "A result per item", body = EnqueuedMany), ProblemResponses))]
 pub async fn enqueue_notifications(
     State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
@@ -318,10 +319,10 @@ fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct NotificationQuery {
     /// Only in this state; the least finished of its deliveries speaks for a notification.
     #[param(inline)]
-    state: Option<AnyState>,
+    state: Option<DeliveryState>,
     /// Only with a delivery on this channel, or asking for it.
     #[param(max_length = 255)]
     channel: Option<String>,
@@ -354,8 +355,8 @@ pub struct Wanted {
     title: Option<String>,
 }
 
-impl Wanted {
-    fn filter(self, page: &WantedPage, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
+impl NotificationQuery {
+    fn filter(self, page: &PageQuery, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
         let words: Vec<String> = self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
         if words.len() > TITLE_WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
@@ -394,28 +395,28 @@ impl Wanted {
 /// Notifications, newest first.
 ///
 /// A page may end before it is full: then enough was looked at for once, and `next` goes on.
-#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(NotificationQuery, PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<NotificationRow>), ProblemResponses))]
 pub async fn list_notifications(
     State(app): State<AppState>,
     Reader(caller): Reader,
-    Paged(wanted, page): Paged<Wanted>,
-) -> Result<Json<Page<NotificationRow>>, Problem> {
+    Paged(wanted, page): Paged<NotificationQuery>,
+) -> Result<Json<Listing<NotificationRow>>, Problem> {
     let filter = wanted.filter(&page, caller.whose(), app.stuck_after)?;
-    Ok(Json(Page::walked(caller.store(&app).notification_rows(&filter).await?)))
+    Ok(Json(Listing::walked(caller.store(&app).notification_rows(&filter).await?)))
 }
 
 /// The full story: the notification, its deliveries, every attempt in order, and who acted.
-#[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The story", body = Story), Refusals))]
+#[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "The story", body = Story), ProblemResponses))]
 pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
     let story = caller.store(&app).story(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
 /// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
-#[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The status", body = Status), Refusals))]
+#[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "The status", body = Status), ProblemResponses))]
 pub async fn get_notification_status(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -435,8 +436,8 @@ pub struct Cancelled {
 }
 
 /// Takes back what is not yet sent of it.
-#[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+#[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_notification(
     State(app): State<AppState>,
     Operator(caller): Operator,

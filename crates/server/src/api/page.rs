@@ -20,7 +20,7 @@ const CURSOR_BYTES: usize = 512;
 
 /// A page of a list, newest first.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Page<T> {
+pub struct Listing<T> {
     /// The rows.
     pub items: Vec<T>,
     /// Pass it as `cursor` for the page after this one; absent on the last.
@@ -28,7 +28,7 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-impl<T> Page<T> {
+impl<T> Listing<T> {
     /// Of one row more than fit: the last one says that there is another page.
     pub fn of<C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
         let fits = usize::try_from(limit).unwrap_or(0);
@@ -40,7 +40,7 @@ impl<T> Page<T> {
     }
 }
 
-impl<T> Page<T> {
+impl<T> Listing<T> {
     /// As the store walked it.
     pub fn walked(page: postcommit_engine::store::Page<T>) -> Self {
         Self { items: page.rows, next: page.more.map(|place| encode(&place)) }
@@ -51,7 +51,7 @@ impl<T> Page<T> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedPage {
+pub struct PageQuery {
     /// Rows of a page.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
@@ -60,7 +60,7 @@ pub struct WantedPage {
     cursor: Option<String>,
 }
 
-impl WantedPage {
+impl PageQuery {
     const NAMES: [&str; 2] = ["limit", "cursor"];
 
     /// So many rows at most.
@@ -75,14 +75,14 @@ impl WantedPage {
 }
 
 /// A query that says what to list, and which page of it.
-pub struct Paged<T>(pub T, pub WantedPage);
+pub struct Paged<T>(pub T, pub PageQuery);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let all = read::query(parts)?;
-        let (of_page, others) = all.into_iter().partition(|(name, _)| WantedPage::NAMES.contains(&name.as_ref()));
+        let (of_page, others) = all.into_iter().partition(|(name, _)| PageQuery::NAMES.contains(&name.as_ref()));
         Ok(Self(read::of_pairs(others, &["limit", "cursor", "tenant"])?, read::of_pairs(of_page, &["tenant"])?))
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-use super::{OfTenant, Refusals, one_of};
+use super::{ProblemResponses, TenantQuery, one_of};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
@@ -125,8 +125,8 @@ pub struct Providers {
 }
 
 /// The tenant's providers.
-#[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
-    responses((status = 200, description = "All of them", body = Providers), Refusals))]
+#[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(TenantQuery),
+    responses((status = 200, description = "All of them", body = Providers), ProblemResponses))]
 pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
     let (store, whose) = (caller.store(&app), caller.whose());
     let (all, tenants, now) = (store.providers().await?, app.store.tenants().await?, store.now().await?);
@@ -252,8 +252,8 @@ pub struct MadeProvider {
 }
 
 /// Configures a new provider.
-#[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(OfTenant), request_body = NewProvider,
-    responses((status = 201, description = "Made", body = MadeProvider), Refusals))]
+#[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(TenantQuery), request_body = NewProvider,
+    responses((status = 201, description = "Made", body = MadeProvider), ProblemResponses))]
 pub async fn create_provider(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -284,8 +284,8 @@ async fn shown(app: &App, store: &Store, caller: &Caller, name: &str) -> Result<
 }
 
 /// One provider, without its secrets.
-#[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), OfTenant),
-    responses((status = 200, description = "The provider", body = ShownProvider), Refusals))]
+#[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), TenantQuery),
+    responses((status = 200, description = "The provider", body = ShownProvider), ProblemResponses))]
 pub async fn get_provider(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -295,8 +295,8 @@ pub async fn get_provider(
 }
 
 /// Changes what is given, and keeps the rest.
-#[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant), request_body = ProviderChange,
-    responses((status = 200, description = "As it is now", body = ShownProvider), Refusals))]
+#[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = ProviderChange,
+    responses((status = 200, description = "As it is now", body = ShownProvider), ProblemResponses))]
 pub async fn update_provider(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -310,8 +310,8 @@ pub async fn update_provider(
 }
 
 /// Removes one that nothing waits for.
-#[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant),
-    responses((status = 204, description = "It is gone"), Refusals))]
+#[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
+    responses((status = 204, description = "It is gone"), ProblemResponses))]
 pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
     workshop(&app, &caller.store_of_one(&app)).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -334,8 +334,8 @@ fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
 }
 
 /// Stops its lane, or one host of it; what is enqueued waits.
-#[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Pause,
-    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
+#[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Pause,
+    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), ProblemResponses))]
 pub async fn pause_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -369,8 +369,8 @@ pub struct Resume {
 }
 
 /// Opens its lane and all its hosts again, or one host, whatever shut them. What waited for a host is brought forward.
-#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Option<Resume>,
-    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
+#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Option<Resume>,
+    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), ProblemResponses))]
 pub async fn resume_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -389,7 +389,6 @@ pub async fn resume_provider(
 /// Whom to try it on.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = Trial)]
 pub struct ProviderTest {
     /// An address that the provider understands.
     #[schema(min_length = 1, max_length = 2048)]
@@ -400,8 +399,8 @@ pub struct ProviderTest {
 }
 
 /// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
-#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = ProviderTest,
-    responses((status = 200, description = "How it went", body = TestResult), Refusals))]
+#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = ProviderTest,
+    responses((status = 200, description = "How it went", body = TestResult), ProblemResponses))]
 pub async fn test_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,

@@ -8,7 +8,7 @@ use postcommit_engine::store::csrf_token;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Refusals;
+use super::ProblemResponses;
 use crate::app::AppState;
 use crate::auth::{self, COOKIE, Caller};
 use crate::problem::Problem;
@@ -28,7 +28,7 @@ pub struct SignedIn {
 }
 
 /// Who calls.
-#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "Who calls", body = SignedIn), Refusals))]
+#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "Who calls", body = SignedIn), ProblemResponses))]
 pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> {
     let by_cookie = auth::cookie(&headers).filter(|_| !headers.contains_key(header::AUTHORIZATION));
     Json(SignedIn {
@@ -41,7 +41,7 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
 }
 
 /// Signs out. For a key there is nothing to end.
-#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), Refusals))]
+#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), ProblemResponses))]
 pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
         // Whatever tenant was chosen: the session is where its cookie is.

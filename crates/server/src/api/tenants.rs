@@ -7,24 +7,24 @@ use postcommit_engine::store::{TenantError, TenantRow};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::Refusals;
-use super::page::{Page, WantedPage};
+use super::ProblemResponses;
+use super::page::{Listing, PageQuery};
 use crate::app::AppState;
 use crate::auth::Ops;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
 /// Tenants by name.
-#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(WantedPage),
-    responses((status = 200, description = "A page", body = Page<TenantRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(PageQuery),
+    responses((status = 200, description = "A page", body = Listing<TenantRow>), ProblemResponses))]
 pub async fn list_tenants(
     State(app): State<AppState>,
     Ops(_): Ops,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<TenantRow>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<TenantRow>>, Problem> {
     let after: Option<String> = page.place()?;
     let rows = app.store.tenant_rows(after.as_deref(), page.limit() + 1).await?;
-    Ok(Json(Page::of(rows, page.limit(), |tenant| tenant.name.clone())))
+    Ok(Json(Listing::of(rows, page.limit(), |tenant| tenant.name.clone())))
 }
 
 /// A tenant to be made.
@@ -38,7 +38,7 @@ pub struct NewTenant {
 
 /// Makes a tenant.
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), request_body = NewTenant,
-    responses((status = 201, description = "Made", body = TenantRow), Refusals))]
+    responses((status = 201, description = "Made", body = TenantRow), ProblemResponses))]
 pub async fn create_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -59,7 +59,7 @@ pub struct Suspension {
 
 /// Sends nothing of a tenant any more, and lets its keys in no longer. What waits stays, and SQL may go on enqueueing.
 #[utoipa::path(post, path = "/v1/tenants/{name}/suspend", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = Suspension,
-    responses((status = 200, description = "It is suspended", body = TenantRow), Refusals))]
+    responses((status = 200, description = "It is suspended", body = TenantRow), ProblemResponses))]
 pub async fn suspend_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -74,7 +74,7 @@ pub async fn suspend_tenant(
 
 /// Lets a tenant go on.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
-    responses((status = 200, description = "It goes on", body = TenantRow), Refusals))]
+    responses((status = 200, description = "It goes on", body = TenantRow), ProblemResponses))]
 pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
     let id = find(&app, &name).await?;
     let resumed = caller.store_of_all(&app).resume_tenant(id).await?;
@@ -93,7 +93,7 @@ pub struct TenantUpdate {
 
 /// Changes a tenant's share.
 #[utoipa::path(patch, path = "/v1/tenants/{name}", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = TenantUpdate,
-    responses((status = 200, description = "As it is now", body = TenantRow), Refusals))]
+    responses((status = 200, description = "As it is now", body = TenantRow), ProblemResponses))]
 pub async fn update_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,

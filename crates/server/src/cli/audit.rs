@@ -5,7 +5,7 @@ use postcommit::Timestamp;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 
 use super::{known_tenant, store};
-use crate::output::{self, Done, Exit, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Format, or_dash};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = store(settings).await?;
         let whose = match &self.tenant {
             Some(name) => Some(known_tenant(&store, name).await?),

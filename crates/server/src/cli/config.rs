@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use crate::output::{self, Done, Exit, Format};
+use crate::output::{self, CommandResult, Exit, Format};
 use crate::settings::{DEFAULTS, Layers};
 use crate::telemetry::say;
 
@@ -16,7 +16,7 @@ pub enum Config {
 }
 
 impl Config {
-    pub fn run(&self, format: Format, layers: &Layers) -> Done {
+    pub fn run(&self, format: Format, layers: &Layers) -> CommandResult {
         match self {
             Self::Default => output::print(DEFAULTS.trim_end()),
             Self::Show => {

@@ -1,7 +1,7 @@
 //! `postcommit deliveries`.
 
+mod act;
 mod cancel;
-mod many;
 mod resend;
 mod which;
 
@@ -17,11 +17,11 @@ use uuid::Uuid;
 
 use super::notifications::{captured, history, standing};
 use crate::acts;
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
-use many::Many;
-use resend::Again;
+use act::ActArgs;
+use resend::ResendArgs;
 use which::Which;
 
 #[derive(Debug, Subcommand)]
@@ -34,13 +34,13 @@ pub enum Deliveries {
         id: DeliveryId,
     },
     /// Set parked ones back to pending with counters reset; what was sent stays sent
-    Retry(Many),
+    Retry(ActArgs),
     /// End parked deliveries for good; the rows stay
-    Discard(Many),
+    Discard(ActArgs),
     /// Take back what is not under way yet: by ids, or all about an entity
-    Cancel(cancel::Cancel),
+    Cancel(cancel::CancelArgs),
     /// Send once more what was last sent for an entity over a channel; the first one is not touched
-    Resend(Again),
+    Resend(ResendArgs),
     /// Follow attempts as they happen
     Tail {
         /// Begin this many seconds ago
@@ -68,15 +68,15 @@ pub struct List {
 }
 
 impl Deliveries {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::List(list) => list.run(format, settings, &store).await,
             Self::Show { id } => show(format, &store, *id).await,
             Self::Retry(many) if many.by_filter()? => many.run(format, &store, Act::Retry).await,
-            Self::Retry(Many { ids, .. }) => act(format, &store, ids, Act::Retry).await,
+            Self::Retry(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Retry).await,
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
-            Self::Discard(Many { ids, .. }) => act(format, &store, ids, Act::Discard).await,
+            Self::Discard(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Discard).await,
             Self::Cancel(cancel) => cancel.run(format, &store).await,
             Self::Resend(again) => again.run(format, &store).await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
@@ -85,7 +85,7 @@ impl Deliveries {
 }
 
 impl List {
-    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let filter = DeliveryFilter {
             stuck: self.stuck.then(|| settings.kpi.stuck_after()),
             before: self.before,
@@ -117,7 +117,7 @@ fn missing(id: DeliveryId) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no delivery {id}"))
 }
 
-async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
+async fn show(format: Format, store: &Store, id: DeliveryId) -> CommandResult {
     let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
@@ -154,7 +154,7 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
 }
 
 /// Acts on each, prints the results, and exits by how many it was done to.
-async fn act(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> Done {
+async fn act_on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> CommandResult {
     let (done, why_not) = match act {
         Act::Retry => {
             let instead = "`postcommit dispatch --once --id NOTIFICATION` tries what waits immediately";
@@ -191,7 +191,7 @@ async fn act(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> Don
 }
 
 /// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.
-async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Done {
+async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> CommandResult {
     const REACH: i64 = 120_000_000;
     // A stream has no end at which one document could close.
     let format = if format == Format::Json { Format::Jsonl } else { format };

@@ -8,7 +8,7 @@ use postcommit_engine::dispatch::{Dispatcher, Passed};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 use crate::{app, telemetry};
@@ -27,7 +27,7 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         telemetry::start(&settings.log);
         let store = app::store(settings).await?;
         let only = match self.id {

@@ -15,7 +15,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::notifications::{self, Owner, named_tenant};
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -83,7 +83,7 @@ pub struct Enqueue {
 }
 
 impl Enqueue {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let json = self.json()?;
         // JSON that names no tenant as a text is refused by what reads the rest.
         let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
@@ -152,7 +152,7 @@ impl Enqueue {
 }
 
 /// Waits until it is sent or given up, for so many seconds, and shows it.
-pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Done {
+pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> CommandResult {
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
     let mut status = String::from("pending");

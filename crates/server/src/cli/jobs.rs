@@ -11,7 +11,7 @@ use postcommit_engine::store::{Act, Job, Sliced, Store};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
 /// How long until it is looked again how far a job is that somebody else works on.
@@ -46,7 +46,7 @@ pub enum Jobs {
 }
 
 impl Jobs {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::List { tenant, before, limit } => {
@@ -117,7 +117,7 @@ pub fn print(format: Format, job: &Job) {
 
 /// Works on it until it has ended, beside whoever else does: no server need be running. Ended before that, others go on with it.
 pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
-    let (id, mut bar) = (job.id, Bar::new());
+    let (id, mut bar) = (job.id, ProgressBar::new());
     let mut now = job;
     while ["queued", "running"].contains(&now.state.as_str()) {
         bar.draw(&now);
@@ -136,12 +136,12 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
 }
 
 /// How far it is, on a terminal; nothing elsewhere.
-struct Bar {
+struct ProgressBar {
     since: Instant,
     is_shown: bool,
 }
 
-impl Bar {
+impl ProgressBar {
     fn new() -> Self {
         Self { since: clock::monotonic(), is_shown: std::io::stderr().is_terminal() }
     }
@@ -157,7 +157,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for ProgressBar {
     fn drop(&mut self) {
         if self.is_shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

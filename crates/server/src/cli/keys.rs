@@ -9,7 +9,7 @@ use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter, Login, Store}
 use serde_json::json;
 
 use super::{acting, known_tenant};
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -59,7 +59,7 @@ pub struct Create {
 }
 
 impl Keys {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
             Self::Create(new) => new.run(format, &store).await,
@@ -85,7 +85,7 @@ impl Keys {
 }
 
 impl Create {
-    async fn run(&self, format: Format, store: &Store) -> Done {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let scopes = Scopes::from_names(&self.scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
         let tenant = known_tenant(store, &self.tenant).await?;
         let draft = KeyDraft { name: self.name.clone(), scopes, expires_at: self.expires_at };
@@ -98,7 +98,7 @@ impl Create {
     }
 }
 
-async fn revoke(format: Format, store: &Store, given: &str) -> Done {
+async fn revoke(format: Format, store: &Store, given: &str) -> CommandResult {
     // Of a whole key only the public part is used, and repeated.
     let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
     let key = store.key_row(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;

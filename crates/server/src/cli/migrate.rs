@@ -5,7 +5,7 @@ use postcommit_engine::db::{LATEST, MIGRATIONS, Migration};
 use postcommit_engine::store::Store;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -20,7 +20,7 @@ pub struct Migrate {
 }
 
 impl Migrate {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MIGRATIONS.iter().collect::<Vec<_>>(), "sqlite"));
         }

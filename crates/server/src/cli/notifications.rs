@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use clap::{Args, Subcommand};
+use postcommit_channel::model::DeliveryState;
 use postcommit_engine::store::{AttemptRow, AuditRow, DeliveryRow, NotificationFilter, NotificationRow, Position, Store, Story};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -33,7 +34,7 @@ pub struct List {
     #[arg(long)]
     tenant: Option<String>,
     /// The least finished of its deliveries speaks for it
-    #[arg(long, value_parser = super::STATES)]
+    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
     status: Option<String>,
     #[arg(long)]
     event_type: Option<String>,
@@ -52,7 +53,7 @@ pub struct List {
 }
 
 impl Notifications {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::Show { id } => show(format, &store, *id).await,
@@ -66,7 +67,7 @@ impl Notifications {
 }
 
 impl List {
-    async fn run(&self, format: Format, store: &Store) -> Done {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let filter = NotificationFilter {
             tenant: super::tenant(store, self.tenant.as_deref()).await?,
             status: self.status.clone(),
@@ -97,7 +98,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
 ];
 
 /// Prints one notification with everything that happened to it.
-pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
+pub async fn show(format: Format, store: &Store, id: Uuid) -> CommandResult {
     let story = store.story(None, id).await?.ok_or_else(|| missing(id))?;
     let captured = captured(store, story.notification.tenant).await?;
     output::one(format, &story, |story| text(story, &captured));
@@ -115,7 +116,7 @@ pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<Strin
 }
 
 /// What became of what was to be taken back. That nothing was left to take back is no failure.
-pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> Done {
+pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
         let late =
             if under_way > 0 { format!("; {under_way} under way, too late for this attempt, not tried again") } else { String::new() };

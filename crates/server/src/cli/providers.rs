@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::providers::{Change, ProviderError, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
@@ -124,7 +124,7 @@ pub struct Description {
 }
 
 impl Providers {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::Create(description) => description.create(format, settings, &store).await,
@@ -166,7 +166,7 @@ impl Providers {
 }
 
 impl Description {
-    async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn create(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let driver = self.driver.as_deref().ok_or_else(|| usage("--driver is needed: capture, in_app or webhook"))?;
         // A driver that is not known makes no tenant.
         driver::kind(driver).map_err(usage)?;
@@ -186,7 +186,7 @@ impl Description {
         Ok(Exit::Ok)
     }
 
-    async fn update(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn update(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let (tenant, old) = find(store, &self.tenant, &self.name).await?;
         if self.driver.as_ref().is_some_and(|driver| *driver != old.driver) {
             return Err(usage("--driver: cannot be changed; create another provider"));
@@ -271,7 +271,7 @@ fn usage(problem: impl Into<String>) -> Failure {
     Failure::new(Exit::Usage, problem)
 }
 
-fn say(format: Format, name: &str, result: &str) -> Done {
+fn say(format: Format, name: &str, result: &str) -> CommandResult {
     output::one(format, &json!({"provider": name, "result": result}), |_| format!("provider {name} {result}"));
     Ok(Exit::Ok)
 }
@@ -338,7 +338,7 @@ fn lane(provider: &Value) -> String {
     }
 }
 
-async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
+async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult {
     let (tenants, now) = (store.tenants().await?, store.now().await?);
     let providers = match only {
         Some(tenant) => store.providers_of(tenant).await?,

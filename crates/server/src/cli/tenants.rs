@@ -5,7 +5,7 @@ use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};
 use serde_json::json;
 
 use super::{acting, known_tenant};
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -40,7 +40,7 @@ pub enum Tenants {
 }
 
 impl Tenants {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
             Self::Create { name } => {
@@ -67,7 +67,7 @@ impl Tenants {
     }
 }
 
-fn said(format: Format, name: &str, result: &str) -> Done {
+fn said(format: Format, name: &str, result: &str) -> CommandResult {
     output::one(format, &json!({"tenant": name, "result": result}), |_| format!("tenant {name} {result}"));
     Ok(Exit::Ok)
 }

@@ -20,12 +20,12 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::body::{Body, Outgoing, Trouble};
+use super::checked_stream::Exchange;
 use super::client::Client;
-use super::refusal::Refusal;
-use super::room::Slot;
+use super::connection_limit::Slot;
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 use super::streams::Streams;
-use super::wire::Turn;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS: usize = 64;
@@ -74,7 +74,7 @@ pub struct Visit<S> {
     pub service: S,
     pub settings: Arc<ServerSettings>,
     pub streams: Streams,
-    pub turn: Arc<Turn>,
+    pub turn: Arc<Exchange>,
     pub peer: IpAddr,
     pub by_tls: bool,
     /// Free when the last request is answered, although its connection may have ended before.
@@ -82,7 +82,7 @@ pub struct Visit<S> {
 }
 
 /// What the log says of a request.
-struct Line {
+struct RequestLog {
     began: Instant,
     method: Option<Method>,
     note: RouteNote,
@@ -98,7 +98,7 @@ impl<S: Serves> Visit<S> {
         // Hyper drops us when the client hangs up, and this with us.
         let waits = Arc::new(());
         request.extensions_mut().insert(Waits(Arc::downgrade(&waits)));
-        let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| Refusal::failed().response());
+        let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| DoorRefusal::failed().response());
         drop(waits);
         Ok(response.map(|body| Outgoing::new(body, turn)))
     }
@@ -106,7 +106,7 @@ impl<S: Serves> Visit<S> {
     async fn respond(self: Arc<Self>, mut request: Request<Incoming>) -> Response<AnswerBody> {
         let id = RequestId::of(request.headers());
         let client = Client::of(self.peer, self.by_tls, request.headers(), &self.settings.trusted_proxies);
-        let mut line = Line { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
+        let mut line = RequestLog { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
         let mut response = if let Some(refusal) = self.turn.refusal() {
             refusal.response()
         } else {
@@ -138,7 +138,7 @@ impl<S: Serves> Visit<S> {
             Ok(Err(never)) => match never {},
             Err(_) => {
                 tracing::error!(request = %id.0, "a handler panicked");
-                Refusal::failed().response()
+                DoorRefusal::failed().response()
             }
         }
     }
@@ -174,7 +174,7 @@ fn dress(response: &mut Response<AnswerBody>, id: &RequestId) {
     }
 }
 
-impl Line {
+impl RequestLog {
     fn write(&self, status: StatusCode) {
         let method = self.method.as_ref().map_or("-", Method::as_str);
         let route = self.note.0.get().map_or("-", String::as_str);

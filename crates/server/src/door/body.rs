@@ -11,9 +11,9 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use postcommit_channel::clock;
 use tokio::time::{Sleep, sleep};
 
-use super::refusal::Refusal;
+use super::checked_stream::Exchange;
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
-use super::wire::Turn;
 
 /// A request's body. It fails when it is too large, too slow or broken; the door then answers with the reason, whatever the handler makes of it.
 pub struct Body {
@@ -28,11 +28,11 @@ pub struct Body {
 }
 
 /// What went wrong with a body, for the door to see after its handler did.
-pub(super) type Trouble = Arc<OnceLock<Refusal>>;
+pub(super) type Trouble = Arc<OnceLock<DoorRefusal>>;
 
 /// Why a body could not be read to its end.
 #[derive(Debug)]
-pub struct BodyError(Refusal);
+pub struct BodyError(DoorRefusal);
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +47,7 @@ impl Body {
         Self { inner, settings, read: 0, waited: Duration::ZERO, since: None, patience: None, trouble }
     }
 
-    fn fail<T>(&self, refusal: Refusal) -> Poll<Option<Result<T, BodyError>>> {
+    fn fail<T>(&self, refusal: DoorRefusal) -> Poll<Option<Result<T, BodyError>>> {
         let _ = self.trouble.set(refusal.clone());
         Poll::Ready(Some(Err(BodyError(refusal))))
     }
@@ -59,7 +59,7 @@ impl Body {
         self.patience = None;
         self.read += frame.data_ref().map_or(0, |data| data.len() as u64);
         if self.read > self.settings.body_bytes {
-            return self.fail(Refusal::large_body(self.settings.body_bytes));
+            return self.fail(DoorRefusal::large_body(self.settings.body_bytes));
         }
         Poll::Ready(Some(Ok(frame)))
     }
@@ -89,11 +89,11 @@ impl HttpBody for Body {
         }
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => this.arrived(frame),
-            Poll::Ready(Some(Err(_))) => this.fail(Refusal::bad("the request's body ends early, or its chunks are malformed")),
+            Poll::Ready(Some(Err(_))) => this.fail(DoorRefusal::bad("the request's body ends early, or its chunks are malformed")),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(this.poll_patience(cx));
-                this.fail(Refusal::slow_body(this.settings.body_bytes_per_s))
+                this.fail(DoorRefusal::slow_body(this.settings.body_bytes_per_s))
             }
         }
     }
@@ -110,11 +110,11 @@ impl HttpBody for Body {
 /// A response's body. When it is gone the connection waits for the next request.
 pub(super) struct Outgoing {
     inner: axum::body::Body,
-    turn: Arc<Turn>,
+    turn: Arc<Exchange>,
 }
 
 impl Outgoing {
-    pub(super) fn new(inner: axum::body::Body, turn: Arc<Turn>) -> Self {
+    pub(super) fn new(inner: axum::body::Body, turn: Arc<Exchange>) -> Self {
         Self { inner, turn }
     }
 }

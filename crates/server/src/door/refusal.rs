@@ -15,14 +15,14 @@ const TOO_MANY: (&str, u16) = ("too-many-connections", 503);
 
 /// Why a request was turned away before, or instead of, its handler's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct DoorRefusal {
     kind: (&'static str, u16),
     title: &'static str,
     detail: Cow<'static, str>,
     limit: Option<u64>,
 }
 
-impl Refusal {
+impl DoorRefusal {
     /// It is not HTTP as we take it.
     pub fn bad(detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: BAD_REQUEST, title: "The request is malformed", detail: detail.into(), limit: None }

@@ -15,18 +15,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
-    held: Held,
+    held: OpenByTenant,
     share: usize,
     stop: watch::Receiver<Stop>,
     metrics: Metrics,
 }
 
 /// How many each tenant has open.
-type Held = Arc<Mutex<HashMap<i32, usize>>>;
+type OpenByTenant = Arc<Mutex<HashMap<i32, usize>>>;
 
 /// Why there is no place for another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
+pub enum StreamsFull {
     /// There are `server.streams` already.
     ForAll,
     /// The tenant has its share, which is so many: the others find a place all the same.
@@ -35,18 +35,18 @@ pub enum Full {
 
 /// The right to one such answer; free again when dropped.
 pub struct LongAnswer {
-    place: (OwnedSemaphorePermit, Open),
+    place: (OwnedSemaphorePermit, OpenStream),
     stop: watch::Receiver<Stop>,
 }
 
 /// Counted as open until it is dropped.
-struct Open {
+struct OpenStream {
     tenant: i32,
-    held: Held,
+    held: OpenByTenant,
     metrics: Metrics,
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.metrics.streams.add(-1);
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,20 +61,20 @@ impl Drop for Open {
 
 impl Streams {
     pub(super) fn new(most: usize, stop: watch::Receiver<Stop>, metrics: Metrics) -> Self {
-        Self { places: Arc::new(Semaphore::new(most)), held: Held::default(), share: (most / 2).max(1), stop, metrics }
+        Self { places: Arc::new(Semaphore::new(most)), held: OpenByTenant::default(), share: (most / 2).max(1), stop, metrics }
     }
 
     /// A place, unless all are taken, or half of them by that tenant.
-    pub fn begin(&self, tenant: i32) -> Result<LongAnswer, Full> {
+    pub fn begin(&self, tenant: i32) -> Result<LongAnswer, StreamsFull> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.get(&tenant).is_some_and(|count| *count >= self.share) {
-            return Err(Full::ForTenant(self.share));
+            return Err(StreamsFull::ForTenant(self.share));
         }
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Full::ForAll)?;
+        let place = self.places.clone().try_acquire_owned().map_err(|_| StreamsFull::ForAll)?;
         *held.entry(tenant).or_default() += 1;
         drop(held);
         self.metrics.streams.add(1);
-        let open = Open { tenant, held: self.held.clone(), metrics: self.metrics.clone() };
+        let open = OpenStream { tenant, held: self.held.clone(), metrics: self.metrics.clone() };
         Ok(LongAnswer { place: (place, open), stop: self.stop.clone() })
     }
 }

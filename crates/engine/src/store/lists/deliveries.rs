@@ -1,14 +1,13 @@
 //! Which deliveries a filter means, and along what the list of them is walked.
 
 use postcommit::Timestamp;
+use postcommit_channel::model::DeliveryState;
 use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
 use crate::store::lists::keyset::{Dialect, Parameters, Position, Walk, Way, Window, first_id};
 use crate::store::lists::notifications::LIVE_STATE;
 
-const LIVE: [&str; 3] = ["pending", "sending", "retrying"];
-const ENDED: [&str; 7] = ["sent", "delivered", "parked", "discarded", "cancelled", "expired", "skipped"];
 /// Rows of the first window, for each row of the page, when not every row matches.
 const SPARE: i64 = 4;
 
@@ -31,21 +30,24 @@ impl<'a> DeliveryWalk<'a> {
     }
 
     /// Of these states, those asked for; they are names of ours, so they can be written as they are, and a partial index is recognised.
-    fn asked<'n>(&self, of: &[&'n str]) -> Vec<&'n str> {
-        of.iter().copied().filter(|name| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name)).collect()
+    fn asked(&self, of: &[DeliveryState]) -> Vec<&'static str> {
+        of.iter()
+            .map(|state| state.name())
+            .filter(|name| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name))
+            .collect()
     }
 
     /// States to look for in the queue.
     fn live(&self) -> Vec<&'static str> {
         let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
-        let mut live = if only_ended { vec![] } else { self.asked(&LIVE) };
+        let mut live = if only_ended { vec![] } else { self.asked(&DeliveryState::LIVE) };
         live.retain(|state| self.stuck_since.is_none() || *state != "sending");
         live
     }
 
     /// And in the ledger.
     fn ended(&self) -> Vec<&'static str> {
-        if self.stuck_since.is_some() { vec![] } else { self.asked(&ENDED) }
+        if self.stuck_since.is_some() { vec![] } else { self.asked(&DeliveryState::ENDED) }
     }
 
     /// What the notification's columns must say; where something is few, it leads.
@@ -90,7 +92,7 @@ impl<'a> DeliveryWalk<'a> {
 
     fn of_live(&self, states: &[&str], parameters: &mut Parameters) -> String {
         let mut on = self.own(parameters);
-        if states.len() < LIVE.len() {
+        if states.len() < DeliveryState::LIVE.len() {
             on.push_str(&format!(" AND {LIVE_STATE} IN ({})", quoted(states)));
         }
         if let Some(since) = self.stuck_since {
@@ -103,7 +105,7 @@ impl<'a> DeliveryWalk<'a> {
         let mut on = self.own(parameters);
         match states {
             ["parked"] => on.push_str(" AND q.state = 'parked'"),
-            _ if states.len() < ENDED.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
+            _ if states.len() < DeliveryState::ENDED.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
             _ => {}
         }
         if let Some(reason) = &self.filter.reason {

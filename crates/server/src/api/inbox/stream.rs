@@ -22,9 +22,9 @@ use utoipa::IntoParams;
 
 use super::visitor::Visitor;
 use super::{InboxMessage, UnreadCount, check_position};
-use crate::api::{OfTenant, Refusals};
+use crate::api::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
-use crate::door::{Full, Streams};
+use crate::door::{Streams, StreamsFull};
 use crate::output;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::Params;
@@ -68,9 +68,9 @@ impl FromRequestParts<AppState> for Follower {
 
 /// What happens in an inbox, as it happens: server-sent events `message`, `mark`, `unread-count`, `reload`, `refused`.
 #[utoipa::path(get, path = "/v1/inbox/{user}/stream", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), Following, OfTenant,
+    params(("user" = String, Path, description = "The user's id"), Following, TenantQuery,
         ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
-    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), Refusals))]
+    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), ProblemResponses))]
 pub async fn follow_inbox(
     State(app): State<AppState>,
     Follower(visitor): Follower,
@@ -88,7 +88,7 @@ pub async fn follow_inbox(
     let page = app.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
     // In a task of its own: who hangs up must not cancel a look into the database.
-    tokio::spawn(Reader::new(app, visitor, page, told).follow(after));
+    tokio::spawn(InboxStream::new(app, visitor, page, told).follow(after));
     let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     // Proxies of the nginx family would gather it otherwise.
@@ -96,10 +96,10 @@ pub async fn follow_inbox(
     Ok((kind, unbuffered, answer.body_ending_with(frames, FAREWELL)).into_response())
 }
 
-fn no_place(full: Full) -> Problem {
+fn no_place(full: StreamsFull) -> Problem {
     let detail = match full {
-        Full::ForAll => "as many streams are open as server.streams allows".to_owned(),
-        Full::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
+        StreamsFull::ForAll => "as many streams are open as server.streams allows".to_owned(),
+        StreamsFull::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
     };
     Problem::new(ProblemKind::TooManyStreams, detail).retry_after(5)
 }
@@ -111,7 +111,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 }
 
 /// One reader of a stream.
-struct Reader {
+struct InboxStream {
     app: AppState,
     visitor: Visitor,
     page: OpenInbox,
@@ -121,7 +121,7 @@ struct Reader {
     over: Pin<Box<Sleep>>,
 }
 
-impl Reader {
+impl InboxStream {
     fn new(app: AppState, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
         let mut heartbeat = tokio::time::interval(Duration::from_millis(app.inbox.heartbeat_ms));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);

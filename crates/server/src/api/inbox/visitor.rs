@@ -16,7 +16,7 @@ use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
 
 use super::refused;
 use crate::app::AppState;
-use crate::auth::{self, Caller, Shown};
+use crate::auth::{self, Caller, Credential};
 use crate::door::Client;
 use crate::problem::{Problem, ProblemKind};
 
@@ -34,7 +34,7 @@ pub struct Visitor {
 /// What let them in.
 enum Pass {
     Token(Secret),
-    Caller(Shown),
+    Caller(Credential),
 }
 
 impl Visitor {
@@ -47,7 +47,7 @@ impl Visitor {
         match &self.pass {
             // Revealed to be verified.
             Pass::Token(token) => admitted(app, token.reveal(), None).await.map(drop),
-            Pass::Caller(shown) => shown.still_allows(app, Scope::Read).await,
+            Pass::Caller(credential) => credential.still_allows(app, Scope::Read).await,
         }
     }
 
@@ -64,7 +64,7 @@ impl Visitor {
     fn by_key(caller: Caller, parts: &Parts, app: &AppState, user: String) -> Result<Self, Problem> {
         let looks_only = matches!(parts.method, Method::GET | Method::HEAD);
         caller.may(if looks_only { Scope::Read } else { Scope::Operate })?;
-        let pass = Pass::Caller(caller.shown().clone());
+        let pass = Pass::Caller(caller.credential().clone());
         Ok(Self { store: caller.store(app), tenant: caller.tenant(), user, left: None, pass })
     }
 

@@ -5,10 +5,10 @@ use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::{Act, Store};
 
 use crate::cli;
-use crate::output::{Done, Format};
+use crate::output::{CommandResult, Format};
 
 #[derive(Debug, Args)]
-pub struct Cancel {
+pub struct CancelArgs {
     /// Ids of deliveries, NOTIFICATION.N; one or more
     #[arg(required_unless_present = "entity", conflicts_with = "entity")]
     ids: Vec<DeliveryId>,
@@ -23,10 +23,10 @@ pub struct Cancel {
     tenant: String,
 }
 
-impl Cancel {
-    pub async fn run(&self, format: Format, store: &Store) -> Done {
+impl CancelArgs {
+    pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let Some(entity) = &self.entity else {
-            return super::act(format, store, &self.ids, Act::Cancel).await;
+            return super::act_on_ids(format, store, &self.ids, Act::Cancel).await;
         };
         let tenant = cli::known_tenant(store, &self.tenant).await?;
         let (cancelled, under_way) = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;

@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use crate::cli;
 use crate::notifications::resend;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
-pub struct Again {
+pub struct ResendArgs {
     /// About what, e.g. a booking's id
     entity: String,
     /// Over which channel
@@ -33,8 +33,8 @@ pub struct Again {
     timeout: u64,
 }
 
-impl Again {
-    pub async fn run(&self, format: Format, store: &Store) -> Done {
+impl ResendArgs {
+    pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let tenant = cli::known_tenant(store, &self.tenant).await?;
         let wish = Resend {
             entity: self.entity.clone(),

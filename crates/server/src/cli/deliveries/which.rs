@@ -2,6 +2,7 @@
 
 use clap::Args;
 use postcommit::Timestamp;
+use postcommit_channel::model::{DeliveryState, Reason};
 use postcommit_engine::store::{DeliveryFilter, Store};
 use uuid::Uuid;
 
@@ -15,10 +16,10 @@ pub struct Which {
     #[arg(long)]
     tenant: Option<String>,
     /// Where they stand
-    #[arg(long, value_parser = cli::STATES)]
+    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
     pub state: Option<String>,
     /// Of parked ones: why
-    #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]
+    #[arg(long, value_parser = Reason::ALL.map(Reason::name))]
     reason: Option<String>,
     #[arg(long)]
     channel: Option<String>,

@@ -2,11 +2,11 @@
 
 use postcommit_engine::store::Store;
 
-use super::{Finding, finding};
+use super::{CheckResult, finding};
 use crate::output::Failure;
 
 /// One finding for each column; none on PostgreSQL.
-pub async fn look(store: &Store) -> Result<Vec<Finding>, Failure> {
+pub async fn look(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let found = store.unreadable().await?;
     let tell = |found: &postcommit_engine::store::Unreadable| {
         let (table, column, rows, sql) = (&found.table, &found.column, found.rows, &found.sql);

@@ -5,7 +5,7 @@ use postcommit_engine::store::Store;
 
 use super::{find, usage};
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::providers::{self, ProviderError, TEST_TEXT, TestResult};
 use crate::settings::Settings;
 
@@ -23,7 +23,7 @@ pub struct Test {
 }
 
 impl Test {
-    pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let (_, provider) = find(store, &self.tenant, &self.name).await?;
         let tools = app::tools(settings, store.clone())?;
         let result = providers::test(&tools, store, &provider, &self.tenant, &self.to, &self.text).await.map_err(by_option)?;

@@ -18,8 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::framing::Framing;
-use super::head::{self, Found};
-use super::refusal::Refusal;
+use super::head::{self, HeadSearch};
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
 /// What hyper reads instead of a head that we refused.
@@ -30,17 +30,17 @@ const READ_BYTES: usize = 8 * 1024;
 
 /// Whose turn it is on one connection; the wire and the service both know it.
 #[derive(Default)]
-pub struct Turn {
+pub struct Exchange {
     /// A request was handed over and is not answered in full.
     busy: AtomicBool,
     /// No further request is wanted.
     closing: AtomicBool,
-    refusal: Mutex<Option<Refusal>>,
+    refusal: Mutex<Option<DoorRefusal>>,
     reader: AtomicWaker,
 }
 
-impl Turn {
-    fn begin(&self, refusal: Option<Refusal>) {
+impl Exchange {
+    fn begin(&self, refusal: Option<DoorRefusal>) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
         self.busy.store(true, Ordering::SeqCst);
     }
@@ -58,12 +58,12 @@ impl Turn {
     }
 
     /// Why the request at hand is only a stand-in.
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<DoorRefusal> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-enum Reading {
+enum ReadState {
     Head,
     /// So many bytes of a head, then its body.
     Request(usize, Framing),
@@ -73,21 +73,21 @@ enum Reading {
 
 /// What the clock runs for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waiting {
+enum Deadline {
     NextRequest,
     Head,
 }
 
-pub struct Wire<S> {
+pub struct CheckedStream<S> {
     inner: S,
-    turn: Arc<Turn>,
+    turn: Arc<Exchange>,
     settings: Arc<ServerSettings>,
     /// Read, and not handed on yet.
     buffer: BytesMut,
     /// How much of it was looked at already.
     seen: usize,
-    reading: Reading,
-    waiting: Option<Waiting>,
+    reading: ReadState,
+    waiting: Option<Deadline>,
     clock: Pin<Box<Sleep>>,
     is_first: bool,
     /// Runs while the client takes nothing.
@@ -95,14 +95,14 @@ pub struct Wire<S> {
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
-    pub fn new(inner: S, turn: Arc<Turn>, settings: Arc<ServerSettings>) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
+    pub fn new(inner: S, turn: Arc<Exchange>, settings: Arc<ServerSettings>) -> Self {
         Self {
             inner,
             turn,
             buffer: BytesMut::new(),
             seen: 0,
-            reading: Reading::Head,
+            reading: ReadState::Head,
             waiting: None,
             clock: Box::pin(sleep(settings.header_deadline())),
             settings,
@@ -150,7 +150,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                     if self.buffer.is_empty() {
                         return Poll::Ready(Ok(false));
                     }
-                    self.refuse(Refusal::slow_header(self.settings.header_deadline_ms));
+                    self.refuse(DoorRefusal::slow_header(self.settings.header_deadline_ms));
                     return Poll::Ready(Ok(true));
                 }
             }
@@ -170,15 +170,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             return false;
         }
         match head::find(&self.buffer, self.seen, self.settings.body_bytes) {
-            Found::Unfinished => {
+            HeadSearch::Unfinished => {
                 self.seen = self.buffer.len();
                 return false;
             }
-            Found::Head(length, body) => {
+            HeadSearch::Head(length, body) => {
                 self.turn.begin(None);
-                self.reading = Reading::Request(length, body);
+                self.reading = ReadState::Request(length, body);
             }
-            Found::Refused(refusal) => self.refuse(refusal),
+            HeadSearch::Refused(refusal) => self.refuse(refusal),
         }
         self.seen = 0;
         self.is_first = false;
@@ -186,18 +186,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         true
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    fn refuse(&mut self, refusal: DoorRefusal) {
         self.turn.begin(Some(refusal));
         self.buffer = BytesMut::from(STAND_IN);
-        self.reading = Reading::Refused(STAND_IN.len());
+        self.reading = ReadState::Refused(STAND_IN.len());
     }
 
     /// A head has its time from its first byte; the first one from the connection's beginning.
     fn start_clock(&mut self) {
-        let waiting = if self.buffer.is_empty() && !self.is_first { Waiting::NextRequest } else { Waiting::Head };
+        let waiting = if self.buffer.is_empty() && !self.is_first { Deadline::NextRequest } else { Deadline::Head };
         if self.waiting != Some(waiting) {
             self.waiting = Some(waiting);
-            let length = if waiting == Waiting::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
+            let length = if waiting == Deadline::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
             self.clock.as_mut().reset(Instant::from_std(clock::monotonic() + length));
         }
     }
@@ -211,7 +211,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     fn hand_on_body(&mut self, out: &mut ReadBuf<'_>) -> io::Result<()> {
-        let Reading::Request(0, body) = &mut self.reading else { return Ok(()) };
+        let ReadState::Request(0, body) = &mut self.reading else { return Ok(()) };
         let room = out.remaining().min(self.buffer.len());
         let length = body.take(&self.buffer[..room]).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
         self.hand_on(length, out);
@@ -237,9 +237,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     fn owes_nothing(&self) -> bool {
         self.buffer.is_empty()
             && match &self.reading {
-                Reading::Head => true,
-                Reading::Request(head, body) => *head == 0 && body.is_over(),
-                Reading::Refused(_) => false,
+                ReadState::Head => true,
+                ReadState::Request(head, body) => *head == 0 && body.is_over(),
+                ReadState::Refused(_) => false,
             }
     }
 
@@ -259,28 +259,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CheckedStream<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
             match &mut this.reading {
-                Reading::Head => {
+                ReadState::Head => {
                     if !ready!(this.poll_head(cx))? {
                         return Poll::Ready(Ok(()));
                     }
                 }
                 // The answer is on its way, and hyper will close.
-                Reading::Refused(0) => return Poll::Pending,
-                Reading::Refused(left) | Reading::Request(left @ 1.., _) => {
+                ReadState::Refused(0) => return Poll::Pending,
+                ReadState::Refused(left) | ReadState::Request(left @ 1.., _) => {
                     let most = *left;
                     let handed = this.hand_on(most, out);
-                    if let Reading::Refused(left) | Reading::Request(left, _) = &mut this.reading {
+                    if let ReadState::Refused(left) | ReadState::Request(left, _) = &mut this.reading {
                         *left -= handed;
                     }
                     return Poll::Ready(Ok(()));
                 }
-                Reading::Request(0, body) if body.is_over() => this.reading = Reading::Head,
-                Reading::Request(0, _) => {
+                ReadState::Request(0, body) if body.is_over() => this.reading = ReadState::Head,
+                ReadState::Request(0, _) => {
                     if this.buffer.is_empty() && ready!(this.poll_fill(cx))? == 0 {
                         return Poll::Ready(Ok(()));
                     }
@@ -291,7 +291,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write(cx, bytes);

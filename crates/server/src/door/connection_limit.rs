@@ -9,21 +9,21 @@ use postcommit_channel::clock;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::Notify;
 
-use super::refusal::Refusal;
+use super::refusal::DoorRefusal;
 
 /// How often it is said that somebody was turned away.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-pub struct Room {
+pub struct ConnectionLimit {
     connections: usize,
     per_address: usize,
-    state: Mutex<State>,
+    state: Mutex<OpenConnections>,
     left: Notify,
     metrics: Metrics,
 }
 
 #[derive(Default)]
-struct State {
+struct OpenConnections {
     inside: usize,
     /// Those that are counted by address.
     by_address: HashMap<IpAddr, usize>,
@@ -33,29 +33,29 @@ struct State {
 
 /// A place inside. Free again when dropped.
 pub struct Slot {
-    room: Arc<Room>,
+    room: Arc<ConnectionLimit>,
     address: Option<IpAddr>,
 }
 
-impl Room {
+impl ConnectionLimit {
     pub fn new(connections: usize, per_address: usize, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new(), metrics })
     }
 
     /// A place, or why there is none. A proxy speaks for many and is not counted by address.
-    pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, Refusal> {
+    pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, DoorRefusal> {
         let address = (!is_proxy).then(|| holder(peer));
         let mut state = self.state();
         if state.inside >= self.connections {
             let limit = self.connections;
-            return Err(state.refuse(Refusal::full(format!("{limit} connections are open, as many as may be; come again"), limit)));
+            return Err(state.refuse(DoorRefusal::full(format!("{limit} connections are open, as many as may be; come again"), limit)));
         }
         if let Some(address) = address {
             let held = state.by_address.entry(address).or_default();
             if *held >= self.per_address {
                 let limit = self.per_address;
                 return Err(
-                    state.refuse(Refusal::full(format!("{limit} connections from this address are open, as many as may be"), limit))
+                    state.refuse(DoorRefusal::full(format!("{limit} connections from this address are open, as many as may be"), limit))
                 );
             }
             *held += 1;
@@ -82,14 +82,14 @@ impl Room {
         self.state().inside
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OpenConnections> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl OpenConnections {
     /// Counts it, and says so now and then: ten thousand lines would be a second attack.
-    fn refuse(&mut self, refusal: Refusal) -> Refusal {
+    fn refuse(&mut self, refusal: DoorRefusal) -> DoorRefusal {
         self.refused += 1;
         let now = clock::monotonic();
         if self.said.is_none_or(|said| now - said >= SAY_EVERY) {
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one() {
-        let room = Room::new(3, 2, Metrics::default());
+        let room = ConnectionLimit::new(3, 2, Metrics::default());
         let enter = |peer: &str, is_proxy| room.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
         let first = enter("192.0.2.1", false).unwrap();
         let _second = enter("192.0.2.1", false).unwrap();
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_network_of_version_six_is_one_client() {
-        let room = Room::new(9, 1, Metrics::default());
+        let room = ConnectionLimit::new(9, 1, Metrics::default());
         let _slot = room.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
         assert!(room.enter("2001:db8::2".parse().unwrap(), false).is_err());
         assert!(room.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());

@@ -8,22 +8,22 @@ use serde_json::json;
 use super::which::Which;
 use crate::acts::{self, FilterError};
 use crate::cli::{self, jobs};
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
-pub struct Many {
+pub struct ActArgs {
     /// Ids of deliveries, NOTIFICATION.N; or none, and say which by the options below
     pub ids: Vec<DeliveryId>,
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
-    how: How,
+    how: ActOptions,
 }
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How")]
-struct How {
+struct ActOptions {
     /// Only count what matches
     #[arg(long, conflicts_with_all = ["yes", "no_wait", "pace"])]
     dry_run: bool,
@@ -38,7 +38,7 @@ struct How {
     pace: Option<i32>,
 }
 
-impl Many {
+impl ActArgs {
     /// Which is meant, if it is a filter; ids and a filter are two ways to say it.
     pub fn by_filter(&self) -> Result<bool, Failure> {
         match (self.ids.is_empty(), self.which.is_any()) {
@@ -48,7 +48,7 @@ impl Many {
         }
     }
 
-    pub async fn run(&self, format: Format, store: &Store, act: Act) -> Done {
+    pub async fn run(&self, format: Format, store: &Store, act: Act) -> CommandResult {
         let filter = self.which.filter(store).await?;
         let tenant = filter.tenant;
         let draft = acts::job(act, filter, self.how.pace).map_err(|error| match error {
@@ -73,7 +73,7 @@ impl Many {
         self.follow(format, store, job).await
     }
 
-    async fn follow(&self, format: Format, store: &Store, job: Job) -> Done {
+    async fn follow(&self, format: Format, store: &Store, job: Job) -> CommandResult {
         let seconds = job.total / i64::from(self.how.pace.unwrap_or(PACE));
         if seconds > 2 {
             say!("postcommit: job {} takes about {seconds} s; `postcommit jobs cancel {}` ends it", job.id, job.id);
@@ -84,7 +84,7 @@ impl Many {
     }
 }
 
-/// How a job that has ended lets its command end.
+/// ActOptions a job that has ended lets its command end.
 fn ending(job: &Job) -> Exit {
     match (job.state.as_str(), job.done, job.skipped) {
         ("done", _, 0) => Exit::Ok,

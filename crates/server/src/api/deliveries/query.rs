@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use postcommit::{Timestamp, limits};
+use postcommit_channel::model::{DeliveryState, Reason};
 use postcommit_engine::store::DeliveryFilter;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::{AnyReason, AnyState};
 use crate::problem::Problem;
 use crate::read::check_lengths;
 
@@ -16,15 +16,15 @@ use crate::read::check_lengths;
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedDeliveries {
+pub struct DeliveryQuery {
     /// Only in this state. What is retried or discarded is `parked`, whether this says so or not.
     #[param(inline)]
     #[schema(inline)]
-    state: Option<AnyState>,
+    state: Option<DeliveryState>,
     /// Only parked for this reason.
     #[param(inline)]
     #[schema(inline)]
-    reason: Option<AnyReason>,
+    reason: Option<Reason>,
     /// Only on this channel.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
@@ -69,7 +69,7 @@ pub struct WantedDeliveries {
     stuck: Option<bool>,
 }
 
-impl WantedDeliveries {
+impl DeliveryQuery {
     /// The filter of the store, without a tenant and a page.
     pub fn filter(self, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
         let names = [
