@@ -1,6 +1,6 @@
 //! The HTTP API: one route table, and the document that describes it, made from the same types.
 //!
-//! Every route says which scope it needs in its `security`; a test walks the document and holds each route to it.
+//! Every route names its scope in `security`; a test walks the document and checks each route.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write them")]
 
@@ -80,7 +80,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(session::show_session, session::end_session))
 }
 
-/// The routes and the document, in which a body may be left out where all of it is optional.
+/// The routes and the document, in which a body is optional where all its fields are.
 fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
@@ -135,38 +135,39 @@ impl Modify for Keys {
     }
 }
 
-/// Whose, for those who may choose.
+/// The tenant, for callers that may choose.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "the caller reads it; this describes it")]
 pub struct TenantQuery {
-    /// A tenant's name, for keys of scope `ops`: what is asked or done is about that tenant. A list that names none shows every tenant's.
+    /// A tenant's name, for keys of scope `ops`: the request is about that tenant. A list without it shows every
+    /// tenant's rows.
     tenant: Option<String>,
 }
 
-/// A text that is one of these.
+/// The schema of a text with these values.
 fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names))
 }
 
-/// What every route may answer instead.
+/// The problems that every route may answer with.
 pub struct ProblemResponses;
 
 impl IntoResponses for ProblemResponses {
     fn responses() -> std::collections::BTreeMap<String, RefOr<Response>> {
         let known = [
             ("400", "The request cannot be read"),
-            ("401", "No key, or none that is known"),
+            ("401", "No key, or an unknown one"),
             ("403", "The key may not do this, or the tenant is suspended"),
-            ("404", "There is no such thing, or it is another tenant's"),
-            ("405", "Not with this method"),
-            ("409", "Not in this state, or the key stands for other content"),
+            ("404", "The object does not exist, or belongs to another tenant"),
+            ("405", "Method not allowed"),
+            ("409", "Not in this state, or the key was used with other content"),
             ("413", "The body is too large"),
             ("415", "The body must be JSON"),
-            ("421", "The header Host names none of ours, where the server listens on loopback"),
-            ("422", "A field is not as it must be"),
+            ("421", "The header Host names another host, where the server listens on loopback"),
+            ("422", "A field is invalid"),
             ("429", "Too many requests"),
-            ("503", "The database is not at hand, or there are too many connections; nothing was done"),
+            ("503", "The database is unavailable, or there are too many connections; nothing was done"),
         ];
         let mut responses = ResponsesBuilder::new();
         for (status, description) in known {

@@ -1,4 +1,5 @@
-//! Who calls: a key, or a person who signed in, and what they may do. Rights are looked up when they are used, not when they were given.
+//! The caller of a request: a key or a session, and its scopes. Scopes are read when they are used, so a change takes
+//! effect immediately.
 
 pub mod csrf;
 
@@ -22,36 +23,37 @@ use crate::problem::{Problem, ProblemKind};
 use crate::rate::Buckets;
 use crate::settings::ApiSettings;
 
-/// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
+/// The cookie of a session. The prefix binds it to this host, and to HTTPS or loopback.
 pub const COOKIE: &str = "__Host-postcommit";
-/// How long a session lasts after it was last used.
+/// A session ends this long after its last request.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
-/// How long a key is believed without asking again. A revoked one is forgotten at once by the process that revoked it.
+/// How long a key is cached. The process that revokes a key empties its cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// So many keys are remembered at most.
+/// Most keys in the cache.
 const REMEMBERED: usize = 10_000;
-/// Failed sign-ins a second from one address, after those that it has at once.
+/// Failed sign-ins per second from one address, once its burst is used up.
 const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
-/// What is known of callers between requests.
+/// What the server keeps of callers between requests.
 ///
-/// What is credential is looked at first, and only what is not good is counted: an office behind one address is not locked out by the one who mistypes in it.
-/// So nobody is kept from guessing; what bounds it is what there is to guess, 32 random bytes of a key, a session or a link, or the HMAC-SHA256 of a
-/// user token. The count spares the log and tells a client that goes on failing to slow down; each failure costs one indexed read, over no more
-/// connections than `server.connections_per_address`.
+/// A credential is checked first, and only a failure is counted: one person who mistypes does not lock out an office
+/// behind the same address. The count does not prevent guessing; the 32 random bytes of a key, a session or a link
+/// do, and the HMAC-SHA256 of a user token. It keeps the log short and slows down a client that goes on failing. A
+/// failure costs one indexed read, over at most `server.connections_per_address` connections.
 pub struct Auth {
     believed: Mutex<HashMap<String, (Key, Instant)>>,
     requests: Buckets<String>,
-    /// Of keys, user tokens and sessions.
+    /// Failures of keys, user tokens and sessions.
     failures: Buckets<IpAddr>,
-    /// Of sign-in links, apart: a program with a wrong key must not keep people out, nor they it.
+    /// Failures of sign-in links, counted apart: a program with a wrong key must not keep people out, and the
+    /// reverse.
     link_failures: Buckets<IpAddr>,
-    /// Keys used since their use was last written down.
+    /// Keys used since `note_used_once` last wrote them.
     used: Mutex<Vec<String>>,
 }
 
 impl Auth {
-    /// So many requests a second for each key in the long run, and so many at once; so many failed sign-ins at once from each address.
+    /// Limits by the settings: requests per second and burst per key, failed sign-ins per address.
     pub fn new(settings: &ApiSettings) -> Self {
         let failures_per_s = if settings.failed_sign_ins > 0.0 { FAILURES_PER_S } else { 0.0 };
         Self {
@@ -63,13 +65,13 @@ impl Auth {
         }
     }
 
-    /// Believes nothing any longer without asking again: somebody changed it.
+    /// Empties the cache of keys: something about them was changed.
     pub fn forget(&self) {
         let now = clock::monotonic();
         self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
-    /// Writes down which keys were used since the last time.
+    /// Writes which keys were used since the last call.
     pub async fn note_used_once(&self, store: &Store) -> Result<(), DbError> {
         let mut used = std::mem::take(&mut *self.used.lock().unwrap_or_else(PoisonError::into_inner));
         used.sort_unstable();
@@ -77,7 +79,7 @@ impl Auth {
         if used.is_empty() { Ok(()) } else { store.note_keys_used(&used).await }
     }
 
-    /// The key behind a token.
+    /// The key of a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
         let now = clock::monotonic();
         let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
@@ -99,7 +101,7 @@ impl Auth {
         }
     }
 
-    /// The session behind a cookie.
+    /// The session of a cookie.
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
         let over = || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
         store.find_session(token).await?.ok_or_else(over)
@@ -115,17 +117,17 @@ impl Auth {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).push(key.id.clone());
     }
 
-    /// Counts what was not good, and says so; or to come later, to whoever has failed too often.
+    /// Counts a failure. Returns the refusal, or one that asks to wait when the address has failed too often.
     pub fn failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.failures, from, refusal)
     }
 
-    /// The same for a sign-in link.
+    /// Counts a failed sign-in link, like [`Auth::failed`].
     pub fn link_failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.link_failures, from, refusal)
     }
 
-    /// Counts a request of that caller's; too many are refused.
+    /// Counts a request of the caller, and refuses it beyond the rate limit.
     pub fn permit(&self, actor: &str) -> Result<(), Problem> {
         self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
@@ -142,7 +144,7 @@ fn slow_down(wait: Duration, why: &str) -> Problem {
     Problem::new(ProblemKind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
 }
 
-/// What somebody showed to be let in.
+/// The credential of a request.
 #[derive(Debug, Clone)]
 pub enum Credential {
     Key(Secret),
@@ -154,14 +156,14 @@ impl Credential {
         match (bearer(headers)?, cookie(headers)) {
             (Some(token), _) => Ok(Self::Key(Secret::new(token))),
             (None, Some(token)) => Ok(Self::Session(Secret::new(token))),
-            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
         }
     }
 
-    /// Whether it still lets anybody in who may do that: for those who stay longer than a request. It may have been taken back since, it may have expired,
-    /// or the tenant is suspended.
+    /// Refuses a credential that no longer grants the scope: revoked, expired, over, or its tenant is suspended. For
+    /// streams, which outlive the check of their request.
     pub async fn still_allows(&self, app: &App, scope: Scope) -> Result<(), Problem> {
-        // Revealed to be looked up; it failed nobody, so nothing is counted.
+        // Revealed to be looked up. Nobody guessed here, so a failure is not counted.
         let caller = match self {
             Self::Key(token) => Caller::by_key(app.auth.key(&app.store, token.reveal(), None).await?, self)?,
             Self::Session(token) => Caller::by_session(app.auth.session(&app.store, token.reveal(), None).await?, self)?,
@@ -170,7 +172,7 @@ impl Credential {
     }
 }
 
-/// Who calls, and for which tenant.
+/// The caller, and the tenant it acts for.
 #[derive(Debug, Clone)]
 pub struct Caller {
     credential: Credential,
@@ -178,12 +180,12 @@ pub struct Caller {
     scopes: Scopes,
     tenant: i32,
     tenant_name: String,
-    /// `?tenant=` named one, which only operations may.
+    /// The query names the tenant, which only scope `ops` may.
     chose: bool,
 }
 
 impl Caller {
-    /// Whether the key holds that scope.
+    /// Refuses a caller without that scope.
     pub fn may(&self, scope: Scope) -> Result<(), Problem> {
         if self.scopes.allows(scope) {
             return Ok(());
@@ -191,7 +193,7 @@ impl Caller {
         Err(Problem::new(ProblemKind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
     }
 
-    /// The tenant that a change or a single thing is about.
+    /// The tenant that a change or a single object belongs to.
     pub fn tenant(&self) -> i32 {
         self.tenant
     }
@@ -200,7 +202,7 @@ impl Caller {
         &self.tenant_name
     }
 
-    /// What let them in, to be looked at again while they stay.
+    /// The credential, for streams to check it again.
     pub fn credential(&self) -> &Credential {
         &self.credential
     }
@@ -213,12 +215,12 @@ impl Caller {
         &self.actor.name
     }
 
-    /// Whose rows a list shows: one tenant's, or everybody's for operations that name none.
+    /// The tenant whose rows a list shows; none is every tenant, for scope `ops` without `?tenant=`.
     pub fn whose(&self) -> Option<i32> {
         if self.scopes.allows(Scope::Ops) && !self.chose { None } else { Some(self.tenant) }
     }
 
-    /// The store as this caller may see it: behind the second wall, under their name.
+    /// The store as this caller may see it: behind row-level security, with the caller as the actor.
     pub fn store(&self, app: &App) -> Store {
         let store = match self.whose() {
             Some(tenant) => app.store.of_tenant(tenant),
@@ -227,17 +229,17 @@ impl Caller {
         store.by(self.actor.clone())
     }
 
-    /// The same for a change: always of one tenant.
+    /// The store for a change, which is always of one tenant.
     pub fn store_of_one(&self, app: &App) -> Store {
         app.store.of_tenant(self.tenant).by(self.actor.clone())
     }
 
-    /// The store without the second wall, for what concerns the tenants themselves.
+    /// The store without row-level security, for changes to the tenants themselves.
     pub fn store_of_all(&self, app: &App) -> Store {
         app.store.by(self.actor.clone())
     }
 
-    /// The tenant that a body names: its own, or any for operations.
+    /// The tenant that a body names: the caller's own, or any for scope `ops`.
     pub async fn tenant_named(&self, app: &App, named: Option<&str>) -> Result<(i32, String), Problem> {
         match named {
             None => Ok((self.tenant, self.tenant_name.clone())),
@@ -261,7 +263,7 @@ impl Caller {
                 let session = app.auth.session(&app.store, token.reveal(), from).await?;
                 csrf::check(parts, &session)?;
                 let caller = Self::by_session(session, &credential)?;
-                // Whoever is signed in may look while the database takes no writes; the session then ends a little earlier.
+                // A session can still read while the database takes no writes; then it only ends earlier.
                 if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
                     tracing::warn!(%problem, "a session could not be renewed; its request is answered");
                 }
@@ -298,7 +300,7 @@ impl Caller {
         Ok(Self { credential: credential.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
     }
 
-    /// `?tenant=` chooses, for those who may.
+    /// Takes the tenant of `?tenant=`, for callers that may name one.
     async fn choose(&mut self, app: &App, query: &str) -> Result<(), Problem> {
         let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "tenant").map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
@@ -317,7 +319,7 @@ fn no_tenant(name: &str) -> String {
 }
 
 pub fn suspended() -> Problem {
-    Problem::new(ProblemKind::Suspended, "the tenant is suspended; ask who runs this server")
+    Problem::new(ProblemKind::Suspended, "the tenant is suspended; ask the operator of this server")
 }
 
 impl FromRequestParts<AppState> for Caller {
@@ -328,8 +330,8 @@ impl FromRequestParts<AppState> for Caller {
     }
 }
 
-/// Callers whose key holds the scope that a route needs. It is looked at before anything else of the request is read: who may not do a thing is not told
-/// what is wrong with how they asked for it.
+/// Callers by the scope that a route needs. The scope is checked before the rest of the request is read: a caller
+/// without it learns nothing about the request's other faults.
 macro_rules! callers {
     ($($who:ident: $scope:ident),+) => {
         $(
@@ -351,7 +353,7 @@ macro_rules! callers {
 
 callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
-/// For routes that answer more to those who may know more.
+/// For routes that answer more to callers with more rights.
 impl OptionalFromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
@@ -363,7 +365,7 @@ impl OptionalFromRequestParts<AppState> for Caller {
     }
 }
 
-/// The one token of the one header.
+/// The bearer token; a second header is refused.
 pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
@@ -374,11 +376,11 @@ pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let token = value.to_str().ok().and_then(|text| text.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     match token {
         Some((_, token)) => Ok(Some(token.trim())),
-        None => Err(Problem::new(ProblemKind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        None => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
     }
 }
 
-/// What the browser's cookie holds.
+/// The session token in the browser's cookie.
 pub fn cookie(headers: &HeaderMap) -> Option<&str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     all.flat_map(|value| value.split(';'))

@@ -1,4 +1,5 @@
-//! The server and the command line. What stands here serves the `postcommit` binary; the benchmark shares [`output`], [`settings`] and [`ui::chart`].
+//! The server and the command line of the `postcommit` binary. The benchmark shares [`output`], [`settings`],
+//! [`html`] and [`ui::chart`].
 //!
 //! - [`cli`]: one file per command;
 //! - `serve`: `postcommit serve`, by role; `router`: everything that a process serves;

@@ -16,38 +16,38 @@ use utoipa::ToSchema;
 
 use crate::html;
 
-/// The kinds of refusal. Their names are part of the contract: a client may decide by them.
+/// The kinds of problem. Their names are part of the contract: a client may decide by them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemKind {
     /// The request cannot be read at all.
     Malformed,
     /// A field is missing, malformed or beyond its limit.
     Invalid,
-    /// No key, or none that is known.
+    /// No key, or an unknown one.
     Unauthenticated,
     /// The key may not do this.
     Forbidden,
     /// The tenant is suspended.
     Suspended,
-    /// There is no such thing, or it belongs to somebody else.
+    /// The object does not exist, or belongs to another tenant.
     NotFound,
     /// The path is known, the method is not.
     MethodNotAllowed,
-    /// The idempotency key stands for other content.
+    /// The idempotency key was used with other content.
     KeyConflict,
-    /// The thing is not in a state in which this can be done.
+    /// The object is in a state that does not allow this.
     StateConflict,
     /// The body is larger than allowed.
     TooLarge,
-    /// The body is not JSON by its own words.
+    /// The content type is not JSON.
     NotJson,
     /// Too many requests.
     RateLimited,
-    /// As many go on as may.
+    /// The limit of open streams is reached.
     TooManyStreams,
-    /// The request names another host than ours.
+    /// The request names another host.
     Misdirected,
-    /// Our fault.
+    /// An error of the server.
     Internal,
     /// The database cannot be reached, or takes no writes. Nothing was accepted.
     Unavailable,
@@ -57,21 +57,21 @@ impl ProblemKind {
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request cannot be read"),
-            Self::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A field is not as it must be"),
+            Self::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A field is invalid"),
             Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "Not signed in"),
             Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The key may not do this"),
             Self::Suspended => (StatusCode::FORBIDDEN, "suspended", "The tenant is suspended"),
-            Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is no such thing"),
-            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Not with this method"),
-            Self::KeyConflict => (StatusCode::CONFLICT, "key-conflict", "The idempotency key stands for other content"),
+            Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "Not found"),
+            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed"),
+            Self::KeyConflict => (StatusCode::CONFLICT, "key-conflict", "The idempotency key was used with other content"),
             Self::StateConflict => (StatusCode::CONFLICT, "state-conflict", "Not in this state"),
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large"),
             Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
             Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
             Self::Misdirected => (StatusCode::MISDIRECTED_REQUEST, "misdirected", "The request names another host"),
-            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Something is wrong here"),
-            Self::TooManyStreams => (StatusCode::SERVICE_UNAVAILABLE, "too-many-streams", "There are too many streams"),
-            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is not at hand"),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
+            Self::TooManyStreams => (StatusCode::SERVICE_UNAVAILABLE, "too-many-streams", "Too many streams"),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is unavailable"),
         }
     }
 }
@@ -92,10 +92,10 @@ impl ProblemKind {
     }
 }
 
-/// Characters of what is said: what is refused may be as long as a body, and is not repeated whole.
+/// Most characters of a detail: it may quote what was refused, which may be as long as a body.
 const SAID_CHARS: usize = 1000;
 
-/// A refusal.
+/// A refused request.
 #[derive(Debug, Clone)]
 pub struct Problem {
     kind: ProblemKind,
@@ -138,7 +138,7 @@ impl Problem {
         Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
     }
 
-    /// A refusal that begins with the field's name, as those of the store do.
+    /// A problem whose text begins with the field's name, as those of the store do.
     pub fn of_field(text: &str) -> Self {
         match text.split_once(": ") {
             Some((field, problem)) => Self::invalid(field, problem),
@@ -146,12 +146,12 @@ impl Problem {
         }
     }
 
-    /// There is no such thing, or it is somebody else's: which, is not told.
+    /// The object does not exist or belongs to another tenant; the answer does not tell which.
     pub fn not_found(what: &str) -> Self {
         Self::new(ProblemKind::NotFound, format!("there is no such {what}"))
     }
 
-    /// The key stands for the content of that notification.
+    /// The key was used with the content of that notification.
     pub fn key_conflict(first: uuid::Uuid) -> Self {
         let detail = format!("the key was used with other content by notification {first}; nothing was enqueued");
         Self { field: Some("idempotency_key".into()), first: Some(first), ..Self::new(ProblemKind::KeyConflict, detail) }
@@ -163,13 +163,13 @@ impl Problem {
         self
     }
 
-    /// The field that it is about is one of that object.
+    /// Prefixes the field with the object that holds it.
     pub fn within(mut self, object: &str) -> Self {
         self.field = self.field.map(|field| format!("{object}.{field}"));
         self
     }
 
-    /// Come again after so long.
+    /// Sets `Retry-After`.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds.max(1));
         self
@@ -258,7 +258,7 @@ impl From<DbError> for Problem {
                 .retry_after(1);
         }
         tracing::error!(problem = %error, "a request failed");
-        Self::new(ProblemKind::Internal, "the server's log says more; look for the request id")
+        Self::new(ProblemKind::Internal, "the server's log has details under the request id")
     }
 }
 
@@ -286,7 +286,7 @@ impl From<Error> for Problem {
             Error::Conflict { first, .. } => Self::key_conflict(first),
             other => {
                 tracing::error!(problem = %other, "a request failed");
-                Self::new(ProblemKind::Internal, "the server's log says more; look for the request id")
+                Self::new(ProblemKind::Internal, "the server's log has details under the request id")
             }
         }
     }

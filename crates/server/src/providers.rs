@@ -1,4 +1,4 @@
-//! Providers as an operator describes them: the same rules for the command line and the API.
+//! The rules for configuring and testing providers that the API and the command line share.
 
 use postcommit::Recipient;
 use postcommit_channel::driver::{self, FailOn, Kind, Parts};
@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-/// How often a change is made anew over what others have changed meanwhile. Of so many who change one provider at once none is sent away.
+/// How often a change is retried over concurrent changes. This many concurrent changes of one provider all succeed.
 const TRIES: usize = 64;
 
 /// Why a provider was not made, changed, removed or tested.
@@ -24,19 +24,19 @@ pub enum ProviderError {
     /// The name is taken.
     #[error("provider {0:?} exists; update it instead")]
     Exists(String),
-    /// The tenant has as many as it may.
+    /// The tenant has the most providers allowed.
     #[error("the tenant has {PROVIDERS} providers, which is the most it may have; delete one that is not needed")]
     TooMany,
-    /// The change was made for another revision than it has.
+    /// The change names another revision than the provider has.
     #[error("provider {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision")]
     Outdated { name: String, asked: i32, found: i32 },
-    /// Others were always faster.
+    /// Concurrent changes won every time.
     #[error("others changed provider {0:?} {TRIES} times while this was to be done; nothing was done, try again")]
     Overtaken(String),
-    /// There is none of that name.
+    /// There is no provider of that name.
     #[error("there is no provider {0:?}")]
     Unknown(String),
-    /// So many deliveries wait for it.
+    /// This many deliveries wait for it.
     #[error("{1} deliveries wait for provider {0}; let them finish, cancel them, or pause it instead")]
     Waited(String, i64),
     /// A test makes no delivery, and a message in an inbox is written by a delivery.
@@ -53,7 +53,7 @@ pub enum ProviderError {
     Database(#[from] DbError),
 }
 
-/// What is given; the rest stays, or is the driver's default.
+/// What to set; the rest keeps its value, or the driver's default.
 #[derive(Default)]
 pub struct Change {
     pub channel: Option<String>,
@@ -64,13 +64,13 @@ pub struct Change {
     pub concurrency: Option<i32>,
     pub timeout_ms: Option<i32>,
     pub is_default: Option<bool>,
-    /// Sends a second and at once; `Some(None)` takes it off.
+    /// Sends per second and burst; `Some(None)` removes the limit.
     pub rate_per_s: Option<Option<f64>>,
     pub burst: Option<Option<i32>>,
     pub enabled: Option<bool>,
 }
 
-/// What providers are made with.
+/// What providers are made and changed with.
 pub struct Workshop<'a> {
     pub store: &'a Store,
     pub keys: &'a KeySource,
@@ -98,7 +98,8 @@ impl Workshop<'_> {
             if !change.secrets.is_empty() {
                 draft.secrets = Some(self.keys.or_new()?.seal(&change.secrets, tenant, name));
             }
-            // Nobody asked for it: the first of its channel is the default, and takes it from nobody who came in between.
+            // Unless told otherwise, the first provider of its channel is the default. It does not replace a default
+            // made meanwhile.
             let is_first = change.is_default.is_none() && !known.iter().any(|other| other.channel == draft.channel && other.is_default);
             draft.is_default |= is_first;
             let is_made = match is_first {
@@ -112,8 +113,8 @@ impl Workshop<'_> {
         Err(ProviderError::Overtaken(name.to_owned()))
     }
 
-    /// Changes what is given; with a revision, only if it still has that one. What others change at the same moment stays. False when nothing is other than
-    /// before: then nothing is written.
+    /// Changes what is given; with a revision, only if the provider still has it. Concurrent changes of other fields
+    /// are kept. False when nothing differs: then nothing is written.
     pub async fn update(&self, tenant: i32, name: &str, revision: Option<i32>, change: &Change) -> Result<bool, ProviderError> {
         for _ in 0..TRIES {
             let from = self.find(tenant, name).await?;
@@ -144,11 +145,11 @@ impl Workshop<'_> {
         Ok(ProviderChange { from, to, secrets: anew })
     }
 
-    /// The secrets it has.
+    /// The secrets it has now.
     fn opened(&self, known: &Provider, given: &Secrets) -> Result<Secrets, ProviderError> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
-            // All set anew: what was sealed before, perhaps with a key that is lost, no longer matters.
+            // All secrets are set anew: the old ones, perhaps sealed with a lost key, no longer matter.
             Err(_) if driver::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(*name))) => {
                 Ok(Secrets::new())
             }
@@ -156,7 +157,7 @@ impl Workshop<'_> {
         }
     }
 
-    /// Removes one that nothing waits for.
+    /// Removes a provider that no delivery waits for.
     pub async fn delete(&self, tenant: i32, name: &str) -> Result<(), ProviderError> {
         match self.store.delete_provider(tenant, name).await? {
             Some(0) => Ok(()),
@@ -169,7 +170,7 @@ impl Workshop<'_> {
         self.store.provider(tenant, name).await?.ok_or_else(|| ProviderError::Unknown(name.to_owned()))
     }
 
-    /// Holds the whole to its limits, and has the driver itself look at it.
+    /// Checks the limits, and lets the driver check its settings.
     fn check(&self, draft: &ProviderDraft, secrets: &Secrets) -> Result<(), ProviderError> {
         draft.check().map_err(ProviderError::Field)?;
         let (settings, guarantee) = (&draft.settings, draft.guarantee);
@@ -236,7 +237,7 @@ pub async fn test(
     Ok(result)
 }
 
-/// A provider of which nothing was said yet.
+/// A provider with the driver's defaults.
 fn blank(name: &str, kind: &Kind) -> ProviderDraft {
     ProviderDraft {
         name: name.to_owned(),
@@ -255,10 +256,10 @@ fn blank(name: &str, kind: &Kind) -> ProviderDraft {
     }
 }
 
-/// Lays what was given over the draft; secrets are another matter.
+/// Applies the change to the draft, except for secrets.
 fn laid_over(mut draft: ProviderDraft, change: &Change) -> Result<ProviderDraft, ProviderError> {
     for (name, value) in &change.settings {
-        // What is null is taken away.
+        // Null removes a setting.
         match (value, draft.settings.as_object_mut()) {
             (Value::Null, Some(settings)) => drop(settings.remove(name)),
             (value, Some(settings)) => drop(settings.insert(name.clone(), value.clone())),

@@ -1,14 +1,14 @@
-//! How often somebody may knock: a bucket for each, refilled as time passes.
+//! Rate limits: a token bucket per key.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many are remembered at most; beyond that those who have not knocked lately are forgotten first.
+/// Most buckets kept; beyond that the least recently used are dropped.
 const REMEMBERED: usize = 10_000;
 
-/// One bucket per key: so many at once, refilled at so many a second.
+/// A bucket per key: a burst, refilled per second.
 pub struct Buckets<K> {
     per_s: f64,
     burst: f64,
@@ -22,12 +22,12 @@ struct Level {
 }
 
 impl<K: Hash + Eq> Buckets<K> {
-    /// No more than `per_s` a second in the long run, and `burst` at once. 0 a second is no limit at all.
+    /// At most `per_s` per second in the long run, and `burst` together. 0 per second is no limit.
     pub fn new(per_s: f64, burst: f64) -> Self {
         Self { per_s, burst: burst.max(1.0), levels: Mutex::default() }
     }
 
-    /// Takes one, or says how long to wait for it.
+    /// Takes one token, or returns how long to wait for it.
     pub fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         if self.per_s <= 0.0 {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
 use crate::{door, telemetry};
 
-/// ServeOptions often it is written down which keys were used.
+/// How often the use of keys is written.
 const NOTE_USE: Duration = Duration::from_secs(30);
 
 /// What a process does.
@@ -42,7 +42,7 @@ impl Role {
     }
 }
 
-/// ServeOptions to serve.
+/// The options of `serve`.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeOptions {
     pub role: Role,
@@ -52,7 +52,7 @@ pub struct ServeOptions {
     pub while_stdin: bool,
 }
 
-/// Serves until told to stop.
+/// Serves until a stop signal.
 pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     telemetry::start(&settings.log);
     let store = open(settings, how.migrate).await?;
@@ -71,7 +71,7 @@ pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     })?;
     let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
     Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
-    // For whoever reads the log by program: what the greeting says to people, without what is secret.
+    // For log readers: the greeting without its secrets.
     let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
     tracing::info!(version, role = how.role.name(), listen, database, "ready");
     note_access(&store).await;
@@ -91,9 +91,9 @@ pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// Opens the store, its schema as this program knows it and its walls standing.
+/// Opens the store, and checks its schema and the isolation of tenants.
 async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
-    // An application's own file is never taken for ours: only a database that this start makes gets a provider.
+    // Only a database that this start makes gets a provider; a file of an application gets none.
     let missing = app::missing_file(settings);
     if let (Some(path), false) = (&missing, migrate) {
         return Err(app::no_database(path));
@@ -110,7 +110,7 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// Says who else could reach the database. Nothing depends on the answer.
+/// Logs who else could reach the database.
 async fn note_access(store: &Store) {
     match store.access().await {
         Ok(access) => access.iter().flat_map(Access::notes).for_each(|note| tracing::warn!("{note}")),
@@ -127,7 +127,7 @@ async fn note_use_forever(app: AppState) {
     }
 }
 
-/// Without any key nobody could come in: the first start makes one that may do everything.
+/// Without a key the API is closed: the first start makes one with scope `ops`.
 async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     if store.any_key().await? {
         return Ok(None);
@@ -135,14 +135,14 @@ async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     let draft = KeyDraft { name: "made at the first start".into(), scopes: [Scope::Ops].into_iter().collect(), expires_at: None };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     match store.create_key(tenant, &draft).await {
-        // Shown to whoever started it, this once.
+        // Shown once, to the person who started the server.
         Ok(made) => Ok(Some(made.token.reveal().to_owned())),
         Err(KeyError::Database(problem)) => Err(problem.into()),
         Err(refused) => Err(Failure::new(Exit::Refused, refused.to_string())),
     }
 }
 
-/// The first signal asks to finish, the second to stop at once.
+/// The first signal asks to finish, the second to stop immediately.
 fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> {
     let (tell, told) = watch::channel(Stop::No);
     if while_stdin {
@@ -162,7 +162,11 @@ fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> 
             }
             tracing::info!(
                 "{}",
-                if stop == Stop::Finish { "stopping: finishing what is under way; once more to stop at once" } else { "stopping at once" }
+                if stop == Stop::Finish {
+                    "stopping: finishing what is under way; signal again to stop immediately"
+                } else {
+                    "stopping immediately"
+                }
             );
             let _ = tell.send(stop);
         }
@@ -170,7 +174,7 @@ fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> 
     Ok(told)
 }
 
-/// A new embedded database begins with a provider that serves every channel and sends nothing.
+/// A new embedded database gets a provider that serves every channel and sends nothing.
 async fn make_capture(store: &Store) -> Result<(), Failure> {
     let draft = ProviderDraft {
         name: "capture".into(),
@@ -191,11 +195,12 @@ async fn make_capture(store: &Store) -> Result<(), Failure> {
     Ok(store.create_provider(tenant, &draft).await.map(drop)?)
 }
 
-/// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.
+/// The greeting on the terminal. It is printed after everything that can fail: a key that nobody saw would exist for
+/// ever.
 struct Greeting {
     url: String,
     role: Role,
-    /// A link to sign in, and the first key; for those who serve the API.
+    /// A sign-in link and the first key, in roles that serve the API.
     sign_in: Option<String>,
     first_key: Option<String>,
     providers: Vec<Provider>,
@@ -234,7 +239,7 @@ impl Greeting {
         if self.providers.is_empty() {
             say!("  provider   none yet: `{me} providers create --help`");
         }
-        // Where nobody delivers, whoever waits would wait in vain.
+        // `--wait` makes no sense where no process delivers.
         if let (Some(somebody), false) = (self.somebody(), self.role == Role::Api) {
             let same = if is_secret(settings) { ", with the same database.url" } else { "" };
             let database = which_database(settings);
@@ -244,7 +249,8 @@ impl Greeting {
         }
     }
 
-    /// Who can be reached by what is there: by mail that is only captured, else in-app, which needs no provider of anybody's making.
+    /// A recipient that works here: an email address if email is captured, otherwise an inbox, which needs no
+    /// configured provider.
     fn somebody(&self) -> Option<&'static str> {
         let is_default_s = |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
         let mut own = self.providers.iter().filter(is_default_s);
@@ -265,7 +271,7 @@ impl Greeting {
     }
 }
 
-/// The flag that another terminal needs; a URL with a password is not printed.
+/// The flag that a command in another terminal needs; a URL with a password is not printed.
 fn which_database(settings: &Settings) -> String {
     let url = &settings.database.url;
     let is_known = DEFAULTS.contains(&format!("url = \"{url}\"")) || std::env::var("POSTCOMMIT_DATABASE_URL").is_ok();

@@ -1,4 +1,4 @@
-//! Who changed what.
+//! The audit log.
 
 use axum::Json;
 use axum::extract::State;
@@ -34,7 +34,7 @@ pub struct AuditQuery {
     to: Option<Timestamp>,
 }
 
-/// The audit log, newest first: who, what, on which filter, how many.
+/// The audit log, newest first: actor, action, subject or filter, and count.
 #[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(AuditQuery, PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<AuditRow>), ProblemResponses))]
 pub async fn list_audit(

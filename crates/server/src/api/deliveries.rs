@@ -1,4 +1,4 @@
-//! Deliveries: listed, looked into, retried, discarded; one, some, or all that match.
+//! Deliveries: list, show, retry, discard; by id, or by filter as a job.
 
 mod query;
 
@@ -62,12 +62,12 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
     store.delivery_key(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("delivery"))
 }
 
-/// What was done to one.
+/// The result for one delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DeliveryDone {
     /// `{notification}.{n}`.
     id: String,
-    /// Where it stands now.
+    /// Its state now.
     state: String,
 }
 
@@ -86,7 +86,7 @@ fn not_parked(state: &str) -> Problem {
     Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
 }
 
-/// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
+/// Sets a parked delivery back to pending, with its counters reset. A delivery that was sent is not sent again.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn retry_delivery(
@@ -108,7 +108,7 @@ pub async fn discard_delivery(
     act_on_one(&app, &caller, id, Act::Discard).await
 }
 
-/// Says that it did arrive: what was sent, or parked because nobody knew.
+/// Marks a delivery as delivered that was sent, or is parked as `outcome_unknown`.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn mark_delivery_delivered(
@@ -128,67 +128,68 @@ pub async fn mark_delivery_delivered(
     }
 }
 
-/// Either some by their ids, answered at once; or all that match a filter, as a job.
+/// Deliveries by their ids, answered immediately; or all that match a filter, as a job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActRequest {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
-    /// All parked deliveries that match when asked; what is parked later is left alone. It names at least one condition:
-    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` says whose with `?tenant=`, else it is its own.
+    /// All parked deliveries that match now; deliveries parked later are left alone. It names at least one condition:
+    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` names the tenant by `?tenant=`; otherwise
+    /// it is its own.
     filter: Option<DeliveryQuery>,
-    /// With a filter: so many a second at most. Default 500.
+    /// With a filter: at most this many per second. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
-    /// With a filter: only count what matches, and do nothing.
+    /// With a filter: only count the matches.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What a filter would be about now.
+/// How many deliveries a filter matches now.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MatchCount {
-    /// What would be done.
+    /// The act that was asked for.
     kind: Act,
-    /// To how many.
+    /// How many deliveries match.
     total: i64,
-    /// False: there are at least so many.
+    /// False: at least this many.
     is_exact: bool,
 }
 
-/// By ids, or counted.
+/// The answer by ids, or to `dry_run`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum ActAnswer {
     /// By ids: a result for each.
     Results(ActResults),
-    /// By filter, with `dry_run`: how many there are.
+    /// By filter, with `dry_run`: how many match.
     Count(MatchCount),
 }
 
-/// What became of each.
+/// The results by id.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActResults {
-    /// How many it was done to.
+    /// How many were acted on.
     done: usize,
     /// One for each id, in the order given.
     results: Vec<ActResult>,
 }
 
-/// What became of one.
+/// The result for one id.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActResult {
-    /// As given.
+    /// The id as given.
     id: String,
     /// `done`, `refused` or `not_found`.
     result: &'static str,
-    /// Where it stands, when refused.
+    /// The state of a refused one.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
 }
 
-/// Retries some, or all that match.
+/// Retries deliveries by id, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
 pub async fn retry_deliveries(
@@ -199,7 +200,7 @@ pub async fn retry_deliveries(
     act_on_many(&app, &caller, many, Act::Retry).await
 }
 
-/// Discards some, or all that match.
+/// Discards deliveries by id, or all that match.
 #[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
     responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
 pub async fn discard_deliveries(
@@ -216,7 +217,7 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
-        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "goes with a filter; ids are counted by whoever names them")),
+        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "is only allowed together with filter")),
         (Some(ids), None) => Ok(Json(ActAnswer::Results(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
         (None, Some(filter)) => {
             let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
@@ -242,7 +243,7 @@ async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) ->
     Ok(ActResults { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
-/// The filter's field, and what is wrong with it.
+/// Names the field of the filter.
 fn refused(error: FilterError) -> Problem {
     match error {
         FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),

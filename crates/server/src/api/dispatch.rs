@@ -18,22 +18,22 @@ use crate::read::Params;
 /// Longest time a pass may claim for, in seconds.
 const SECONDS_MAX: u64 = 300;
 
-/// How long.
+/// How long to claim.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PassQuery {
-    /// Nothing more is claimed after so many seconds; what is under way is finished. Default 30.
+    /// Nothing more is claimed after this many seconds; what is under way is finished. Default 30.
     #[param(minimum = 1, maximum = 300)]
     seconds: Option<u64>,
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PassResult {
     /// Sent or delivered.
     sent: u64,
-    /// To be tried again.
+    /// To be retried.
     again: u64,
     /// Parked.
     parked: u64,
@@ -43,10 +43,11 @@ pub struct PassResult {
     more: bool,
 }
 
-/// Delivers what is due now, and answers when it is done.
+/// Delivers what is due now, and answers when that is done.
 ///
-/// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time: while another is under way, in whatever process, the answer is 409
-/// and nothing is claimed. A pass that was killed keeps others waiting for 30 seconds at most.
+/// Safe to repeat and to call from many machines: no delivery is sent twice by it. One pass runs at a time: while
+/// another is under way, in any process, the answer is 409 and nothing is claimed. A killed pass blocks others for at
+/// most 30 seconds.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
     responses((status = 200, description = "Done", body = PassResult), ProblemResponses))]
 pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<PassQuery>) -> Result<Json<PassResult>, Problem> {
@@ -59,12 +60,12 @@ pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): P
     };
     let mut dispatcher = Dispatcher::new(app.tools.clone()).await?;
     let tally = dispatcher.tally();
-    // In a task of its own: a client that goes away must not leave sends half done.
+    // In its own task: a client that hangs up must not cancel sends under way.
     let passing = tokio::spawn(async move {
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more = match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass broke off"))?? {
+    let more = match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass ended without a result"))?? {
         dispatch::Passed::Done { more } => more,
         dispatch::Passed::Elsewhere => return Err(under_way()),
     };

@@ -39,18 +39,18 @@ pub struct ResendRequest {
     /// Over which channel.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     channel: String,
-    /// Only of this event type; none is whatever was last.
+    /// Only of this event type; none is the last one sent.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
-    /// The same again is not sent again; without one, every request is a new send.
+    /// A repeated id is not sent again; without one, every request is a new send.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     request_id: Option<String>,
 }
 
-/// Sends once more what was last sent for an entity over a channel, to the same recipients.
+/// Sends again what was last sent for an entity over a channel, to the same recipients.
 ///
-/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and both are listed for the entity. Its story says who
-/// asked for it.
+/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and
+/// both are listed for the entity. Its story names the actor.
 #[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
     request_body = ResendRequest,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
@@ -76,7 +76,7 @@ pub async fn resend_entity(
     Ok(enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?.into_response())
 }
 
-/// What of it to take back.
+/// Which deliveries to cancel.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CancelRequest {
@@ -85,7 +85,7 @@ pub struct CancelRequest {
     event_type: Option<String>,
 }
 
-/// Takes back what is not yet sent for an entity: a cancelled booking's reminders.
+/// Cancels what is not yet sent for an entity, e.g. the reminders of a cancelled booking.
 #[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
     request_body = CancelRequest, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_entity(

@@ -1,7 +1,7 @@
-//! Inboxes: what users were told in-app, for the tenant's keys and for the users' own browsers.
+//! Inboxes: in-app messages of users, for the tenant's keys and for the users' browsers.
 //!
-//! A key reads and marks in any inbox of its tenant; a user token in its user's alone. Browsers call from the tenant's own pages: `cors.rs` answers those
-//! that `inbox.origins` names.
+//! A key reads and marks in every inbox of its tenant, a user token in its user's alone. Browsers call from the
+//! tenant's pages: `cors.rs` answers those that `inbox.origins` names.
 
 pub mod cors;
 mod stream;
@@ -33,13 +33,13 @@ use visitor::Visitor;
 /// A message in an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxMessage {
-    /// The delivery it came by: `{notification}.{n}`.
+    /// The delivery that brought it: `{notification}.{n}`.
     id: String,
-    /// When it came, among the changes of this inbox: later ones have higher numbers.
+    /// Its position among the changes of this inbox; later changes have higher numbers.
     position: i64,
-    /// What happened.
+    /// The event type.
     event_type: String,
-    /// About what.
+    /// The entity.
     entity: Option<String>,
     /// Heading.
     title: Option<String>,
@@ -47,16 +47,16 @@ pub struct InboxMessage {
     body: Option<String>,
     /// Where the reader should go: http(s), mailto or tel.
     action_url: Option<String>,
-    /// What the notification's `data` holds for `in_app`.
+    /// The notification's `data` for `in_app`.
     #[schema(value_type = Option<Object>)]
     data: Option<Box<RawValue>>,
-    /// When it came.
+    /// When it arrived.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
-    /// Since when it is read.
+    /// When it was read.
     #[schema(value_type = Option<String>, format = DateTime)]
     read_at: Option<Timestamp>,
-    /// Since when it is archived.
+    /// When it was archived.
     #[schema(value_type = Option<String>, format = DateTime)]
     archived_at: Option<Timestamp>,
 }
@@ -73,7 +73,7 @@ impl From<InboxRow> for InboxMessage {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct InboxQuery {
-    /// Which of them.
+    /// The folder.
     #[serde(default)]
     #[param(inline, default = "current")]
     folder: Folder,
@@ -82,14 +82,14 @@ pub struct InboxQuery {
 /// A page of an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxListing {
-    /// Newest first; what has expired is left out.
+    /// Newest first, without expired messages.
     items: Vec<InboxMessage>,
     /// Pass it as `cursor` for the page after this one; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
     /// How many messages are unread in all.
     unread: i64,
-    /// The last change that the page shows: what the stream goes on from, and the bound for marking all as read.
+    /// The last change that the page shows: the stream resumes after it, and it is the bound for marking all as read.
     position: i64,
 }
 
@@ -117,11 +117,11 @@ pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem
     Ok(Json(UnreadCount { unread: visitor.unread().await? }))
 }
 
-/// How far to go.
+/// Up to where to mark.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadAll {
-    /// `position` of the list that the user saw: what came after it stays unread.
+    /// `position` of the list that the user saw; later messages stay unread.
     #[schema(minimum = 0)]
     up_to: i64,
 }
@@ -130,7 +130,7 @@ fn check_position(field: &str, position: i64) -> Result<(), Problem> {
     if position < 0 { Err(Problem::invalid(field, format!("is {position}; positions begin at 0"))) } else { Ok(()) }
 }
 
-/// What marking all has done.
+/// The result of marking all.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReadAllDone {
     /// How many were marked.
@@ -139,7 +139,7 @@ pub struct ReadAllDone {
     unread: i64,
 }
 
-/// Marks all as read that came up to a position.
+/// Marks all messages up to a position as read.
 #[utoipa::path(post, path = "/v1/inbox/{user}/read-all", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), TenantQuery), request_body = ReadAll,
     responses((status = 200, description = "Done", body = ReadAllDone), ProblemResponses))]
@@ -149,7 +149,7 @@ pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Js
     Ok(Json(ReadAllDone { read, unread: visitor.unread().await? }))
 }
 
-/// A message and how things stand now.
+/// The result of marking a message.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Marked {
     /// The message.
@@ -166,7 +166,7 @@ async fn mark(visitor: &Visitor, id: &str, mark: Mark) -> Result<Json<Marked>, P
     Ok(Json(Marked { id: id.to_string(), unread: visitor.unread().await? }))
 }
 
-/// Marks a message as read; once more changes nothing.
+/// Marks a message as read; repeating it changes nothing.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/read", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn read_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
@@ -180,21 +180,21 @@ pub async fn unread_message(visitor: Visitor, Path((_, id)): Path<(String, Strin
     mark(&visitor, &id, Mark::Unread).await
 }
 
-/// Puts a message out of the way; it no longer counts as unread.
+/// Archives a message; it no longer counts as unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/archive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Archive).await
 }
 
-/// Brings a message back, read or not as it was.
+/// Moves a message out of the archive; it stays read or unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unarchive).await
 }
 
-/// How long a token is to hold.
+/// How long a token is valid.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -210,13 +210,13 @@ pub struct UserToken {
     /// For the user's browser: opens this inbox and nothing else.
     #[schema(example = "pcu_…")]
     token: String,
-    /// Until when.
+    /// When it expires.
     #[schema(value_type = String, format = DateTime)]
     expires_at: Timestamp,
 }
 
-/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
-/// more than they have.
+/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so this needs scope
+/// `operate`: a key cannot give more rights than it has.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
     params(("user" = String, Path, description = "The user's id"), TokenQuery, PageQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
 pub async fn mint_user_token(

@@ -1,4 +1,4 @@
-//! Jobs: what is done to many deliveries in the background.
+//! Jobs: acts on many deliveries in the background.
 
 use axum::Json;
 use axum::extract::State;
@@ -25,7 +25,7 @@ pub async fn list_jobs(
     Ok(Json(Listing::of(rows, page.limit(), |job| job.id)))
 }
 
-/// How far it is.
+/// The progress of a job.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The job", body = Job), ProblemResponses))]
 pub async fn get_job(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
@@ -33,7 +33,7 @@ pub async fn get_job(State(app): State<AppState>, Reader(caller): Reader, Id(id)
     job.map(Json).ok_or_else(|| Problem::not_found("job"))
 }
 
-/// Stops it after the slice that is under way. What was done stays done.
+/// Stops a job after the slice that is under way. What was done stays done.
 #[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "It does no more", body = Job), ProblemResponses))]
 pub async fn cancel_job(State(app): State<AppState>, Operator(caller): Operator, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {

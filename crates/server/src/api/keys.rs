@@ -1,4 +1,4 @@
-//! Keys: made, listed, taken back.
+//! API keys: make, list, revoke.
 
 use axum::Json;
 use axum::extract::State;
@@ -17,7 +17,7 @@ use crate::auth::Administrator;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
-/// Keys, newest first, revoked and expired ones among them; never their secrets.
+/// Keys, newest first, including revoked and expired ones, without secrets.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<Key>), ProblemResponses))]
 pub async fn list_keys(
@@ -38,10 +38,10 @@ pub struct NewKey {
     /// What it is for.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
-    /// What it may do; not more than the key that makes it.
+    /// Its scopes; not more than those of the key that makes it.
     #[schema(schema_with = scopes, example = json!(["enqueue", "read"]))]
     scopes: Vec<String>,
-    /// Until when; none is for ever.
+    /// When it expires; none is never.
     expires_at: Option<Timestamp>,
 }
 
@@ -55,11 +55,11 @@ fn scopes() -> Array {
 pub struct MadeKey {
     /// Its public part.
     id: String,
-    /// All of it. It is not shown again.
+    /// The whole key. It is not shown again.
     token: String,
 }
 
-/// Makes a key. The answer holds it, this once.
+/// Makes a key. Only this answer holds it.
 #[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(TenantQuery), request_body = NewKey,
     responses((status = 201, description = "Made", body = MadeKey), ProblemResponses))]
 pub async fn create_key(
@@ -84,7 +84,7 @@ pub async fn create_key(
     }
 }
 
-/// Takes a key back, at once and for good, and with it the sessions that stand on it.
+/// Revokes a key immediately and for good, and ends its sessions.
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), TenantQuery),
     responses((status = 204, description = "It is taken back"), ProblemResponses))]
 pub async fn revoke_key(

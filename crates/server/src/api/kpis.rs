@@ -1,4 +1,4 @@
-//! KPIs and series: how it stands, and how it went.
+//! KPIs now, and series over time.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct KpiQuery {
     stuck_after_s: Option<u64>,
 }
 
-/// What KPIs are told apart by.
+/// What KPIs are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KpisBy {
@@ -46,7 +46,7 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
     }
 }
 
-/// How it stands: queue, stuck, parked, the age of the oldest, and what came of the last interval.
+/// The KPIs now: queue, stuck, parked, the age of the oldest, and the results of the last interval.
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
     responses((status = 200, description = "How it stands now", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
@@ -66,10 +66,11 @@ pub async fn get_kpis(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SeriesQuery {
-    /// How long a slot is. Default `minute`.
+    /// The length of a slot. Default `minute`.
     #[param(inline)]
     per: Option<Per>,
-    /// What the lines are. Default `state`; by channel and site what was sent, delivered or parked is counted.
+    /// What the lines stand for. Default `state`; by channel and site, deliveries that were sent, delivered or parked
+    /// are counted.
     #[param(inline)]
     by: Option<By>,
     /// From the slot that holds this. Default: 60 slots before `to`.
@@ -89,7 +90,7 @@ pub async fn get_kpi_series(
     let per = wanted.per.unwrap_or(Per::Minute);
     let to = match wanted.to {
         Some(to) => to,
-        // The present slot is taken in.
+        // The current slot is included.
         None => app.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {

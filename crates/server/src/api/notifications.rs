@@ -1,4 +1,4 @@
-//! Notifications: accepted, listed, looked into, taken back.
+//! Notifications: enqueue, list, show, cancel.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ use crate::problem::{Problem, ProblemBody, ProblemKind};
 use crate::read::{self, Id, Text, check_lengths};
 use crate::watching::Traced;
 
-/// Another name for the body's field, for clients that repeat requests on their own.
+/// The header form of `idempotency_key`, for clients that repeat requests automatically.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Words of a title that one list looks for.
+/// Most words of a title filter.
 const TITLE_WORDS: usize = 8;
 
-/// What to say, to whom, by which channels and when.
+/// A notification: content, recipients, channels and times.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "describes what the engine reads digit for digit")]
@@ -44,16 +44,17 @@ pub struct NewNotification {
     /// The event's data: at most 256 KB and 32 levels. Digits are kept as they are.
     #[schema(value_type = Option<Value>, example = json!({"bookingId": 12345}))]
     payload: Option<Value>,
-    /// Unique in the tenant: the same key is sent once. Without one nothing is recognised as a repetition. May also be given as the header `Idempotency-Key`.
+    /// Unique in the tenant: the same key is sent once. Without one, a repetition is not recognised. May also be
+    /// given as the header `Idempotency-Key`.
     #[schema(min_length = 1, max_length = 255, example = "booking:12345:confirmed:1")]
     idempotency_key: Option<String>,
-    /// Whose it is. Only a key of scope `ops` may name another tenant than its own.
+    /// The tenant. Only a key of scope `ops` may name another than its own.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     tenant: Option<String>,
-    /// The thing it is about.
+    /// The entity that it is about.
     #[schema(min_length = 1, max_length = 255, example = "12345")]
     entity: Option<String>,
-    /// To whom, one object each.
+    /// The recipients, one object each.
     #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
     /// Narrows the channels; empty means what each kind of address implies.
@@ -68,16 +69,16 @@ pub struct NewNotification {
     /// Where the reader should go: http, https, mailto or tel.
     #[schema(max_length = 2048)]
     action_url: Option<String>,
-    /// What one channel alone needs, by channel; at most 64 KB.
+    /// Data for single channels, by channel; at most 64 KB.
     #[schema(value_type = Option<Object>)]
     data: Option<Value>,
-    /// 9 first. Default 5.
+    /// 0 to 9, 9 first. Default 5.
     #[schema(minimum = 0, maximum = 9, default = 5)]
     priority: Option<i16>,
-    /// Not before this. Default: at once.
+    /// Not before this time. Default: immediately.
     #[schema(value_type = Option<String>, format = DateTime)]
     due_at: Option<Timestamp>,
-    /// Never after this. Default: 30 days after it is due.
+    /// Never after this time. Default: 30 days after it is due.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
     /// Where it came from.
@@ -113,13 +114,13 @@ pub struct NotificationSource {
     traceparent: Option<String>,
 }
 
-/// What became of it.
+/// The accepted notification.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Enqueued {
-    /// The notification's id; of a repeated key, the first one's.
+    /// The notification's id; for a repeated key, that of the first one.
     #[schema(value_type = String, format = Uuid)]
     id: Uuid,
-    /// The key stood already, with the same content: nothing new was enqueued.
+    /// The key was used before with the same content: nothing new was enqueued.
     duplicate: bool,
 }
 
@@ -135,7 +136,7 @@ impl IntoResponse for Enqueued {
     }
 }
 
-/// The header, if it is there: once, and a text.
+/// The header, which may be given once, as text.
 fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (all.next(), all.next()) {
@@ -150,7 +151,7 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 
 /// Accepts a notification. The answer comes after the row is durable.
 ///
-/// The same key again answers 200 with the first id; with other content 409, and nothing is enqueued.
+/// A repeated key answers 200 with the first id; with other content 409, and nothing is enqueued.
 #[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
@@ -170,7 +171,7 @@ pub async fn enqueue_notification(
     Ok(enqueued(&accepted)?.into_response())
 }
 
-/// The span of enqueueing, if it is recorded; otherwise what the caller said of its trace is passed on as it is.
+/// The span of enqueueing, if it is recorded; otherwise the caller's trace is passed on unchanged.
 pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
@@ -195,14 +196,14 @@ impl Enqueueing {
     }
 }
 
-/// Holds it to its limits, and to what is configured.
+/// Checks a notification against its limits and the configuration.
 async fn checked(app: &App, caller: &Caller, json: &str, key: Option<&str>) -> Result<Incoming, Problem> {
     let named = match named_tenant(json) {
         Ok(named) => named,
         Err(problem) if problem.is_syntax() || problem.is_eof() => {
             return Err(Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {problem}")));
         }
-        // A tenant that is no text: whoever reads the rest names the field.
+        // The tenant is not a text: reading the rest names the field.
         Err(_) => None,
     };
     let (tenant, name) = caller.tenant_named(app, named.as_deref()).await?;
@@ -216,7 +217,7 @@ pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
     Ok(Enqueued { id: accepted.id, duplicate: accepted.duplicate })
 }
 
-/// Up to 1,000 at once.
+/// Up to 1,000 notifications.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewNotifications {
@@ -230,7 +231,7 @@ pub struct NewNotifications {
 pub struct EnqueuedMany {
     /// How many are new.
     accepted: usize,
-    /// How many stood already.
+    /// How many keys were used before.
     duplicates: usize,
     /// How many were refused.
     refused: usize,
@@ -238,16 +239,16 @@ pub struct EnqueuedMany {
     results: Vec<EnqueuedItem>,
 }
 
-/// What became of one item.
+/// The result for one item.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EnqueuedItem {
-    /// As the answer to a single one would have: 202, 200, 409, 422 or 503.
+    /// The status that a single request would have had: 202, 200, 409, 422 or 503.
     status: u16,
     /// The notification's id, if it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = Uuid)]
     id: Option<Uuid>,
-    /// The key stood already, with the same content.
+    /// The key was used before with the same content.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
     /// Why it was refused.
@@ -269,8 +270,8 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     }
 }
 
-/// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up. All that are sound are written by one commit; when the client hangs up
-/// before that begins, nothing is.
+/// Accepts up to 1,000 notifications independently: a refused one does not affect the others. All valid ones are
+/// written in one commit. If the client hangs up before that begins, nothing is written.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
     responses((status = 200, description = "A result per item", body = EnqueuedMany), ProblemResponses))]
 pub async fn enqueue_notifications(
@@ -310,7 +311,7 @@ pub async fn enqueue_notifications(
     Ok(Json(EnqueuedMany { accepted: having(false), duplicates: having(true), refused: count - having(false) - having(true), results }))
 }
 
-/// Who has hung up sends it again, under the same keys or under none: what is not begun is better left to that.
+/// A client that hung up will repeat the batch, perhaps without keys: do not begin it.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
     if waits.has_left() { Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
 }
@@ -320,7 +321,7 @@ fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct NotificationQuery {
-    /// Only in this state; the least finished of its deliveries speaks for a notification.
+    /// Only in this state; a notification has the state of its least finished delivery.
     #[param(inline)]
     state: Option<DeliveryState>,
     /// Only with a delivery on this channel, or asking for it.
@@ -338,7 +339,7 @@ pub struct NotificationQuery {
     /// Only to this list.
     #[param(max_length = 255)]
     list: Option<String>,
-    /// Only the one that holds this key.
+    /// Only the one with this idempotency key.
     #[param(max_length = 255)]
     idempotency_key: Option<String>,
     /// Only enqueued at this time or later.
@@ -347,7 +348,7 @@ pub struct NotificationQuery {
     to: Option<Timestamp>,
     /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
     stuck: Option<bool>,
-    /// Only with so many attempts or more.
+    /// Only with this many attempts or more.
     #[param(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
     /// Only with each of these words in the title, in any case; at most 8.
@@ -394,7 +395,7 @@ impl NotificationQuery {
 
 /// Notifications, newest first.
 ///
-/// A page may end before it is full: then enough was looked at for once, and `next` goes on.
+/// A page may end before it is full, since one request examines a bounded number of rows; `next` continues.
 #[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(NotificationQuery, PageQuery, TenantQuery),
     responses((status = 200, description = "A page", body = Listing<NotificationRow>), ProblemResponses))]
 pub async fn list_notifications(
@@ -406,7 +407,7 @@ pub async fn list_notifications(
     Ok(Json(Listing::walked(caller.store(&app).notification_rows(&filter).await?)))
 }
 
-/// The full story: the notification, its deliveries, every attempt in order, and who acted.
+/// The full story: the notification, its deliveries, every attempt in order, and the acts of operators.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The story", body = Story), ProblemResponses))]
 pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Story>, Problem> {
@@ -414,7 +415,7 @@ pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reade
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
+/// The status in brief: state, retries, last error, when it was enqueued and delivered.
 #[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The status", body = Status), ProblemResponses))]
 pub async fn get_notification_status(
@@ -426,16 +427,16 @@ pub async fn get_notification_status(
     status.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// How many were taken back.
+/// How many deliveries were cancelled.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Cancelled {
     /// Deliveries that will not be sent.
     pub cancelled: i64,
-    /// Deliveries that were under way: too late for them, but they are not tried again.
+    /// Deliveries that were under way: this attempt goes on, but they are not retried.
     pub under_way: i64,
 }
 
-/// Takes back what is not yet sent of it.
+/// Cancels the deliveries that are not yet sent.
 #[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_notification(

@@ -1,4 +1,4 @@
-//! Providers: described, tried out, paused. Secrets go in and never come out.
+//! Providers: configure, test, pause. Secrets are written and never shown.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::problem::{Problem, ProblemKind};
 use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
 use crate::read::{Body, Id};
 
-/// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
+/// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
 
@@ -31,41 +31,42 @@ const HOSTS_LISTED: i64 = 1000;
 pub struct ShownProvider {
     /// Unique in the tenant.
     name: String,
-    /// Whose it is.
+    /// Its tenant.
     tenant: String,
-    /// The medium it serves; `*` serves every one.
+    /// The channel it serves; `*` serves every channel.
     channel: String,
-    /// Which code talks to it.
+    /// The driver that talks to it.
     driver: String,
     /// The driver's own settings.
     #[schema(value_type = Object)]
     settings: Value,
-    /// Whether it has secrets; never which.
+    /// Whether it has secrets; they are not shown.
     secrets: bool,
-    /// What happens when an outcome is unclear: idempotent, at_most_once or at_least_once.
+    /// What happens after an unclear outcome: idempotent, at_most_once or at_least_once.
     guarantee: String,
     /// When and how often a failed attempt is repeated.
     #[schema(value_type = Object)]
     policy: Value,
-    /// Sends under way at once, per server process.
+    /// Concurrent sends per server process.
     concurrency: i32,
     /// Longest time one send may take.
     timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
     is_default: bool,
-    /// A disabled provider takes nothing new.
+    /// A disabled provider takes no new deliveries.
     enabled: bool,
-    /// Sends a second, by all processes together.
+    /// Sends per second, of all processes together.
     rate_per_s: Option<f64>,
-    /// Sends at once after a pause.
+    /// Burst: sends allowed together after a pause.
     burst: Option<i32>,
     /// Why its lane is paused, if it is.
     paused: Option<String>,
-    /// Until when the provider's own wish holds the lane; none when it does not.
+    /// Until when the provider has asked us to wait; none when it has not.
     held_until: Option<Timestamp>,
-    /// Hosts of its lane that are paused or held, those paused first: at most 100, and 1,000 in a list of all providers.
+    /// Hosts of its lane that are paused or held, paused ones first: at most 100, and 1,000 in a list of all
+    /// providers.
     hosts: Vec<ShutHost>,
-    /// Counts changes; also pauses, and that another became the default.
+    /// Counts changes, including pauses and a change of the default.
     revision: i32,
 }
 
@@ -106,7 +107,7 @@ impl From<ProviderError> for Problem {
             ProviderError::Waited(..) | ProviderError::InApp => Self::new(ProblemKind::StateConflict, error.to_string()),
             ProviderError::Secrets(problem) => {
                 tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
-                Self::new(ProblemKind::Unavailable, "the server's key for secrets is not at hand; its log says more")
+                Self::new(ProblemKind::Unavailable, "the server's key for secrets is not available; its log has details")
             }
             ProviderError::Database(problem) => problem.into(),
         }
@@ -117,7 +118,7 @@ fn workshop<'a>(app: &'a App, store: &'a Store) -> Workshop<'a> {
     Workshop { store, keys: &app.tools.keys, egress: &app.tools.egress }
 }
 
-/// All of them; there are few.
+/// All providers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Providers {
     /// By tenant and age.
@@ -135,8 +136,8 @@ pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader)
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
 }
 
-/// A body that describes a provider: what is its own, and what can be said at any time. The latter is written once; flattened by serde, its fields would be missing
-/// in errors.
+/// A body that describes a provider: its own fields, and those common to creation and change. The common fields are
+/// written once; flattened by serde, errors would not name them.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*
@@ -144,10 +145,10 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The medium it serves; `*` is every one.
+            /// The channel it serves; `*` is every channel.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
-            /// The driver's own settings; `null` takes one away.
+            /// The driver's own settings; `null` removes one.
             #[serde(default)]
             #[schema(value_type = Object)]
             settings: Map<String, Value>,
@@ -155,12 +156,12 @@ macro_rules! description {
             #[serde(default)]
             #[schema(write_only)]
             secrets: BTreeMap<String, String>,
-            /// What happens when an outcome is unclear.
+            /// What happens after an unclear outcome.
             #[schema(schema_with = guarantees)]
             guarantee: Option<String>,
             /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
             policy: Option<Value>,
-            /// Sends under way at once, per server process.
+            /// Concurrent sends per server process.
             #[schema(minimum = 1, maximum = 1000)]
             concurrency: Option<i32>,
             /// Longest time one send may take.
@@ -168,15 +169,15 @@ macro_rules! description {
             timeout_ms: Option<i32>,
             /// Whether it serves recipients that name no provider.
             is_default: Option<bool>,
-            /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+            /// Sends per second, of all processes together, 0.001 to 10,000; `null` removes the limit.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
             rate_per_s: Option<Option<f64>>,
-            /// Sends at once after a pause; `null` is what fits one second.
+            /// Burst: sends allowed together after a pause; `null` is as many as fit one second.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
-            /// A disabled provider takes nothing new.
+            /// A disabled provider takes no new deliveries.
             enabled: Option<bool>,
         }
 
@@ -206,16 +207,16 @@ description! {
         /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         name: String,
-        /// Which code talks to it.
+        /// The driver that talks to it.
         #[schema(schema_with = drivers)]
         driver: String,
     }
 }
 
 description! {
-    /// What can be set. What is left out keeps its value, or is the driver's default.
+    /// What to change. A field that is left out keeps its value, or the driver's default.
     ProviderChange {
-        /// Only if it still has this revision. Without, the change is made to what it is by then.
+        /// Change it only if it still has this revision. Without one, the change applies to its present state.
         #[schema(minimum = 1)]
         revision: Option<i32>,
     }
@@ -232,7 +233,7 @@ fn guarantees() -> Object {
     ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
 }
 
-/// Tells what is left out from what is null.
+/// Distinguishes a field that is left out from null.
 fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }
@@ -246,7 +247,7 @@ fn hidden(secrets: BTreeMap<String, String>) -> Secrets {
 pub struct MadeProvider {
     #[serde(flatten)]
     provider: ShownProvider,
-    /// The signing secret that was made for a webhook that brought none. It is not shown again.
+    /// The signing secret made for a webhook without one. It is not shown again.
     #[serde(skip_serializing_if = "Option::is_none")]
     signing_secret: Option<String>,
 }
@@ -268,7 +269,7 @@ pub async fn create_provider(
     Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret })))
 }
 
-/// A setting that names a file of the server's is not for those who only have a key: it could be any file.
+/// A setting that names a file of the server must not be set by a key: it could be any file.
 fn only_over_the_network(settings: &Map<String, Value>) -> Result<(), Problem> {
     if settings.contains_key("journal") {
         return Err(Problem::invalid("settings.journal", "names a file of the server; only `postcommit providers` on the server sets it"));
@@ -309,7 +310,7 @@ pub async fn update_provider(
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Removes one that nothing waits for.
+/// Removes a provider that no delivery waits for.
 #[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
     responses((status = 204, description = "It is gone"), ProblemResponses))]
 pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
@@ -317,11 +318,11 @@ pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Why.
+/// Why it is paused.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pause {
-    /// Shown to whoever wonders.
+    /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
     /// Only this host of its lane: a name or an address, with its port unless that is 443.
@@ -333,7 +334,7 @@ fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
     given.map(|host| driver::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
 }
 
-/// Stops its lane, or one host of it; what is enqueued waits.
+/// Pauses its lane, or one host of it; what is enqueued waits.
 #[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Pause,
     responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), ProblemResponses))]
 pub async fn pause_provider(
@@ -359,7 +360,7 @@ pub async fn pause_provider(
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// What to open.
+/// What to resume.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
@@ -368,7 +369,7 @@ pub struct Resume {
     host: Option<String>,
 }
 
-/// Opens its lane and all its hosts again, or one host, whatever shut them. What waited for a host is brought forward.
+/// Resumes its lane and all its hosts, or one host, whether paused or held. What waited for a host becomes due.
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Option<Resume>,
     responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), ProblemResponses))]
 pub async fn resume_provider(
@@ -386,19 +387,19 @@ pub async fn resume_provider(
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Whom to try it on.
+/// Where to send the test.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderTest {
     /// An address that the provider understands.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
-    /// What to say.
+    /// The text.
     #[schema(max_length = 1000)]
     text: Option<String>,
 }
 
-/// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
+/// Sends a test message immediately, past the queue, and answers with the outcome. It is entered in the audit log.
 #[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = ProviderTest,
     responses((status = 200, description = "How it went", body = TestResult), ProblemResponses))]
 pub async fn test_provider(

@@ -1,4 +1,4 @@
-//! Tenants: made, listed, weighed, suspended.
+//! Tenants: create, list, weigh, suspend.
 
 use axum::Json;
 use axum::extract::State;
@@ -48,16 +48,17 @@ pub async fn create_tenant(
     Ok((StatusCode::CREATED, shown(&app, id).await?))
 }
 
-/// Why.
+/// Why it is suspended.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspension {
-    /// Shown to whoever wonders.
+    /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
 }
 
-/// Sends nothing of a tenant any more, and lets its keys in no longer. What waits stays, and SQL may go on enqueueing.
+/// Suspends a tenant: nothing of it is sent, and its keys are refused. What waits stays, and SQL may go on
+/// enqueueing.
 #[utoipa::path(post, path = "/v1/tenants/{name}/suspend", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = Suspension,
     responses((status = 200, description = "It is suspended", body = TenantRow), ProblemResponses))]
 pub async fn suspend_tenant(
@@ -72,7 +73,7 @@ pub async fn suspend_tenant(
     if suspended { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is suspended already")) }
 }
 
-/// Lets a tenant go on.
+/// Resumes a suspended tenant.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
     responses((status = 200, description = "It goes on", body = TenantRow), ProblemResponses))]
 pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
@@ -82,11 +83,11 @@ pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(nam
     if resumed { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is not suspended")) }
 }
 
-/// What is to be changed.
+/// What to change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
-    /// How large its share is when several tenants have something due: with 3 it gets three times what one with 1 gets.
+    /// Its share when several tenants have deliveries due: weight 3 gets three times as much as weight 1.
     #[schema(minimum = 1, maximum = 100)]
     weight: i32,
 }

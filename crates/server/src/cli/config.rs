@@ -33,7 +33,7 @@ impl Config {
                 );
             }
         }
-        // Shown even when a value is refused: this is where one looks for it.
+        // Shown even when a value is refused, since here a person looks for it.
         if let Err(problem) = layers.settings() {
             say!("postcommit: {problem}");
             return Ok(Exit::Usage);

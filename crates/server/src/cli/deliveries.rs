@@ -28,18 +28,18 @@ use which::Which;
 pub enum Deliveries {
     /// Newest first
     List(List),
-    /// One with its attempts
+    /// One delivery with its attempts
     Show {
         /// The delivery's id: NOTIFICATION.N
         id: DeliveryId,
     },
-    /// Set parked ones back to pending with counters reset; what was sent stays sent
+    /// Set parked deliveries back to pending with counters reset; what was sent stays sent
     Retry(ActArgs),
     /// End parked deliveries for good; the rows stay
     Discard(ActArgs),
-    /// Take back what is not under way yet: by ids, or all about an entity
+    /// Cancel what is not under way yet: by ids, or all about an entity
     Cancel(cancel::CancelArgs),
-    /// Send once more what was last sent for an entity over a channel; the first one is not touched
+    /// Send again what was last sent for an entity over a channel; the first one is not touched
     Resend(ResendArgs),
     /// Follow attempts as they happen
     Tail {
@@ -56,10 +56,10 @@ pub enum Deliveries {
 pub struct List {
     #[command(flatten)]
     which: Which,
-    /// Only what has been due for longer than the setting kpi.stuck_after_s and is not under way
+    /// Only deliveries due for longer than the setting kpi.stuck_after_s and not under way
     #[arg(long)]
     stuck: bool,
-    /// The page after this place; a notification's id is the place behind it
+    /// The page after this position; a notification's id is the position behind it
     #[arg(long, value_name = "PLACE")]
     before: Option<Position>,
     /// 1 to 200
@@ -131,7 +131,7 @@ async fn show(format: Format, store: &Store, id: DeliveryId) -> CommandResult {
     Ok(Exit::Ok)
 }
 
-/// What there is to say of a delivery, in the order in which one asks.
+/// The fields of a delivery, most important first.
 fn fields(row: &DeliveryRow) -> Vec<String> {
     let error = row.error_code.as_ref().map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
     let fields = [
@@ -153,7 +153,7 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
     fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?))).collect()
 }
 
-/// Acts on each, prints the results, and exits by how many it was done to.
+/// Acts on each id, prints the results, and exits by how many succeeded.
 async fn act_on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> CommandResult {
     let (done, why_not) = match act {
         Act::Retry => {
@@ -190,10 +190,11 @@ async fn act_on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act)
     Ok(if failed.0 > 0 && failed.0 < ids.len() { Exit::Partly } else { failed.1 })
 }
 
-/// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.
+/// Attempts are written when they end and dated when they began, so each query reaches back and skips what was
+/// printed.
 async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> CommandResult {
     const REACH: i64 = 120_000_000;
-    // A stream has no end at which one document could close.
+    // A stream has no end where a JSON document could close.
     let format = if format == Format::Json { Format::Jsonl } else { format };
     let from = store.now().await?.as_micros() - i64::try_from(since.min(315_360_000)).unwrap_or(0) * 1_000_000;
     let mut printed: HashSet<(String, i32)> = HashSet::new();

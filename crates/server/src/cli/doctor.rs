@@ -1,4 +1,4 @@
-//! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
+//! `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
 
 mod shut;
 mod surroundings;
@@ -79,7 +79,7 @@ async fn examine(settings: &Settings) -> Result<Vec<CheckResult>, Failure> {
     Ok(findings)
 }
 
-/// The wall between tenants, and who else could reach the database.
+/// The isolation of tenants, and who else could reach the database.
 async fn access(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     if let Err(problem) = store.check_isolation().await {
         return Ok(vec![finding("access", "problem", problem.to_string())]);
@@ -88,7 +88,7 @@ async fn access(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(access.notes().into_iter().map(|note| finding("access", "note", note)).collect())
 }
 
-/// Leases go by the database's clock; a host that disagrees only dates its logs wrongly.
+/// Leases use the database's clock; a wrong clock of the host only misdates its logs.
 async fn clock(store: &Store) -> Result<CheckResult, Failure> {
     let apart = store.now().await?.as_micros() - postcommit_channel::clock::now().as_micros();
     let seconds = apart / 1_000_000;
@@ -118,12 +118,13 @@ async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(std::iter::once(ahead).chain(caught).collect())
 }
 
-/// Where passes deliver, they come so often that nothing waits longer.
+/// Where passes deliver, they come at least this often.
 const PASSES_S: u64 = 120;
-/// Passes that are further apart are no way to deliver, even where nothing waits.
+/// Passes further apart than this are no way to deliver, even with an empty queue.
 const PASSES_MOST_S: u64 = 600;
 
-/// Who delivers. One pass by hand is no cron: once something has been due for longer than passes may be apart, nobody delivers.
+/// Whether anything delivers. A single pass by hand is not cron: once something has been due for longer than the time
+/// between passes, nothing delivers.
 fn delivering(there: &Attendance, now: Timestamp) -> CheckResult {
     let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
     let job = if there.jobs == 1 { "job" } else { "jobs" };
@@ -145,7 +146,7 @@ fn delivering(there: &Attendance, now: Timestamp) -> CheckResult {
     }
 }
 
-/// What of them waits is not late: nobody is to send it.
+/// What waits for suspended tenants is not late: it is not to be sent.
 async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let tenants = store.suspended_tenants().await?;
     Ok(tenants
@@ -195,7 +196,8 @@ async fn reused_keys(store: &Store) -> Result<Option<CheckResult>, Failure> {
     Ok(Some(finding("keys", "warning", detail)))
 }
 
-/// Whether it takes what a provider that is missing would have sent: fine for a trial, not beside providers that send.
+/// Whether a capturing provider takes what a missing provider would have sent: fine for a trial, not beside providers
+/// that send.
 fn swallows(one: &Provider, all: &[Provider]) -> bool {
     let sends = |other: &Provider| other.tenant == one.tenant && !["capture", "in_app"].contains(&other.driver.as_str());
     one.driver == "capture" && one.is_default && one.enabled && all.iter().any(sends)

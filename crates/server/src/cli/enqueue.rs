@@ -21,10 +21,11 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Enqueue {
-    /// What happened, e.g. booking.confirmed
+    /// The event type, e.g. booking.confirmed
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
-    /// To whom: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME, provider:NAME:ADDRESS; repeatable
+    /// The recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME,
+    /// provider:NAME:ADDRESS; repeatable
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin
@@ -35,7 +36,7 @@ pub struct Enqueue {
     key: Option<String>,
     #[arg(long)]
     tenant: Option<String>,
-    /// The thing it is about, e.g. a booking's id
+    /// The entity it is about, e.g. a booking's id
     #[arg(long)]
     entity: Option<String>,
     /// Narrow to this channel; repeatable
@@ -53,10 +54,10 @@ pub struct Enqueue {
     /// 0 to 9, 9 first
     #[arg(long)]
     priority: Option<i16>,
-    /// Not before this, e.g. 2026-03-15T09:30:00Z
+    /// Not before this time, e.g. 2026-03-15T09:30:00Z
     #[arg(long, value_name = "TIME")]
     due_at: Option<String>,
-    /// Never after this
+    /// Never after this time
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
     /// Where it comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
@@ -74,7 +75,7 @@ pub struct Enqueue {
     /// The whole notification as JSON instead: @FILE, - for stdin, or the text
     #[arg(long, conflicts_with_all = ["payload", "to", "event_type"])]
     json: Option<String>,
-    /// Wait until it is sent or given up, and show it
+    /// Wait until it is sent or parked, and show it
     #[arg(long)]
     wait: bool,
     /// How long to wait, in seconds
@@ -85,7 +86,7 @@ pub struct Enqueue {
 impl Enqueue {
     pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let json = self.json()?;
-        // JSON that names no tenant as a text is refused by what reads the rest.
+        // A tenant that is not a text is refused when the rest is read.
         let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
         let store = super::store(settings).await?;
         let owner = Owner { id: store.tenant(&tenant).await?, name: &tenant };
@@ -101,7 +102,7 @@ impl Enqueue {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
         }
         if owner.id.is_none() {
-            // A misspelt name is a tenant like any other.
+            // A misspelt name makes a tenant, too.
             say!("postcommit: there was no tenant {tenant:?}: it was made, and has no providers of its own yet");
         }
         say_seen(accepted, &key);
@@ -151,7 +152,7 @@ impl Enqueue {
     }
 }
 
-/// Waits until it is sent or given up, for so many seconds, and shows it.
+/// Waits until it is sent or parked, at most this many seconds, and shows it.
 pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> CommandResult {
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
@@ -183,11 +184,11 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
         _ if store.attendance().await?.workers == 0 => {
             format!("it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`", waiting.state)
         }
-        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for why", waiting.state),
+        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for the cause", waiting.state),
     })
 }
 
-/// Tells a person that the key had been used before.
+/// Tells a person that the key was used before.
 fn say_seen(accepted: Accepted, key: &str) {
     if accepted.conflict {
         say!(
@@ -222,7 +223,7 @@ pub fn read_text(text: &str) -> Result<String, String> {
     Ok(all)
 }
 
-/// `kind:value`; an address that can only be of one kind needs none.
+/// `kind:value`; an address that can only be of one kind needs no kind.
 fn recipient(text: &str) -> Result<Recipient, Failure> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
     let recipient = match kind {

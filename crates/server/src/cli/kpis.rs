@@ -46,7 +46,7 @@ fn text(kpis: &Kpis) -> String {
     format!("{}\n\n{legend}{shut}", output::table(&rows, COLUMNS))
 }
 
-/// What is not sent for now.
+/// How many lanes and hosts are paused or held.
 fn shut(shut: &ShutCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),

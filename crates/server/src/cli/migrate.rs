@@ -14,7 +14,8 @@ pub struct Migrate {
     /// Print the SQL that would be run, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, with their grants, and print their names
+    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, grant their rights, and
+    /// print their names
     #[arg(long)]
     roles: bool,
 }
@@ -24,7 +25,7 @@ impl Migrate {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MIGRATIONS.iter().collect::<Vec<_>>(), "sqlite"));
         }
-        // Before it is opened: that would make the file.
+        // Before it is opened: opening would make the file.
         if self.roles && !settings.database.url.starts_with("postgres") {
             return Err(Failure::new(Exit::Refused, "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed"));
         }

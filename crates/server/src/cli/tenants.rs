@@ -17,23 +17,23 @@ pub enum Tenants {
         /// Only those after this name
         #[arg(long)]
         after: Option<String>,
-        /// At most so many, 1 to 200
+        /// Most tenants, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// Send nothing of it any more; what waits stays
+    /// Send nothing of it; what waits stays
     Suspend {
         name: String,
-        /// Shown to whoever wonders
+        /// The reason, shown to operators
         #[arg(long)]
         reason: String,
     },
-    /// Let it go on
+    /// Resume a suspended tenant
     Resume { name: String },
-    /// Change how large its share is when several tenants have something due
+    /// Change its share when several tenants have deliveries due
     Update {
         name: String,
-        /// 1 to 100; with 3 three times as many of its notifications are taken up as of a tenant with 1, while both have some waiting
+        /// 1 to 100; weight 3 gets three times as many deliveries as weight 1, while both have some waiting
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=i64::from(MAX_WEIGHT)))]
         weight: i32,
     },

@@ -1,4 +1,4 @@
-//! Bodies: the one that comes in, held to size and pace; the one that goes out, which ends its turn.
+//! Bodies: a request's, limited in size and pace; a response's, whose end frees the connection for the next request.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,19 +15,20 @@ use super::checked_stream::Exchange;
 use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
-/// A request's body. It fails when it is too large, too slow or broken; the door then answers with the reason, whatever the handler makes of it.
+/// A request's body. It fails when it is too large, too slow or broken. The door then answers with the reason,
+/// whatever the handler returns.
 pub struct Body {
     inner: Incoming,
     settings: Arc<ServerSettings>,
     read: u64,
-    /// How long the client was waited for. The time in which nobody asked for more is not the client's.
+    /// The time spent waiting for the client. Time in which the handler asked for no data is not counted.
     waited: Duration,
     since: Option<Instant>,
     patience: Option<Pin<Box<Sleep>>>,
     trouble: Trouble,
 }
 
-/// What went wrong with a body, for the door to see after its handler did.
+/// Why the body failed, for the door to read after the handler has ended.
 pub(super) type Trouble = Arc<OnceLock<DoorRefusal>>;
 
 /// Why a body could not be read to its end.
@@ -64,7 +65,8 @@ impl Body {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The grace, and what the bytes so far have earned at the lowest pace; never more than the deadline.
+    /// The time allowed so far: the grace, plus the time that the bytes received justify at the lowest pace, up to
+    /// the deadline.
     fn budget(&self) -> Duration {
         let settings = &self.settings;
         let earned = self.read.saturating_mul(1000) / settings.body_bytes_per_s;
@@ -107,21 +109,21 @@ impl HttpBody for Body {
     }
 }
 
-/// A response's body. When it is gone the connection waits for the next request.
+/// A response's body. When it ends, the connection reads the next request.
 pub(super) struct Outgoing {
     inner: axum::body::Body,
-    turn: Arc<Exchange>,
+    exchange: Arc<Exchange>,
 }
 
 impl Outgoing {
-    pub(super) fn new(inner: axum::body::Body, turn: Arc<Exchange>) -> Self {
-        Self { inner, turn }
+    pub(super) fn new(inner: axum::body::Body, exchange: Arc<Exchange>) -> Self {
+        Self { inner, exchange }
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.turn.end();
+        self.exchange.end();
     }
 }
 

@@ -1,7 +1,9 @@
-//! Between the socket and hyper. A head goes through only when it is whole and was looked at; the clocks run here, because here is known what is
-//! waited for: the next request, the rest of a head, or a client that does not read.
+//! The stream between the socket and hyper. It hands on a head only when the head is complete and was checked. The
+//! deadlines run here, because only here is known what is waited for: the next request, the rest of a head, or a
+//! client that does not read.
 //!
-//! A head that is refused is replaced by [`STAND_IN`], so that the refusal is answered like any request: in its turn, flushed, logged, closed.
+//! A refused head is replaced by [`STAND_IN`], so that the refusal is answered like a request: in order, flushed,
+//! logged, closed.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -22,18 +24,19 @@ use super::head::{self, HeadSearch};
 use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
-/// What hyper reads instead of a head that we refused.
+/// The head that hyper reads in place of a refused one.
 const STAND_IN: &[u8] = b"GET /refused HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
-/// How long a client that was refused may go on sending before the connection is cut. A close with bytes unread would take our answer away from it.
+/// How long a refused client may go on sending before the connection is cut. Closing with unread bytes would discard
+/// our answer.
 const LINGER: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 8 * 1024;
 
-/// Whose turn it is on one connection; the wire and the service both know it.
+/// The request under way on one connection; shared by the stream and the service.
 #[derive(Default)]
 pub struct Exchange {
-    /// A request was handed over and is not answered in full.
+    /// A request was handed on and is not fully answered.
     busy: AtomicBool,
-    /// No further request is wanted.
+    /// The connection takes no further request.
     closing: AtomicBool,
     refusal: Mutex<Option<DoorRefusal>>,
     reader: AtomicWaker,
@@ -51,13 +54,13 @@ impl Exchange {
         self.reader.wake();
     }
 
-    /// Ends a connection on which nothing is under way, now or when it is done.
+    /// Closes the connection: now if it is idle, otherwise after its request.
     pub fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.reader.wake();
     }
 
-    /// Why the request at hand is only a stand-in.
+    /// Why the request was refused, if it is the stand-in.
     pub fn refusal(&self) -> Option<DoorRefusal> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -65,13 +68,13 @@ impl Exchange {
 
 enum ReadState {
     Head,
-    /// So many bytes of a head, then its body.
+    /// The bytes of a head that are left to hand on, and the framing of its body.
     Request(usize, Framing),
-    /// So many bytes of the stand-in, then nothing more.
+    /// The bytes of the stand-in that are left; nothing follows.
     Refused(usize),
 }
 
-/// What the clock runs for.
+/// What the deadline is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deadline {
     NextRequest,
@@ -80,26 +83,26 @@ enum Deadline {
 
 pub struct CheckedStream<S> {
     inner: S,
-    turn: Arc<Exchange>,
+    exchange: Arc<Exchange>,
     settings: Arc<ServerSettings>,
-    /// Read, and not handed on yet.
+    /// Bytes read and not handed on yet.
     buffer: BytesMut,
-    /// How much of it was looked at already.
+    /// How many of them were searched for the end of a head.
     seen: usize,
     reading: ReadState,
     waiting: Option<Deadline>,
     clock: Pin<Box<Sleep>>,
     is_first: bool,
-    /// Runs while the client takes nothing.
+    /// Runs while the client reads nothing.
     stalled: Option<Pin<Box<Sleep>>>,
     linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
-    pub fn new(inner: S, turn: Arc<Exchange>, settings: Arc<ServerSettings>) -> Self {
+    pub fn new(inner: S, exchange: Arc<Exchange>, settings: Arc<ServerSettings>) -> Self {
         Self {
             inner,
-            turn,
+            exchange,
             buffer: BytesMut::new(),
             seen: 0,
             reading: ReadState::Head,
@@ -112,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Reads more; 0 is the end.
+    /// Reads more into the buffer; 0 is the end of the stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut chunk = [const { MaybeUninit::uninit() }; READ_BYTES];
         let mut read = ReadBuf::uninit(&mut chunk);
@@ -121,12 +124,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         Poll::Ready(Ok(read.filled().len()))
     }
 
-    /// Waits for the next head; false when there will be none.
+    /// Waits for the next head; false at the end of the stream.
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
-            self.turn.reader.register(cx.waker());
-            if self.turn.busy.load(Ordering::SeqCst) {
-                // Read all the same: the end tells hyper that nobody waits for the answer any more.
+            self.exchange.reader.register(cx.waker());
+            if self.exchange.busy.load(Ordering::SeqCst) {
+                // Keep reading: the end of the stream tells hyper that the client has left.
                 if !self.buffer.is_empty() {
                     return Poll::Pending;
                 }
@@ -138,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
             if self.look() {
                 return Poll::Ready(Ok(true));
             }
-            if self.buffer.is_empty() && self.turn.closing.load(Ordering::SeqCst) {
+            if self.buffer.is_empty() && self.exchange.closing.load(Ordering::SeqCst) {
                 return Poll::Ready(Ok(false));
             }
             self.start_clock();
@@ -157,9 +160,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         }
     }
 
-    /// Whether what was read holds a head; it is the one to hand on then, or its stand-in is.
+    /// Whether the buffer holds a head, or a refused one, which its stand-in replaces.
     fn look(&mut self) -> bool {
-        // Some clients end a body with an empty line too many.
+        // Some clients end a body with a superfluous empty line.
         while self.buffer.starts_with(b"\r\n") {
             self.buffer.advance(2);
             self.seen = 0;
@@ -175,7 +178,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
                 return false;
             }
             HeadSearch::Head(length, body) => {
-                self.turn.begin(None);
+                self.exchange.begin(None);
                 self.reading = ReadState::Request(length, body);
             }
             HeadSearch::Refused(refusal) => self.refuse(refusal),
@@ -187,12 +190,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
     }
 
     fn refuse(&mut self, refusal: DoorRefusal) {
-        self.turn.begin(Some(refusal));
+        self.exchange.begin(Some(refusal));
         self.buffer = BytesMut::from(STAND_IN);
         self.reading = ReadState::Refused(STAND_IN.len());
     }
 
-    /// A head has its time from its first byte; the first one from the connection's beginning.
+    /// The deadline of a head runs from its first byte; that of the first head from the start of the connection.
     fn start_clock(&mut self) {
         let waiting = if self.buffer.is_empty() && !self.is_first { Deadline::NextRequest } else { Deadline::Head };
         if self.waiting != Some(waiting) {
@@ -218,7 +221,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         Ok(())
     }
 
-    /// Gives up on a client that takes nothing.
+    /// Ends a connection whose client reads nothing.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let deadline = self.settings.write_deadline();
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
@@ -243,7 +246,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
             }
     }
 
-    /// Reads and forgets what the client still sends, for a while.
+    /// Reads and discards what the client still sends, for a while.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -269,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CheckedStream<S> {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                // The answer is on its way, and hyper will close.
+                // The answer is being written, and hyper will close.
                 ReadState::Refused(0) => return Poll::Pending,
                 ReadState::Refused(left) | ReadState::Request(left @ 1.., _) => {
                     let most = *left;

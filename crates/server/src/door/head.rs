@@ -1,31 +1,33 @@
-//! The head of a request, looked at before hyper sees it. Hyper forgives what proxies in front of us may read otherwise: a length given twice, a
-//! length beside chunks, a line that ends in LF alone. Whoever reads the same bytes in two ways can smuggle a request past the other; so we refuse.
+//! The head of a request, checked before hyper sees it. Hyper accepts what a proxy in front may read differently: a
+//! length given twice, a length beside chunks, a line that ends in LF alone. Two readings of the same bytes allow
+//! request smuggling, so such a head is refused.
 
 use super::framing::Framing;
 use super::refusal::DoorRefusal;
 
-/// The most bytes of a head, request line and last empty line included.
+/// Most bytes of a head, from the request line to the last empty line.
 pub const HEAD_BYTES: usize = 32 * 1024;
-/// The most header fields; hyper's own limit too.
+/// Most header fields; also hyper's limit.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
-/// What comes next in a path is a name that applications choose, and may hold a slash or a backslash. The router takes paths apart before it decodes them, so that
-/// an encoded one stays within its segment; and a proxy that decodes it beforehand finds no route by that, or one for which the caller must have the right all the same.
+/// The next segment of these paths is a name that applications choose; it may hold an encoded slash or backslash. The
+/// router splits a path before it decodes it, so an encoded one stays within its segment. A proxy that decodes it
+/// first finds no route, or one that needs the same rights.
 const NAMED_BY_OTHERS: [&str; 2] = ["/v1/entities/", "/v1/inbox/"];
 
-/// What was found at the beginning of some bytes.
+/// The result of the search for a head.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeadSearch {
-    /// The head goes on.
+    /// The head is not complete.
     Unfinished,
-    /// It ends after so many bytes, and this is its body.
+    /// The head ends after this many bytes; its body follows.
     Head(usize, Framing),
     Refused(DoorRefusal),
 }
 
-/// Looks for a head at the beginning of `bytes`; `seen` of them were looked at before.
+/// Searches the beginning of `bytes` for a head; `seen` of them were searched before.
 pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
-    // Two back, so that an end which came in parts is found.
+    // Two bytes back, so that an end that arrived in parts is found.
     let from = seen.saturating_sub(3);
     if let Some(refusal) = stray_line_end(bytes, from) {
         return HeadSearch::Refused(refusal);
@@ -41,7 +43,7 @@ pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
     }
 }
 
-/// Only as far as the head goes: a body may hold any byte.
+/// Checks the head alone: a body may hold any byte.
 fn stray_line_end(bytes: &[u8], from: usize) -> Option<DoorRefusal> {
     for at in from..bytes.len() {
         match bytes[at] {
@@ -105,14 +107,14 @@ fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Doo
 }
 
 fn content_length(value: &[u8]) -> Result<Framing, DoorRefusal> {
-    // Digits alone: Rust would take a sign too.
+    // Digits alone: Rust's parser takes a sign, too.
     let digits = std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
     let Some(digits) = digits else { return Err(DoorRefusal::bad("Content-Length is not a number")) };
-    // What does not fit is too large, whatever the limit is.
+    // A number that does not fit is too large for any limit.
     Ok(Framing::Length(digits.parse().unwrap_or(u64::MAX)))
 }
 
-/// A path has one way to be written. What a proxy may normalise, and so route otherwise than we do, is refused.
+/// A path must have one spelling. One that a proxy may normalise, and then route differently, is refused.
 fn check_target(target: &str) -> Result<(), DoorRefusal> {
     if !target.starts_with('/') {
         return Err(DoorRefusal::bad("the target must be a path that begins with /"));
@@ -139,7 +141,7 @@ fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefu
             Some(_) => {}
         }
     }
-    // Also as somebody would read it who decodes before looking.
+    // Also after decoding, as a proxy may see it.
     if segment.to_ascii_uppercase().replace("%5C", "%2F").split("%2F").any(|part| part == "." || part == "..") {
         return Err(DoorRefusal::bad("the path holds a . or .. segment"));
     }

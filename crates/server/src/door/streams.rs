@@ -1,4 +1,5 @@
-//! Answers that go on for hours. They have a cap of their own, below that of connections, and are told when the server stops.
+//! Answers that last for hours. They have a limit of their own, below that of connections, and end when the server
+//! stops.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ use postcommit_engine::dispatch::Stop;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// An extension of every request: the way to an answer that goes on.
+/// An extension of every request: the way to an answer that lasts.
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
@@ -21,25 +22,25 @@ pub struct Streams {
     metrics: Metrics,
 }
 
-/// How many each tenant has open.
+/// Open streams by tenant.
 type OpenByTenant = Arc<Mutex<HashMap<i32, usize>>>;
 
-/// Why there is no place for another one.
+/// Why no further stream may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamsFull {
-    /// There are `server.streams` already.
+    /// `server.streams` are open.
     ForAll,
-    /// The tenant has its share, which is so many: the others find a place all the same.
+    /// The tenant has its share of this many; other tenants may still open streams.
     ForTenant(usize),
 }
 
-/// The right to one such answer; free again when dropped.
+/// The right to one stream; returned when dropped.
 pub struct LongAnswer {
     place: (OwnedSemaphorePermit, OpenStream),
     stop: watch::Receiver<Stop>,
 }
 
-/// Counted as open until it is dropped.
+/// Counts as open until it is dropped.
 struct OpenStream {
     tenant: i32,
     held: OpenByTenant,
@@ -80,7 +81,7 @@ impl Streams {
 }
 
 impl LongAnswer {
-    /// A body that ends when `frames` do, or, with a last word so that who listens knows how to come back, when the server stops.
+    /// A body that ends with `frames`, or when the server stops; then `farewell` tells the client how to come back.
     pub fn body_ending_with<E: Into<BoxError> + Send + 'static>(
         self,
         frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static,

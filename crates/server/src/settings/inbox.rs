@@ -8,17 +8,18 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InboxSettings {
-    /// Whose pages may call the inbox routes from a browser: origins, or `*` for all.
+    /// Origins whose pages may call the inbox routes from a browser, or `*` for all.
     pub origins: Vec<String>,
-    /// How often a stream gives a sign of life, and asks whether its reader may still read.
+    /// How often a stream sends a heartbeat and checks that its reader may still read.
     pub heartbeat_ms: u64,
 }
 
-/// A proxy that hears nothing for a minute hangs up, and so does our own page after 45 seconds; and who may no longer read reads on for no longer than this.
+/// Proxies close an idle connection after a minute, and our own page after 45 seconds. A reader whose right ends
+/// reads on for at most one heartbeat.
 const HEARTBEAT_MS: RangeInclusive<u64> = 100..=30_000;
 
 impl InboxSettings {
-    /// Holds each origin to its form, and the heartbeat to its range.
+    /// Checks the form of each origin and the range of the heartbeat.
     ///
     /// # Errors
     /// With the setting's name and what is allowed.

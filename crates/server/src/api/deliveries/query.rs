@@ -1,4 +1,4 @@
-//! Which deliveries: of a list, and of a job that acts on all that match.
+//! The filter of deliveries, of a list and of a job.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::problem::Problem;
 use crate::read::check_lengths;
 
-/// Which deliveries. What is not given does not matter.
+/// Which deliveries. A condition that is left out is not checked.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeliveryQuery {
-    /// Only in this state. What is retried or discarded is `parked`, whether this says so or not.
+    /// Only in this state. Retry and discard take `parked` ones alone.
     #[param(inline)]
     #[schema(inline)]
     state: Option<DeliveryState>,
@@ -51,7 +51,7 @@ pub struct DeliveryQuery {
     from: Option<Timestamp>,
     /// Only enqueued before this time.
     to: Option<Timestamp>,
-    /// Only with so many attempts in this round, or more.
+    /// Only with this many attempts in this round, or more.
     #[param(minimum = 0, maximum = 65_535)]
     #[schema(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
@@ -63,9 +63,9 @@ pub struct DeliveryQuery {
     #[param(max_length = 2048)]
     #[schema(max_length = 2048)]
     target: Option<String>,
-    /// `true`: only what may have arrived without our knowing; `false`: only what certainly has not.
+    /// `true`: only those that may have arrived without confirmation; `false`: only those that certainly have not.
     unclear: Option<bool>,
-    /// `true`: only due for longer than the threshold and not under way. What is parked is never stuck.
+    /// `true`: only those due for longer than the threshold and not under way. Parked ones are never stuck.
     stuck: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Who opens an inbox: the user, by a token; or one of the tenant's keys.
+//! The reader of an inbox: the user, by a token; or one of the tenant's keys.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -20,18 +20,18 @@ use crate::auth::{self, Caller, Credential};
 use crate::door::Client;
 use crate::problem::{Problem, ProblemKind};
 
-/// Somebody who may open the inbox that the path names.
+/// A caller that may open the inbox of the path.
 pub struct Visitor {
-    /// As they may see it.
+    /// The store as the caller may see it.
     pub store: Store,
     pub tenant: i32,
     pub user: String,
-    /// How long the token still holds, by the database's clock.
+    /// How long the token is still valid, by the database's clock.
     pub left: Option<Duration>,
     pass: Pass,
 }
 
-/// What let them in.
+/// What the caller was admitted by.
 enum Pass {
     Token(Secret),
     Caller(Credential),
@@ -42,7 +42,8 @@ impl Visitor {
         self.store.inbox_unread(self.tenant, &self.user).await
     }
 
-    /// Whether they may still look on: a token or key may have expired or been taken back since, a session be over, the tenant suspended.
+    /// Refuses a reader that lost its right: the token or key expired or was revoked, the session is over, the tenant
+    /// is suspended.
     pub(super) async fn may_stay(&self, app: &AppState) -> Result<(), Problem> {
         match &self.pass {
             // Revealed to be verified.
@@ -51,7 +52,7 @@ impl Visitor {
         }
     }
 
-    /// Whoever the request comes from, by its header, or by a token found elsewhere.
+    /// The caller by its header, or by a token given elsewhere.
     pub(super) async fn of(parts: &mut Parts, app: &AppState, token: Option<String>) -> Result<Self, Problem> {
         let user = inbox_named(parts, app).await?;
         let in_header = auth::bearer(&parts.headers)?.filter(|token| token.starts_with(PREFIX)).map(str::to_owned);
@@ -81,7 +82,8 @@ impl Visitor {
     }
 }
 
-/// Whom a token speaks for, unless the tenant is suspended. Guesses are counted, as with keys; one that has expired was nobody's guess.
+/// The user of a token, unless the tenant is suspended. Guesses are counted as with keys; an expired token is not a
+/// guess.
 async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
     let guessed = || app.auth.failed(from, refused(TokenError::Bad));
     let bearer = user_token::verify(&app.store, token).await.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! Retry and discard: some by their ids, answered at once; or all that match, as a job.
+//! Retry and discard: by ids, answered immediately; or all that match, as a job.
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
@@ -13,7 +13,7 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct ActArgs {
-    /// Ids of deliveries, NOTIFICATION.N; or none, and say which by the options below
+    /// Ids of deliveries, NOTIFICATION.N; or none, with the options below as a filter
     pub ids: Vec<DeliveryId>,
     #[command(flatten)]
     which: Which,
@@ -33,13 +33,13 @@ struct ActOptions {
     /// Leave it to the processes that deliver, and do not wait for it
     #[arg(long)]
     no_wait: bool,
-    /// So many a second at most [default: 500]
+    /// At most this many per second [default: 500]
     #[arg(long, value_name = "A SECOND", value_parser = clap::value_parser!(i32).range(1..=i64::from(PACE_MOST)))]
     pace: Option<i32>,
 }
 
 impl ActArgs {
-    /// Which is meant, if it is a filter; ids and a filter are two ways to say it.
+    /// Whether a filter is given. Ids and a filter exclude each other.
     pub fn by_filter(&self) -> Result<bool, Failure> {
         match (self.ids.is_empty(), self.which.is_any()) {
             (true, true) => Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked")),
@@ -84,7 +84,7 @@ impl ActArgs {
     }
 }
 
-/// ActOptions a job that has ended lets its command end.
+/// The exit code for an ended job.
 fn ending(job: &Job) -> Exit {
     match (job.state.as_str(), job.done, job.skipped) {
         ("done", _, 0) => Exit::Ok,

@@ -1,4 +1,4 @@
-//! `postcommit deliveries cancel`: some by their ids, or all about an entity.
+//! `postcommit deliveries cancel`: by ids, or all about an entity.
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
@@ -12,13 +12,13 @@ pub struct CancelArgs {
     /// Ids of deliveries, NOTIFICATION.N; one or more
     #[arg(required_unless_present = "entity", conflicts_with = "entity")]
     ids: Vec<DeliveryId>,
-    /// Everything about this thing that is not sent yet, e.g. a cancelled booking's reminders
+    /// Everything about this entity that is not sent yet, e.g. the reminders of a cancelled booking
     #[arg(long)]
     entity: Option<String>,
     /// Of that, only this event type
     #[arg(long, requires = "entity")]
     event_type: Option<String>,
-    /// Whose thing it is
+    /// The entity's tenant
     #[arg(long, requires = "entity", default_value = "default")]
     tenant: String,
 }

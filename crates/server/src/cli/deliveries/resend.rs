@@ -12,20 +12,20 @@ use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct ResendArgs {
-    /// About what, e.g. a booking's id
+    /// The entity, e.g. a booking's id
     entity: String,
-    /// Over which channel
+    /// The channel
     #[arg(long)]
     channel: String,
-    /// Only of this event type [default: whatever was last]
+    /// Only of this event type [default: the last one sent]
     #[arg(long)]
     event_type: Option<String>,
-    /// The same again is not sent again [default: every call is a new send]
+    /// A repeated id is not sent again [default: every call is a new send]
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Wait until it is sent or given up, and show it
+    /// Wait until it is sent or parked, and show it
     #[arg(long)]
     wait: bool,
     /// How long to wait, in seconds

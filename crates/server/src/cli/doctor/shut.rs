@@ -1,4 +1,5 @@
-//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is told with its provider.
+//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is
+//! reported with its provider.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,9 +11,9 @@ use postcommit_engine::store::{ShutHost, Store};
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A hold that lasts longer is worth a look.
+/// A hold that lasts longer is reported.
 const LONG: Duration = Duration::from_secs(600);
-/// Hosts that are told one by one.
+/// Hosts reported one by one.
 const TOLD: usize = 20;
 
 pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<CheckResult>, Failure> {
@@ -30,7 +31,7 @@ pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i
     Ok(findings)
 }
 
-/// How a provider is named here, and on the command line.
+/// The name of a provider, as on the command line.
 struct NamedProvider {
     shown: String,
     arguments: String,

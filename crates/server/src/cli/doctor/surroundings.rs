@@ -1,4 +1,4 @@
-//! What the PostgreSQL server around us means for what we promise: durable commits, and rows that can be cleaned away.
+//! What the PostgreSQL server means for our promises: durable commits, and rows that vacuum can remove.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use postcommit_engine::store::{Durability, HeldSnapshot, Holder, Store};
 use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A snapshot held for longer is told. A backup takes longer, and is right to.
+/// A snapshot held for longer is reported. A backup may take longer.
 const HELD: Duration = Duration::from_secs(5 * 60);
-/// One held for longer is nobody's backup.
+/// No backup holds one for longer than this.
 const HELD_TOO_LONG: Duration = Duration::from_secs(24 * 3600);
-/// Where nobody can tell for how long: so many transactions.
+/// Where the time is not known: this many transactions.
 const HELD_TRANSACTIONS: i64 = 100_000;
 
-/// What a crash of the server may cost.
+/// What a crash of the server may lose.
 pub async fn durability(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.durability().await?.map(|durability| told(&durability)).unwrap_or_default())
 }
 
-/// Who keeps vacuum from its work.
+/// What keeps vacuum from removing rows.
 pub async fn held_snapshots(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.held_snapshots(HELD, HELD_TRANSACTIONS).await?.iter().map(held).collect())
 }

@@ -1,4 +1,4 @@
-//! Columns of a SQLite file that hold something else than they should.
+//! Columns of a SQLite file with values of the wrong type.
 
 use postcommit_engine::store::Store;
 

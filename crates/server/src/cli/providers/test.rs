@@ -17,7 +17,7 @@ pub struct Test {
     /// An address that the provider understands
     #[arg(long, value_name = "ADDRESS")]
     to: String,
-    /// What to say, at most 1000 bytes
+    /// The text, at most 1000 bytes
     #[arg(long, default_value = TEST_TEXT)]
     text: String,
 }
