@@ -153,8 +153,8 @@ mod tests {
     #[test]
     fn a_network_of_version_six_is_one_client() {
         let limit = ConnectionLimit::new(9, 1, Metrics::default());
-        let _slot = room.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
-        assert!(room.enter("2001:db8::2".parse().unwrap(), false).is_err());
-        assert!(room.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());
+        let _slot = limit.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
+        assert!(limit.enter("2001:db8::2".parse().unwrap(), false).is_err());
+        assert!(limit.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());
     }
 }
