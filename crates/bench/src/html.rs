@@ -2,7 +2,8 @@
 
 mod svg;
 
-use postcommit_server::ui::chart::{self, duration, escape as esc, exact, plain, ratio, spread, told_apart, value};
+use postcommit_server::html::escape as esc;
+use postcommit_server::ui::chart::{self, duration, exact, plain, ratio, spread, told_apart, value};
 
 use crate::report::{Bar, Chart, Finding, Peer, Report, Series, Suite};
 

@@ -13,7 +13,7 @@ mod rate;
 mod scope;
 
 pub use actor::Actor;
-pub use delivery::{Delivery, DeliveryId, DeliveryKey, Facts, Finish, FinishedState, LEDGER_STATES, LIVE_STATES, Reason, STATES};
+pub use delivery::{Delivery, DeliveryId, DeliveryKey, DeliveryState, Facts, Finish, FinishedState, Reason};
 pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, recipients_of, route};
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::{FinishedState, LEDGER_STATES};
+use postcommit_channel::model::{DeliveryState, FinishedState};
 
 pub use instruments::{Counter, Gauge, Histogram, PrometheusText};
 pub use scrape::Scrape;
@@ -35,7 +35,7 @@ const OUTCOMES: [&str; 5] = ["sent", "delivered", "deferred", "rejected", "uncle
 #[derive(Debug)]
 pub struct Counts {
     attempts: [Counter; 5],
-    states: [Counter; LEDGER_STATES.len()],
+    states: [Counter; DeliveryState::ENDED.len()],
     send: Histogram<14>,
 }
 
@@ -53,7 +53,7 @@ impl Counts {
 
     /// Counts a delivery that has ended.
     pub fn ended(&self, state: FinishedState) {
-        if let Some(place) = LEDGER_STATES.iter().position(|name| *name == state.name()) {
+        if let Some(place) = DeliveryState::ENDED.iter().position(|ended| ended.name() == state.name()) {
             self.states[place].add(1);
         }
     }
@@ -250,10 +250,10 @@ impl Metrics {
         }
         text.head("postcommit_deliveries_total", "counter", "Deliveries that ended, by state.");
         for ((event, channel), counts) in &all {
-            for (state, count) in LEDGER_STATES.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0) {
+            for (state, count) in DeliveryState::ENDED.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0) {
                 text.sample(
                     "postcommit_deliveries_total",
-                    &[("event_type", *event), ("channel", *channel), ("state", *state)],
+                    &[("event_type", *event), ("channel", *channel), ("state", state.name())],
                     count.read(),
                 );
             }

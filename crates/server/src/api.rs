@@ -1,6 +1,6 @@
 //! The HTTP API: one route table, and the document that describes it, made from the same types.
 //!
-//! Every route says which scope it needs in its `security`; a test walks the document and holds each route to it.
+//! Every route names its scope in `security`; a test walks the document and checks each route.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write them")]
 
@@ -12,62 +12,28 @@ pub mod inbox;
 pub mod jobs;
 pub mod keys;
 pub mod kpis;
-pub mod login;
 pub mod notifications;
 pub mod page;
-pub mod problem;
 pub mod providers;
-pub mod read;
 pub mod recipients;
 pub mod session;
 pub mod tenants;
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Duration;
-
 use axum::Router;
-use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use postcommit::Recipient;
-use postcommit_engine::dispatch::Tools;
-use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::store::group_commit::GroupCommit;
-use postcommit_engine::store::{NotAccepted, NotificationRequest, Store};
-use serde::Deserialize;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr, Required, Response, ResponsesBuilder, Schema};
-use utoipa::{IntoResponses, Modify, OpenApi as _, ToSchema};
+use utoipa::{IntoResponses, Modify, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::assets;
-use crate::auth::Auth;
-use problem::{Kind, Problem, ProblemBody};
-
-/// What the handlers share.
-pub struct Api {
-    pub store: Store,
-    /// Where new notifications come in, many in one commit.
-    pub gate: GroupCommit,
-    pub tools: Tools,
-    pub auth: Auth,
-    /// One pass at a time.
-    pub passing: Arc<tokio::sync::Mutex<()>>,
-    /// The inboxes that pages have open here.
-    pub inboxes: Inboxes,
-    pub inbox: inbox::InboxSettings,
-    /// What waits for longer is stuck.
-    pub stuck_after: Duration,
-}
-
-/// The state of every handler.
-pub type Shared = Arc<Api>;
+use crate::app::AppState;
+use crate::problem::ProblemBody;
 
 /// The route table.
-fn routes() -> OpenApiRouter<Shared> {
+fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(notifications::enqueue_notification, notifications::list_notifications))
         .routes(routes!(notifications::enqueue_notifications))
@@ -114,8 +80,8 @@ fn routes() -> OpenApiRouter<Shared> {
         .routes(routes!(session::show_session, session::end_session))
 }
 
-/// The routes and the document, in which a body may be left out where all of it is optional.
-fn described() -> (Router<Shared>, OpenApi) {
+/// The routes and the document, in which a body is optional where all its fields are.
+fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
     let is_optional = |schema: &RefOr<Schema>| match schema {
@@ -136,25 +102,12 @@ fn needs_nothing(schema: &RefOr<Schema>) -> bool {
     matches!(schema, RefOr::T(Schema::Object(object)) if object.required.is_empty())
 }
 
-/// The routes, ready to be served.
-pub fn router(api: Shared) -> Router {
+/// The routes of the API and their description at `/openapi.json`.
+pub fn router() -> Router<AppState> {
     let (router, document) = described();
     let document = serde_json::to_string_pretty(&document).unwrap_or_default();
     let describe = move || async move { ([("content-type", "application/json")], document).into_response() };
-    router
-        .route("/openapi.json", get(describe))
-        .merge(assets::routes())
-        .route("/", get(login::home))
-        .route("/login", get(login::login_page).post(login::login))
-        .fallback(no_such_route)
-        .method_not_allowed_fallback(|| async { Problem::new(Kind::MethodNotAllowed, "the route is known, but not with this method") })
-        .layer(from_fn_with_state(api.clone(), inbox::cors::answer_browsers))
-        .with_state(api)
-}
-
-/// What is nowhere.
-async fn no_such_route() -> Problem {
-    Problem::new(Kind::NotFound, "there is no such route; /openapi.json lists them")
+    router.route("/openapi.json", get(describe))
 }
 
 #[derive(utoipa::OpenApi)]
@@ -182,94 +135,39 @@ impl Modify for Keys {
     }
 }
 
-/// Whose, for those who may choose.
+/// The tenant, for callers that may choose.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "the caller reads it; this describes it")]
-pub struct OfTenant {
-    /// A tenant's name, for keys of scope `ops`: what is asked or done is about that tenant. A list that names none shows every tenant's.
+pub struct TenantQuery {
+    /// A tenant's name, for keys of scope `ops`: the request is about that tenant. A list without it shows every
+    /// tenant's rows.
     tenant: Option<String>,
 }
 
-/// Where a delivery can stand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AnyState {
-    Pending,
-    Sending,
-    Retrying,
-    Sent,
-    Delivered,
-    Parked,
-    Discarded,
-    Cancelled,
-    Expired,
-    Skipped,
-}
-
-impl AnyState {
-    /// As it is stored.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Sending => "sending",
-            Self::Retrying => "retrying",
-            Self::Sent => "sent",
-            Self::Delivered => "delivered",
-            Self::Parked => "parked",
-            Self::Discarded => "discarded",
-            Self::Cancelled => "cancelled",
-            Self::Expired => "expired",
-            Self::Skipped => "skipped",
-        }
-    }
-}
-
-/// Why a delivery can be parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AnyReason {
-    Rejected,
-    Exhausted,
-    OutcomeUnknown,
-    Config,
-}
-
-impl AnyReason {
-    /// As it is stored.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rejected => "rejected",
-            Self::Exhausted => "exhausted",
-            Self::OutcomeUnknown => "outcome_unknown",
-            Self::Config => "config",
-        }
-    }
-}
-
-/// A text that is one of these.
+/// The schema of a text with these values.
 fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names))
 }
 
-/// What every route may answer instead.
-pub struct Refusals;
+/// The problems that every route may answer with.
+pub struct ProblemResponses;
 
-impl IntoResponses for Refusals {
+impl IntoResponses for ProblemResponses {
     fn responses() -> std::collections::BTreeMap<String, RefOr<Response>> {
         let known = [
             ("400", "The request cannot be read"),
-            ("401", "No key, or none that is known"),
+            ("401", "No key, or an unknown one"),
             ("403", "The key may not do this, or the tenant is suspended"),
-            ("404", "There is no such thing, or it is another tenant's"),
-            ("405", "Not with this method"),
-            ("409", "Not in this state, or the key stands for other content"),
+            ("404", "The object does not exist, or belongs to another tenant"),
+            ("405", "Method not allowed"),
+            ("409", "Not in this state, or the key was used with other content"),
             ("413", "The body is too large"),
             ("415", "The body must be JSON"),
-            ("421", "The header Host names none of ours, where the server listens on loopback"),
-            ("422", "A field is not as it must be"),
+            ("421", "The header Host names another host, where the server listens on loopback"),
+            ("422", "A field is invalid"),
             ("429", "Too many requests"),
-            ("503", "The database is not at hand, or there are too many connections; nothing was done"),
+            ("503", "The database is unavailable, or there are too many connections; nothing was done"),
         ];
         let mut responses = ResponsesBuilder::new();
         for (status, description) in known {
@@ -279,44 +177,6 @@ impl IntoResponses for Refusals {
             responses = responses.response(status, refused);
         }
         responses.build().responses.into_iter().collect()
-    }
-}
-
-impl From<NotAccepted> for Problem {
-    fn from(refusal: NotAccepted) -> Self {
-        match refusal {
-            NotAccepted::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
-            NotAccepted::Invalid { field: None, problem } => Self::new(Kind::Invalid, problem),
-            NotAccepted::Held => {
-                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
-                Self::new(Kind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
-            }
-            NotAccepted::Unavailable(problem) => {
-                tracing::warn!(%problem, "a notification could not be accepted");
-                Self::new(Kind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
-            }
-        }
-    }
-}
-
-impl Api {
-    /// A provider that is named must be there and take new work (D1).
-    async fn check_providers(&self, tenant: i32, incoming: &NotificationRequest) -> Result<(), Problem> {
-        // Each is looked up once, however often it is named.
-        let mut known = HashSet::new();
-        for (place, recipient) in incoming.note().recipients.iter().enumerate() {
-            let Recipient::Provider { provider, .. } = recipient else { continue };
-            if !known.insert(provider) {
-                continue;
-            }
-            let field = || format!("recipients[{place}].provider");
-            match self.store.provider(tenant, provider).await? {
-                Some(found) if found.enabled => {}
-                Some(_) => return Err(Problem::invalid(field(), format!("{provider:?} is disabled"))),
-                None => return Err(Problem::invalid(field(), format!("{provider:?} is not configured"))),
-            }
-        }
-        Ok(())
     }
 }
 

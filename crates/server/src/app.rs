@@ -1,6 +1,8 @@
-//! What the commands stand on: the store opened, the tools made.
+//! What handlers, pages and commands share: the store, the tools of a dispatcher, and [`App`], the state of the server.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use postcommit_channel::driver::FailOn;
 use postcommit_channel::egress::Egress;
@@ -8,16 +10,53 @@ use postcommit_channel::model::Actor;
 use postcommit_channel::secret::{KeySource, Secret};
 use postcommit_engine::db::Address;
 use postcommit_engine::dispatch::Tools;
+use postcommit_engine::inbox::Inboxes;
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::store::Store;
+use postcommit_engine::store::group_commit::GroupCommit;
 use postcommit_engine::trace::Tracer;
 use rustix::process::getuid;
 use rustix::system::uname;
 
+use crate::auth::Auth;
 use crate::output::{Exit, Failure};
-use crate::settings::Settings;
+use crate::settings::{InboxSettings, Settings};
 
-/// Opens the store and insists on the schema this program knows.
+/// The state that handlers and pages share.
+pub struct App {
+    pub store: Store,
+    /// Accepts single notifications, many in one commit.
+    pub gate: GroupCommit,
+    pub tools: Tools,
+    pub auth: Auth,
+    /// Held while `POST /v1/dispatch` makes a pass: one at a time.
+    pub passing: Arc<tokio::sync::Mutex<()>>,
+    /// The inboxes that pages have open in this process.
+    pub inboxes: Inboxes,
+    pub inbox: InboxSettings,
+    /// A delivery that has been due for longer is stuck.
+    pub stuck_after: Duration,
+}
+
+/// The state of every handler.
+pub type AppState = Arc<App>;
+
+impl App {
+    pub fn new(settings: &Settings, store: &Store, tools: &Tools) -> Self {
+        Self {
+            store: store.clone(),
+            gate: GroupCommit::new(store.clone()),
+            tools: tools.clone(),
+            auth: Auth::new(&settings.api),
+            passing: Arc::default(),
+            inboxes: Inboxes::new(store.clone()),
+            inbox: settings.inbox.clone(),
+            stuck_after: settings.kpi.stuck_after(),
+        }
+    }
+}
+
+/// Opens the store, and refuses a schema of another version.
 pub async fn store(settings: &Settings) -> Result<Store, Failure> {
     if let Some(path) = missing_file(settings) {
         return Err(no_database(&path));
@@ -27,7 +66,7 @@ pub async fn store(settings: &Settings) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// The SQLite file, if it does not exist yet.
+/// The path of the SQLite file, if the file does not exist.
 pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
     match Address::parse(&settings.database.url) {
         Ok(Address::Sqlite(path)) if !path.exists() => Some(path),
@@ -35,13 +74,13 @@ pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
     }
 }
 
-/// Where the key is that opens providers' secrets.
+/// The source of the key that seals providers' secrets.
 pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
     if secrets.key.is_empty() { KeySource::File(secrets.key_file.clone()) } else { KeySource::Given(Secret::new(&secrets.key)) }
 }
 
-/// Everything a dispatcher works with.
+/// The tools of a dispatcher.
 pub fn tools(settings: &Settings, store: Store) -> Result<Tools, Failure> {
     let egress = Egress::new(&settings.egress).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let capture_fail_on = FailOn::parse(&settings.capture.fail_on).map_err(|e| Failure::new(Exit::Usage, e))?;
@@ -65,7 +104,8 @@ pub fn no_database(path: &Path) -> Failure {
     )
 }
 
-/// Who runs a command, as the audit log calls them: `cli:<user>@<host>`. In a container nobody sets USER, and the host is what tells one from another.
+/// The actor of a command in the audit log: `cli:<user>@<host>`. Containers set no USER; there the host identifies
+/// them.
 pub fn operator() -> Actor {
     let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
     let name = named.or_else(|| user_name(getuid().as_raw())).unwrap_or_else(|| format!("uid {}", getuid().as_raw()));
@@ -73,7 +113,7 @@ pub fn operator() -> Actor {
     Actor::new(format!("cli:{name}@{}", host.nodename().to_string_lossy()))
 }
 
-/// The user's name, if this machine knows one.
+/// The user's name by `/etc/passwd`.
 fn user_name(uid: u32) -> Option<String> {
     let passwd = std::fs::read("/etc/passwd").ok()?;
     let passwd = String::from_utf8_lossy(&passwd);

@@ -1,4 +1,7 @@
-//! Who calls: a key, or a person who signed in, and what they may do. Rights are looked up when they are used, not when they were given.
+//! The caller of a request: a key or a session, and its scopes. Scopes are read when they are used, so a change takes
+//! effect immediately.
+
+pub mod csrf;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,51 +10,50 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, header};
 use postcommit_channel::clock;
 use postcommit_channel::model::{Actor, Scope, Scopes};
 use postcommit_channel::secret::Secret;
 use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Key, KeyError, Session, Store};
 
-use crate::api::problem::{Kind, Problem};
-use crate::api::{Api, Shared};
+use crate::app::{App, AppState};
 use crate::door::{Client, RequestId, holder};
+use crate::problem::{Problem, ProblemKind};
 use crate::rate::Buckets;
 use crate::settings::ApiSettings;
 
-/// What a browser holds. The prefix binds it to this host and to HTTPS (or to this machine).
+/// The cookie of a session. The prefix binds it to this host, and to HTTPS or loopback.
 pub const COOKIE: &str = "__Host-postcommit";
-/// What scripts of our own pages send along with a change.
-pub const CSRF_HEADER: &str = "x-csrf-token";
-/// How long a session lasts after it was last used.
+/// A session ends this long after its last request.
 pub const SESSION_LASTS: Duration = Duration::from_secs(12 * 3600);
-/// How long a key is believed without asking again. A revoked one is forgotten at once by the process that revoked it.
+/// How long a key is cached. The process that revokes a key empties its cache immediately.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// So many keys are remembered at most.
+/// Most keys in the cache.
 const REMEMBERED: usize = 10_000;
-/// Failed sign-ins a second from one address, after those that it has at once.
+/// Failed sign-ins per second from one address, once its burst is used up.
 const FAILURES_PER_S: f64 = 1.0 / 6.0;
 
-/// What is known of callers between requests.
+/// What the server keeps of callers between requests.
 ///
-/// What is shown is looked at first, and only what is not good is counted: an office behind one address is not locked out by the one who mistypes in it.
-/// So nobody is kept from guessing; what bounds it is what there is to guess, 32 random bytes of a key, a session or a link, or the HMAC-SHA256 of a
-/// user token. The count spares the log and tells a client that goes on failing to slow down; each failure costs one indexed read, over no more
-/// connections than `server.connections_per_address`.
+/// A credential is checked first, and only a failure is counted: one person who mistypes does not lock out an office
+/// behind the same address. The count does not prevent guessing; the 32 random bytes of a key, a session or a link
+/// do, and the HMAC-SHA256 of a user token. It keeps the log short and slows down a client that goes on failing. A
+/// failure costs one indexed read, over at most `server.connections_per_address` connections.
 pub struct Auth {
     believed: Mutex<HashMap<String, (Key, Instant)>>,
     requests: Buckets<String>,
-    /// Of keys, user tokens and sessions.
+    /// Failures of keys, user tokens and sessions.
     failures: Buckets<IpAddr>,
-    /// Of sign-in links, apart: a program with a wrong key must not keep people out, nor they it.
+    /// Failures of sign-in links, counted apart: a program with a wrong key must not keep people out, and the
+    /// reverse.
     link_failures: Buckets<IpAddr>,
-    /// Keys used since their use was last written down.
+    /// Keys used since `note_used_once` last wrote them.
     used: Mutex<Vec<String>>,
 }
 
 impl Auth {
-    /// So many requests a second for each key in the long run, and so many at once; so many failed sign-ins at once from each address.
+    /// Limits by the settings: requests per second and burst per key, failed sign-ins per address.
     pub fn new(settings: &ApiSettings) -> Self {
         let failures_per_s = if settings.failed_sign_ins > 0.0 { FAILURES_PER_S } else { 0.0 };
         Self {
@@ -63,13 +65,13 @@ impl Auth {
         }
     }
 
-    /// Believes nothing any longer without asking again: somebody changed it.
+    /// Empties the cache of keys: something about them was changed.
     pub fn forget(&self) {
         let now = clock::monotonic();
         self.believed.lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(_, until)| *until = now);
     }
 
-    /// Writes down which keys were used since the last time.
+    /// Writes which keys were used since the last call.
     pub async fn note_used_once(&self, store: &Store) -> Result<(), DbError> {
         let mut used = std::mem::take(&mut *self.used.lock().unwrap_or_else(PoisonError::into_inner));
         used.sort_unstable();
@@ -77,7 +79,7 @@ impl Auth {
         if used.is_empty() { Ok(()) } else { store.note_keys_used(&used).await }
     }
 
-    /// The key behind a token.
+    /// The key of a token.
     async fn key(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Key, Problem> {
         let now = clock::monotonic();
         let known = self.believed.lock().unwrap_or_else(PoisonError::into_inner).get(token).cloned();
@@ -94,14 +96,14 @@ impl Auth {
             Err(KeyError::Database(problem)) => Err(problem.into()),
             Err(refused) => {
                 self.believed.lock().unwrap_or_else(PoisonError::into_inner).remove(token);
-                Err(self.failed(from, Problem::new(Kind::Unauthenticated, refused.to_string())))
+                Err(self.failed(from, Problem::new(ProblemKind::Unauthenticated, refused.to_string())))
             }
         }
     }
 
-    /// The session behind a cookie.
+    /// The session of a cookie.
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
-        let over = || self.failed(from, Problem::new(Kind::Unauthenticated, "the session is over; sign in again"));
+        let over = || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
         store.find_session(token).await?.ok_or_else(over)
     }
 
@@ -115,17 +117,17 @@ impl Auth {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).push(key.id.clone());
     }
 
-    /// Counts what was not good, and says so; or to come later, to whoever has failed too often.
+    /// Counts a failure. Returns the refusal, or one that asks to wait when the address has failed too often.
     pub fn failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.failures, from, refusal)
     }
 
-    /// The same for a sign-in link.
+    /// Counts a failed sign-in link, like [`Auth::failed`].
     pub fn link_failed(&self, from: Option<IpAddr>, refusal: Problem) -> Problem {
         count_failure(&self.link_failures, from, refusal)
     }
 
-    /// Counts a request of that caller's; too many are refused.
+    /// Counts a request of the caller, and refuses it beyond the rate limit.
     pub fn permit(&self, actor: &str) -> Result<(), Problem> {
         self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
@@ -139,59 +141,59 @@ fn count_failure(failures: &Buckets<IpAddr>, from: Option<IpAddr>, refusal: Prob
 }
 
 fn slow_down(wait: Duration, why: &str) -> Problem {
-    Problem::new(Kind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
+    Problem::new(ProblemKind::RateLimited, why).retry_after(wait.as_secs_f64().ceil() as u64)
 }
 
-/// What somebody showed to be let in.
+/// The credential of a request.
 #[derive(Debug, Clone)]
-pub enum Shown {
+pub enum Credential {
     Key(Secret),
     Session(Secret),
 }
 
-impl Shown {
+impl Credential {
     fn in_headers(headers: &HeaderMap) -> Result<Self, Problem> {
         match (bearer(headers)?, cookie(headers)) {
             (Some(token), _) => Ok(Self::Key(Secret::new(token))),
             (None, Some(token)) => Ok(Self::Session(Secret::new(token))),
-            (None, None) => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+            (None, None) => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
         }
     }
 
-    /// Whether it still lets anybody in who may do that: for those who stay longer than a request. It may have been taken back since, it may have expired,
-    /// or the tenant is suspended.
-    pub async fn still_allows(&self, api: &Api, scope: Scope) -> Result<(), Problem> {
-        // Revealed to be looked up; it failed nobody, so nothing is counted.
+    /// Refuses a credential that no longer grants the scope: revoked, expired, over, or its tenant is suspended. For
+    /// streams, which outlive the check of their request.
+    pub async fn still_allows(&self, app: &App, scope: Scope) -> Result<(), Problem> {
+        // Revealed to be looked up. Nobody guessed here, so a failure is not counted.
         let caller = match self {
-            Self::Key(token) => Caller::by_key(api.auth.key(&api.store, token.reveal(), None).await?, self)?,
-            Self::Session(token) => Caller::by_session(api.auth.session(&api.store, token.reveal(), None).await?, self)?,
+            Self::Key(token) => Caller::by_key(app.auth.key(&app.store, token.reveal(), None).await?, self)?,
+            Self::Session(token) => Caller::by_session(app.auth.session(&app.store, token.reveal(), None).await?, self)?,
         };
         caller.may(scope)
     }
 }
 
-/// Who calls, and for which tenant.
+/// The caller, and the tenant it acts for.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    shown: Shown,
+    credential: Credential,
     actor: Actor,
     scopes: Scopes,
     tenant: i32,
     tenant_name: String,
-    /// `?tenant=` named one, which only operations may.
+    /// The query names the tenant, which only scope `ops` may.
     chose: bool,
 }
 
 impl Caller {
-    /// Whether the key holds that scope.
+    /// Refuses a caller without that scope.
     pub fn may(&self, scope: Scope) -> Result<(), Problem> {
         if self.scopes.allows(scope) {
             return Ok(());
         }
-        Err(Problem::new(Kind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
+        Err(Problem::new(ProblemKind::Forbidden, format!("this needs a key of scope `{}`", scope.name())))
     }
 
-    /// The tenant that a change or a single thing is about.
+    /// The tenant that a change or a single object belongs to.
     pub fn tenant(&self) -> i32 {
         self.tenant
     }
@@ -200,9 +202,9 @@ impl Caller {
         &self.tenant_name
     }
 
-    /// What let them in, to be looked at again while they stay.
-    pub fn shown(&self) -> &Shown {
-        &self.shown
+    /// The credential, for streams to check it again.
+    pub fn credential(&self) -> &Credential {
+        &self.credential
     }
 
     pub fn scopes(&self) -> &Scopes {
@@ -213,95 +215,100 @@ impl Caller {
         &self.actor.name
     }
 
-    /// Whose rows a list shows: one tenant's, or everybody's for operations that name none.
+    /// The tenant whose rows a list shows; none is every tenant, for scope `ops` without `?tenant=`.
     pub fn whose(&self) -> Option<i32> {
         if self.scopes.allows(Scope::Ops) && !self.chose { None } else { Some(self.tenant) }
     }
 
-    /// The store as this caller may see it: behind the second wall, under their name.
-    pub fn store(&self, api: &Api) -> Store {
+    /// The store as this caller may see it: behind row-level security, with the caller as the actor.
+    pub fn store(&self, app: &App) -> Store {
         let store = match self.whose() {
-            Some(tenant) => api.store.of_tenant(tenant),
-            None => api.store.clone(),
+            Some(tenant) => app.store.of_tenant(tenant),
+            None => app.store.clone(),
         };
         store.by(self.actor.clone())
     }
 
-    /// The same for a change: always of one tenant.
-    pub fn store_of_one(&self, api: &Api) -> Store {
-        api.store.of_tenant(self.tenant).by(self.actor.clone())
+    /// The store for a change, which is always of one tenant.
+    pub fn store_of_one(&self, app: &App) -> Store {
+        app.store.of_tenant(self.tenant).by(self.actor.clone())
     }
 
-    /// The store without the second wall, for what concerns the tenants themselves.
-    pub fn store_of_all(&self, api: &Api) -> Store {
-        api.store.by(self.actor.clone())
+    /// The store without row-level security, for changes to the tenants themselves.
+    pub fn store_of_all(&self, app: &App) -> Store {
+        app.store.by(self.actor.clone())
     }
 
-    /// The tenant that a body names: its own, or any for operations.
-    pub async fn tenant_named(&self, api: &Api, named: Option<&str>) -> Result<(i32, String), Problem> {
+    /// The tenant that a body names: the caller's own, or any for scope `ops`.
+    pub async fn tenant_named(&self, app: &App, named: Option<&str>) -> Result<(i32, String), Problem> {
         match named {
             None => Ok((self.tenant, self.tenant_name.clone())),
             Some(name) if name == self.tenant_name => Ok((self.tenant, self.tenant_name.clone())),
             Some(name) if self.scopes.allows(Scope::Ops) => {
-                let found = api.store.tenant(name).await?;
+                let found = app.store.tenant(name).await?;
                 found.map(|id| (id, name.to_owned())).ok_or_else(|| Problem::invalid("tenant", no_tenant(name)))
             }
-            Some(_) => Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant")),
+            Some(_) => Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant")),
         }
     }
 
-    async fn of(parts: &Parts, api: &Api) -> Result<Self, Problem> {
+    async fn of(parts: &Parts, app: &App) -> Result<Self, Problem> {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let request_id = parts.extensions.get::<RequestId>().map(|id| id.0.clone());
-        let shown = Shown::in_headers(&parts.headers)?;
+        let credential = Credential::in_headers(&parts.headers)?;
         // Revealed to be looked up.
-        let mut caller = match &shown {
-            Shown::Key(token) => Self::by_key(api.auth.key(&api.store, token.reveal(), from).await?, &shown)?,
-            Shown::Session(token) => {
-                let session = api.auth.session(&api.store, token.reveal(), from).await?;
-                if !matches!(parts.method, Method::GET | Method::HEAD) {
-                    from_our_own_page(&parts.headers, &session)?;
-                }
-                let caller = Self::by_session(session, &shown)?;
-                // Whoever is signed in may look while the database takes no writes; the session then ends a little earlier.
-                if let Err(problem) = api.store.renew_session(token.reveal(), SESSION_LASTS).await {
+        let mut caller = match &credential {
+            Credential::Key(token) => Self::by_key(app.auth.key(&app.store, token.reveal(), from).await?, &credential)?,
+            Credential::Session(token) => {
+                let session = app.auth.session(&app.store, token.reveal(), from).await?;
+                csrf::check(parts, &session)?;
+                let caller = Self::by_session(session, &credential)?;
+                // A session can still read while the database takes no writes; then it only ends earlier.
+                if let Err(problem) = app.store.renew_session(token.reveal(), SESSION_LASTS).await {
                     tracing::warn!(%problem, "a session could not be renewed; its request is answered");
                 }
                 caller
             }
         };
-        api.auth.permit(&caller.actor.name)?;
+        app.auth.permit(&caller.actor.name)?;
         caller.actor.request_id = request_id;
-        caller.choose(api, parts.uri.query().unwrap_or("")).await?;
+        caller.choose(app, parts.uri.query().unwrap_or("")).await?;
         Ok(caller)
     }
 
-    fn by_key(key: Key, shown: &Shown) -> Result<Self, Problem> {
+    fn by_key(key: Key, credential: &Credential) -> Result<Self, Problem> {
         if key.suspended && !key.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
         let actor = Actor::new(format!("key:{}", key.id));
-        Ok(Self { shown: shown.clone(), actor, scopes: key.scopes, tenant: key.tenant, tenant_name: key.tenant_name, chose: false })
+        Ok(Self {
+            credential: credential.clone(),
+            actor,
+            scopes: key.scopes,
+            tenant: key.tenant,
+            tenant_name: key.tenant_name,
+            chose: false,
+        })
     }
 
-    fn by_session(session: Session, shown: &Shown) -> Result<Self, Problem> {
+    fn by_session(session: Session, credential: &Credential) -> Result<Self, Problem> {
         let Session { login, tenant_name, suspended: is_suspended, .. } = session;
         if is_suspended && !login.scopes.allows(Scope::Ops) {
             return Err(suspended());
         }
         let actor = Actor::new(login.actor);
-        Ok(Self { shown: shown.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
+        Ok(Self { credential: credential.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
     }
 
-    /// `?tenant=` chooses, for those who may.
-    async fn choose(&mut self, api: &Api, query: &str) -> Result<(), Problem> {
+    /// Takes the tenant of `?tenant=`, for callers that may name one.
+    async fn choose(&mut self, app: &App, query: &str) -> Result<(), Problem> {
         let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "tenant").map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
         if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
-            return Err(Problem::new(Kind::Forbidden, "the key belongs to another tenant").about("tenant"));
+            return Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant"));
         }
-        let found = if named == self.tenant_name { Some(self.tenant) } else { api.store.tenant(&named).await? };
-        let found = found.ok_or_else(|| Problem::new(Kind::NotFound, no_tenant(&named)).about("tenant"))?;
+        let found = if named == self.tenant_name { Some(self.tenant) } else { app.store.tenant(&named).await? };
+        let found = found.ok_or_else(|| Problem::new(ProblemKind::NotFound, no_tenant(&named)).about("tenant"))?;
         (self.tenant, self.tenant_name, self.chose) = (found, named, true);
         Ok(())
     }
@@ -312,30 +319,30 @@ fn no_tenant(name: &str) -> String {
 }
 
 pub fn suspended() -> Problem {
-    Problem::new(Kind::Suspended, "the tenant is suspended; ask who runs this server")
+    Problem::new(ProblemKind::Suspended, "the tenant is suspended; ask the operator of this server")
 }
 
-impl FromRequestParts<Shared> for Caller {
+impl FromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
-        Self::of(parts, api).await
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
+        Self::of(parts, app).await
     }
 }
 
-/// Callers whose key holds the scope that a route needs. It is looked at before anything else of the request is read: who may not do a thing is not told
-/// what is wrong with how they asked for it.
+/// Callers by the scope that a route needs. The scope is checked before the rest of the request is read: a caller
+/// without it learns nothing about the request's other faults.
 macro_rules! callers {
     ($($who:ident: $scope:ident),+) => {
         $(
             #[doc = concat!("A caller whose key holds [`Scope::", stringify!($scope), "`].")]
             pub struct $who(pub Caller);
 
-            impl FromRequestParts<Shared> for $who {
+            impl FromRequestParts<AppState> for $who {
                 type Rejection = Problem;
 
-                async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
-                    let caller = Caller::of(parts, api).await?;
+                async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
+                    let caller = Caller::of(parts, app).await?;
                     caller.may(Scope::$scope)?;
                     Ok(Self(caller))
                 }
@@ -346,58 +353,38 @@ macro_rules! callers {
 
 callers!(Enqueuer: Enqueue, Reader: Read, Operator: Operate, Editor: Edit, Administrator: Admin, Ops: Ops);
 
-/// For routes that answer more to those who may know more.
-impl OptionalFromRequestParts<Shared> for Caller {
+/// For routes that answer more to callers with more rights.
+impl OptionalFromRequestParts<AppState> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Option<Self>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Option<Self>, Problem> {
         if !parts.headers.contains_key(header::AUTHORIZATION) && cookie(&parts.headers).is_none() {
             return Ok(None);
         }
-        Self::of(parts, api).await.map(Some)
+        Self::of(parts, app).await.map(Some)
     }
 }
 
-/// The one token of the one header.
+/// The bearer token; a second header is refused.
 pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (first, second) = (all.next(), all.next());
     if second.is_some() {
-        return Err(Problem::new(Kind::Malformed, "Authorization is given more than once"));
+        return Err(Problem::new(ProblemKind::Malformed, "Authorization is given more than once"));
     }
     let Some(value) = first else { return Ok(None) };
     let token = value.to_str().ok().and_then(|text| text.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     match token {
         Some((_, token)) => Ok(Some(token.trim())),
-        None => Err(Problem::new(Kind::Unauthenticated, "say `Authorization: Bearer pc_…`")),
+        None => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),
     }
 }
 
-/// What the browser's cookie holds.
+/// The session token in the browser's cookie.
 pub fn cookie(headers: &HeaderMap) -> Option<&str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     all.flat_map(|value| value.split(';'))
         .filter_map(|pair| pair.trim().split_once('='))
         .find(|(name, _)| *name == COOKIE)
         .map(|(_, value)| value)
-}
-
-/// A change by cookie must come from a page of ours: another site can make a browser send the cookie, but neither this header nor our origin.
-fn from_our_own_page(headers: &HeaderMap, session: &Session) -> Result<(), Problem> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if !same_origin(text("origin"), text("host")) {
-        return Err(Problem::new(Kind::Forbidden, "the request comes from another site"));
-    }
-    match text(CSRF_HEADER) {
-        Some(token) if session.accepts_csrf(token) => Ok(()),
-        _ => Err(Problem::new(Kind::Forbidden, format!("send the session's csrf_token as {CSRF_HEADER}"))),
-    }
-}
-
-/// Browsers say where a change comes from; what says nothing is not one.
-pub fn same_origin(origin: Option<&str>, host: Option<&str>) -> bool {
-    match origin {
-        None => true,
-        Some(origin) => host.is_some_and(|host| origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))),
-    }
 }

@@ -22,8 +22,8 @@ use postcommit_engine::store::{NotAccepted, Store};
 use uuid::Uuid;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
-use crate::serve::{How, Role, serve};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::serve::{Role, ServeOptions, serve};
 use crate::settings::{Flag, Layers, Settings};
 
 /// Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.
@@ -62,43 +62,43 @@ enum Command {
         /// Address and port [setting server.listen]
         #[arg(long, value_name = "ADDRESS")]
         listen: Option<String>,
-        /// What this process does
+        /// The role of this process
         #[arg(long, value_enum, default_value = "all")]
         role: Role,
-        /// Do not bring the schema up to date; refuse to start when it is not
+        /// Do not migrate the schema; refuse to start when it is out of date
         #[arg(long)]
         no_migrate: bool,
-        /// Stop when stdin ends: it does not outlive the benchmark that started it, even if that is killed
+        /// Stop when stdin ends: the process must not outlive the benchmark that started it, even if that is killed
         #[arg(long, hide = true)]
         while_stdin: bool,
     },
-    /// Bring the database's schema up to date
+    /// Migrate the database's schema
     Migrate(migrate::Migrate),
     /// Enqueue a notification
     Enqueue(Box<enqueue::Enqueue>),
-    /// Look at notifications, take one back
+    /// List and show notifications, cancel one
     #[command(subcommand)]
     Notifications(notifications::Notifications),
-    /// Look at deliveries, retry, discard, cancel, follow
+    /// List and show deliveries, retry, discard, cancel, resend, follow
     #[command(subcommand)]
     Deliveries(deliveries::Deliveries),
-    /// What is done to many deliveries at once: look, end
+    /// Jobs that act on many deliveries: list, show, cancel
     #[command(subcommand)]
     Jobs(jobs::Jobs),
     /// Configure providers
     #[command(subcommand)]
     Providers(providers::Providers),
-    /// Keys of the API, and links to sign in
+    /// API keys, and links to sign in
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Tenants: make, list, suspend
+    /// Tenants: make, list, weigh, suspend
     #[command(subcommand)]
     Tenants(tenants::Tenants),
-    /// Who changed what, newest first
+    /// The audit log, newest first
     Audit(audit::Audit),
-    /// Do one bounded pass over what is due, and exit
+    /// Make one bounded pass over what is due, and exit
     Dispatch(dispatch::Dispatch),
-    /// How it stands: queue, stuck, parked, delivered
+    /// The KPIs: queue, stuck, parked, delivered
     Kpis(kpis::Show),
     /// Examine the installation; exits 1 when there is a problem, not for warnings and notes
     Doctor,
@@ -114,7 +114,7 @@ enum Command {
 
 impl Cli {
     /// Runs the command.
-    pub async fn run(self) -> Done {
+    pub async fn run(self) -> CommandResult {
         let listen = match &self.command {
             Command::Serve { listen: Some(listen), .. } => Some(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" }),
             _ => None,
@@ -132,7 +132,9 @@ impl Cli {
         }
         let settings = layers.settings().map_err(|problem| Failure::new(Exit::Usage, problem))?;
         match self.command {
-            Command::Serve { role, no_migrate, while_stdin, .. } => serve(&settings, How { role, migrate: !no_migrate, while_stdin }).await,
+            Command::Serve { role, no_migrate, while_stdin, .. } => {
+                serve(&settings, ServeOptions { role, migrate: !no_migrate, while_stdin }).await
+            }
             Command::Keys(command) => command.run(format, &settings).await,
             Command::Tenants(command) => command.run(format, &settings).await,
             Command::Audit(command) => command.run(format, &settings).await,
@@ -151,7 +153,7 @@ impl Cli {
 }
 
 impl GlobalOptions {
-    /// The settings that these options, the environment and the settings file make, and further flags of the command.
+    /// The settings by these options, the environment and the settings file, and further flags of the command.
     pub fn layers(&self, more: impl IntoIterator<Item = Flag<'static>>) -> Result<Layers, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
         let mut flags: Vec<Flag<'_>> = more.into_iter().collect();
@@ -168,41 +170,41 @@ impl GlobalOptions {
     }
 }
 
-/// The number behind a tenant's name, if one was given.
+/// The id of a tenant by its name, if one was given.
 async fn tenant(store: &Store, name: Option<&str>) -> Result<Option<i32>, Failure> {
     let Some(name) = name else { return Ok(None) };
     let known = store.tenant(name).await?;
     known.map(Some).ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
 }
 
-/// Whether a list must say whose each row is: it is everybody's, and there are several.
+/// Whether a list needs a tenant column: it shows every tenant's rows, and there are several.
 async fn tenant_column(store: &Store, only: Option<i32>) -> Result<bool, Failure> {
     Ok(only.is_none() && store.tenants().await?.len() > 1)
 }
 
-/// Tells a person where the list goes on.
+/// Tells a person how to get the next page.
 fn say_more(format: Format, more: Option<postcommit_engine::store::Position>) {
     if let (Format::Text, Some(place)) = (format, more) {
         crate::telemetry::say!("more: --before {place}");
     }
 }
 
-/// The store, for commands that change something: in the name of who runs them.
+/// The store for commands that change something, with the operator as the actor.
 async fn acting(settings: &Settings) -> Result<Store, Failure> {
     Ok(store(settings).await?.by(app::operator()))
 }
 
-/// The number of a tenant that must be there.
+/// The id of a tenant that must exist.
 async fn known_tenant(store: &Store, name: &str) -> Result<i32, Failure> {
     store.tenant(name).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))
 }
 
-/// An id given on the command line. How a parser of ids fails is of no use to a person.
+/// An id given on the command line. The parser's own error does not help a person.
 fn id(text: &str) -> Result<Uuid, String> {
     text.parse().map_err(|_| "is no id: one looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e".to_owned())
 }
 
-/// Asks a person; where there is none, nothing is done that was not asked for by `--yes`. `hint` says what else one can do.
+/// Asks a person to confirm. Without a terminal it refuses, and names `--yes` and `hint`.
 fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
     let refused = |why: String| Err(Failure::new(Exit::Refused, format!("{what}: {why}")));
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
@@ -219,7 +221,7 @@ async fn store(settings: &Settings) -> Result<Store, Failure> {
     app::store(settings).await
 }
 
-/// A notification that is not taken.
+/// The exit code of a refused notification.
 fn refused(refusal: NotAccepted) -> Failure {
     let exit = if matches!(refusal, NotAccepted::Invalid { .. }) { Exit::Usage } else { Exit::Unreachable };
     Failure::new(exit, refusal.to_string())

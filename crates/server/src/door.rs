@@ -1,26 +1,27 @@
-//! The door: our own accept loop. It decides who comes in, how long they may take and how much they may say, and serves whoever keeps to it.
+//! The door: our own accept loop. It limits who may connect, how long a request may take and how large it may be.
 //!
-//! - [`open`]: binds, accepts, turns away; `room.rs` counts, `streams.rs` is for answers that go on for hours;
-//! - `wire.rs`: between socket and hyper: deadlines, and `head.rs`, which refuses heads that could be read in two ways; `framing.rs` knows where a
-//!   body ends;
-//! - `answer.rs`: one request to its answer; `body.rs` holds bodies to size and pace; `client.rs` is who asks; `refusal.rs` what the door itself says;
+//! - [`open`]: binds, accepts, refuses; `connection_limit.rs` counts connections, `streams.rs` answers that last for hours;
+//! - `checked_stream.rs`: between socket and hyper: deadlines, and `head.rs`, which refuses ambiguous heads;
+//!   `framing.rs` finds the end of a body;
+//! - `answer.rs`: one request to its answer; `body.rs` limits size and pace; `client.rs` is the client; `refusal.rs` the
+//!   door's own answers;
 //! - `tls.rs`: certificates.
 //!
 //! HTTP/1.1 alone: docs/decisions/0020.
 
 mod answer;
 mod body;
+mod checked_stream;
 mod client;
+mod connection_limit;
 mod framing;
 mod head;
 mod refusal;
-mod room;
 mod settings;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod wire;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,22 +41,23 @@ use tokio::time::timeout;
 
 pub use answer::{RequestId, Serves, Waits, named_routes};
 pub use client::Client;
-pub use room::holder;
+pub use connection_limit::holder;
 pub use settings::ServerSettings;
-pub use streams::{Full, Streams};
+pub use streams::{Streams, StreamsFull};
 
 use answer::Visit;
-use refusal::Refusal;
-use room::{Room, Slot};
+use checked_stream::{CheckedStream, Exchange};
+use connection_limit::{ConnectionLimit, Slot};
+use refusal::DoorRefusal;
 use tls::Tls;
-use wire::{Turn, Wire};
 
 /// How many of those turned away are waited for until they have read it, and how long. Others are cut off without.
 const LOBBY: usize = 128;
 const LOBBY_DEADLINE: Duration = Duration::from_secs(1);
-/// How many may knock before they are let in or turned away; the kernel lets fewer, if it is set so. Who finds no place here knocks again a second later.
+/// The backlog of connections that are not accepted yet; the kernel may allow fewer. A client that finds it full
+/// retries after a second.
 const BACKLOG: u32 = 4096;
-/// Files that are no connections: the database, the log, the lobby.
+/// File descriptors beside connections: the database, the log, the lobby.
 const OTHER_FILES: usize = 256;
 
 /// Why the door did not open.
@@ -75,22 +77,22 @@ pub struct Door {
 }
 
 impl Door {
-    /// What a browser is given.
+    /// The URL for a browser.
     pub fn url(&self) -> String {
         format!("http{}://{}", if self.is_tls { "s" } else { "" }, self.address)
     }
 
-    /// Waits until, after a stop, everybody was served or the grace is over.
+    /// Waits after a stop until every request is answered or the grace is over.
     pub async fn closed(self) {
         let _ = self.closed.await;
     }
 }
 
-/// Opens the door for `service`. On [`Stop::Finish`] nobody else comes in, requests under way are finished for at most `grace`; on [`Stop::Now`] it is
-/// shut at once.
+/// Opens the door for `service`. [`Stop::Finish`] refuses new connections and lets requests under way finish within
+/// `grace`; [`Stop::Now`] closes immediately.
 ///
 /// # Errors
-/// When the address is taken, or certificate and key cannot be used.
+/// The address is in use, or certificate and key cannot be used.
 pub async fn open<S: Serves>(
     settings: &ServerSettings,
     service: S,
@@ -103,8 +105,8 @@ pub async fn open<S: Serves>(
     let listen = |e| OpenError::Listen(settings.listen.clone(), e);
     let listener = bind(&settings.listen).map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    let house = House {
-        room: Room::new(settings.connections, settings.connections_per_address, metrics.clone()),
+    let acceptor = Acceptor {
+        connections: ConnectionLimit::new(settings.connections, settings.connections_per_address, metrics.clone()),
         lobby: Arc::new(Semaphore::new(LOBBY)),
         streams: Streams::new(settings.streams, stop.clone(), metrics.clone()),
         settings: Arc::new(settings.clone()),
@@ -112,32 +114,32 @@ pub async fn open<S: Serves>(
         service,
         stop,
     };
-    let is_tls = house.tls.is_some();
-    let closed = tokio::spawn(Arc::new(house).keep(listener, grace));
+    let is_tls = acceptor.tls.is_some();
+    let closed = tokio::spawn(Arc::new(acceptor).keep(listener, grace));
     Ok(Door { address, is_tls, closed })
 }
 
 fn bind(listen: &str) -> std::io::Result<TcpListener> {
     let address: SocketAddr = listen.parse().map_err(std::io::Error::other)?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // As every server does: the address is free while old connections fade away.
+    // Allows binding while old connections are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
 /// Everything that connections share.
-struct House<S> {
+struct Acceptor<S> {
     settings: Arc<ServerSettings>,
     tls: Option<Arc<Tls>>,
-    room: Arc<Room>,
+    connections: Arc<ConnectionLimit>,
     lobby: Arc<Semaphore>,
     streams: Streams,
     service: S,
     stop: watch::Receiver<Stop>,
 }
 
-impl<S: Serves> House<S> {
+impl<S: Serves> Acceptor<S> {
     async fn keep(self: Arc<Self>, listener: TcpListener, grace: Duration) {
         let mut stop = self.stop.clone();
         tokio::select! {
@@ -146,10 +148,10 @@ impl<S: Serves> House<S> {
         }
         drop(listener);
         tokio::select! {
-            _ = timeout(grace, self.room.emptied()) => {}
+            _ = timeout(grace, self.connections.emptied()) => {}
             () = told(&mut stop, Stop::Now) => {}
         }
-        let left = self.room.inside();
+        let left = self.connections.inside();
         if left > 0 {
             tracing::warn!(left, "stopped with connections open");
         }
@@ -160,7 +162,7 @@ impl<S: Serves> House<S> {
             match listener.accept().await {
                 Ok((stream, peer)) => self.clone().receive(stream, peer.ip().to_canonical()),
                 Err(problem) => {
-                    // Out of file descriptors, most likely: give others time to close theirs.
+                    // Most likely no file descriptor is free: wait until others are closed.
                     tracing::warn!(%problem, "could not accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -170,7 +172,7 @@ impl<S: Serves> House<S> {
 
     fn receive(self: Arc<Self>, stream: TcpStream, peer: IpAddr) {
         let is_proxy = client::is_trusted(peer, &self.settings.trusted_proxies);
-        match self.room.enter(peer, is_proxy) {
+        match self.connections.enter(peer, is_proxy) {
             Ok(slot) => {
                 tokio::spawn(Box::pin(self.host(stream, peer, slot)));
             }
@@ -195,18 +197,18 @@ impl<S: Serves> House<S> {
     }
 
     async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: IpAddr, slot: Slot) {
-        let turn = Arc::<Turn>::default();
+        let exchange = Arc::<Exchange>::default();
         let visit = Arc::new(Visit {
             service: self.service.clone(),
             settings: self.settings.clone(),
             streams: self.streams.clone(),
-            turn: turn.clone(),
+            exchange: exchange.clone(),
             peer,
             by_tls: self.tls.is_some(),
             _slot: slot,
         });
-        let wire = Wire::new(stream, turn.clone(), self.settings.clone());
-        // The wire has the clock for heads: hyper's would count the time between two requests as well.
+        let wire = CheckedStream::new(stream, exchange.clone(), self.settings.clone());
+        // The checked stream has the deadline for heads: hyper's would count the time between two requests as well.
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(None)
@@ -217,7 +219,7 @@ impl<S: Serves> House<S> {
             ended = &mut connection => ended,
             () = told(&mut stop, Stop::Finish) => {
                 connection.as_mut().graceful_shutdown();
-                turn.close();
+                exchange.close();
                 tokio::select! {
                     ended = &mut connection => ended,
                     () = told(&mut stop, Stop::Now) => Ok(()),
@@ -229,8 +231,8 @@ impl<S: Serves> House<S> {
         }
     }
 
-    /// Says why, and sees to it that it arrives; not at any price.
-    fn turn_away(&self, stream: TcpStream, refusal: &Refusal) {
+    /// Writes the refusal, and waits a bounded time for the client to read it.
+    fn turn_away(&self, stream: TcpStream, refusal: &DoorRefusal) {
         let words = farewell(refusal);
         let Ok(place) = self.lobby.clone().try_acquire_owned() else {
             if self.tls.is_none() {
@@ -252,7 +254,7 @@ impl<S: Serves> House<S> {
     }
 }
 
-/// Writes, then reads until the other side is done: closing with bytes unread would take the answer away from it.
+/// Writes, then reads until the client closes: closing with unread bytes would discard the answer.
 async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &str) -> std::io::Result<()> {
     stream.write_all(words.as_bytes()).await?;
     stream.shutdown().await?;
@@ -261,8 +263,8 @@ async fn say_goodbye(mut stream: impl AsyncRead + AsyncWrite + Unpin, words: &st
     Ok(())
 }
 
-/// The answer to a connection for which there is no room, written without hyper: it must be cheap.
-fn farewell(refusal: &Refusal) -> String {
+/// The answer to a connection beyond the limit, written without hyper because it must be cheap.
+fn farewell(refusal: &DoorRefusal) -> String {
     let body = refusal.json();
     let id = RequestId::new().0;
     format!(
@@ -274,12 +276,12 @@ fn farewell(refusal: &Refusal) -> String {
     )
 }
 
-/// Waits for the word to stop, this one or a stronger one. Who could say it being gone is the strongest.
+/// Waits for this stop request or a stronger one. A dropped sender is the strongest.
 async fn told(stop: &mut watch::Receiver<Stop>, word: Stop) {
     let _ = stop.wait_for(|said| *said == Stop::Now || (*said == Stop::Finish && word == Stop::Finish)).await;
 }
 
-/// Lets the process have as many files as it may, and says when those are too few.
+/// Raises the limit of open files as far as allowed, and warns when it is too low.
 fn raise_files(connections: usize) {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

@@ -1,5 +1,5 @@
-//! `/healthz`: the process lives. `/readyz`: the database answers, has our schema and takes writes. Both answer to any `Host`: probes name what they like, and nothing is told
-//! that is anybody's.
+//! `/healthz`: the process runs. `/readyz`: the database answers, has our schema and takes writes. Both answer to any
+//! `Host`, since probes use any name and the answers hold no tenant's data.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use postcommit_engine::db::DbError;
 use postcommit_engine::store::Store;
 use tokio::sync::watch;
 
-/// A probe is answered after this long, whether the database has answered or not.
+/// The longest time until a probe is answered, whether the database has answered or not.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
-type Answer = (StatusCode, String);
+type Readiness = (StatusCode, String);
 
-/// One look at a time, shared by all who ask meanwhile. Nobody cuts it off: a database call is never cancelled.
+/// One check at a time, shared by all concurrent probes. It is never cancelled, because a database call never is.
 #[derive(Clone)]
-struct Look {
+struct ReadyProbe {
     store: Store,
-    under_way: Arc<Mutex<Option<watch::Receiver<Option<Answer>>>>>,
+    under_way: Arc<Mutex<Option<watch::Receiver<Option<Readiness>>>>>,
 }
 
 /// Both routes, for GET and HEAD.
@@ -30,27 +30,27 @@ pub fn routes(store: Store) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok\n").fallback(only_get))
         .route("/readyz", get(ready).fallback(only_get))
-        .with_state(Look { store, under_way: Arc::default() })
+        .with_state(ReadyProbe { store, under_way: Arc::default() })
 }
 
-async fn ready(State(look): State<Look>) -> Answer {
+async fn ready(State(look): State<ReadyProbe>) -> Readiness {
     let mut answer = look.join();
     let waited = tokio::time::timeout(PATIENCE, answer.wait_for(Option::is_some)).await;
     let found = match waited {
         Ok(found) => found.ok().and_then(|found| found.clone()),
         Err(_) => Some((
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("the database has not answered for {} ms; does somebody hold a lock?\n", PATIENCE.as_millis()),
+            format!("the database has not answered for {} ms; is a lock held?\n", PATIENCE.as_millis()),
         )),
     };
-    found.unwrap_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, "the look at the database broke off\n".into()))
+    found.unwrap_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, "the check of the database ended without a result\n".into()))
 }
 
-impl Look {
-    /// The look that is under way, or a new one.
-    fn join(&self) -> watch::Receiver<Option<Answer>> {
+impl ReadyProbe {
+    /// Joins the check under way, or starts one.
+    fn join(&self) -> watch::Receiver<Option<Readiness>> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = |look: &&watch::Receiver<Option<Answer>>| look.has_changed().is_ok() && look.borrow().is_none();
+        let is_open = |look: &&watch::Receiver<Option<Readiness>>| look.has_changed().is_ok() && look.borrow().is_none();
         if let Some(look) = under_way.as_ref().filter(is_open) {
             return look.clone();
         }
@@ -61,7 +61,7 @@ impl Look {
     }
 }
 
-async fn look_at(store: &Store) -> Answer {
+async fn look_at(store: &Store) -> Readiness {
     match check(store).await {
         Ok(false) => (StatusCode::OK, "ready\n".into()),
         Ok(true) => (StatusCode::SERVICE_UNAVAILABLE, "the database is read-only\n".into()),

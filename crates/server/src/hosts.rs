@@ -1,7 +1,7 @@
-//! Which names a server on loopback answers to.
+//! The host names that a server on loopback answers to.
 //!
-//! A page of somebody's site may let its own name point to 127.0.0.1 (DNS rebinding): the visitor's browser then takes us for that site, and lets its scripts read what
-//! we answer. Such a request names the site in its `Host`, which no script can change.
+//! A website can point its own name to 127.0.0.1 (DNS rebinding). A visitor's browser then takes this server for that
+//! site, and its scripts can read our answers. Such a request names the site in `Host`, which no script can change.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use url::Url;
 
-use crate::api::problem::{Kind, Problem};
+use crate::problem::{Problem, ProblemKind};
 use crate::settings::Settings;
 
-/// Pages and API under `router` answer to loopback's names and to the one of `api.public_url`, where the server listens on loopback and trusts no proxy. Elsewhere to any.
+/// Where the server listens on loopback and trusts no proxy, the routes of `router` answer only to loopback's names
+/// and to the host of `api.public_url`. Elsewhere they answer to any name.
 pub fn guarded(router: Router, settings: &Settings) -> Router {
     if !settings.server.is_loopback() {
         return router;
@@ -29,19 +30,20 @@ async fn check(State(public): State<Arc<Option<String>>>, request: Request, next
     let is_ours =
         |host: &str| is_loopback_name(host) || public.as_deref().is_some_and(|public| without_dot(host).eq_ignore_ascii_case(public));
     if !named_hosts(request.headers(), request.uri()).is_some_and(|hosts| hosts.into_iter().all(is_ours)) {
-        let detail = "the header Host names none of ours; localhost, 127.0.0.1 and [::1] are allowed with any port, and the host of the setting api.public_url. \
+        let detail = "the header Host names another host; localhost, 127.0.0.1 and [::1] are allowed with any port, and the host of the setting api.public_url. \
             Behind a proxy set api.public_url or server.trusted_proxies";
-        return Problem::new(Kind::Misdirected, detail).into_response();
+        return Problem::new(ProblemKind::Misdirected, detail).into_response();
     }
     next.run(request).await
 }
 
-/// Whether a request names this machine alone, whatever the port.
+/// Whether a request names loopback alone, on any port.
 pub fn is_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
     named_hosts(headers, uri).is_some_and(|hosts| hosts.into_iter().all(is_loopback_name))
 }
 
-/// The hosts that a request names, without their ports: by its `Host`, and by its target if that is a full URL. None when one is missing or no host.
+/// The hosts that a request names, without ports: in `Host`, and in its target if that is a full URL. None when one
+/// is missing or invalid.
 fn named_hosts<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<Vec<&'a str>> {
     let mut given = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (given.next(), given.next()) else { return None };
@@ -58,7 +60,7 @@ fn without_port(named: &str) -> Option<&str> {
     (is_port && !host.is_empty()).then_some(host)
 }
 
-/// The same name, said in full.
+/// The name without the dot that marks it as fully qualified.
 fn without_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }

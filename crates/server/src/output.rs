@@ -1,4 +1,4 @@
-//! What commands print: data on stdout, as a table, one JSON document or JSON lines. And how they end.
+//! The output of commands: data on stdout, as a table, one JSON document or JSON lines; and their exit codes.
 
 use std::fmt;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -37,7 +37,7 @@ impl From<Exit> for std::process::ExitCode {
     }
 }
 
-/// A command that did not do as asked: what to say and how to end.
+/// A command that failed: its message and exit code.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -72,9 +72,9 @@ impl From<DbError> for Failure {
     }
 }
 
-pub type Done = Result<Exit, Failure>;
+pub type CommandResult = Result<Exit, Failure>;
 
-/// A column: its heading, and how a row fills it.
+/// A column: its heading, and the cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
 /// Prints a list.
@@ -86,10 +86,11 @@ pub fn list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     }
 }
 
-/// How wide a line of a bounded list is on a terminal.
+/// The widest line of a bounded list on a terminal.
 const WIDEST: usize = 160;
 
-/// Prints a list whose last column may be long: on a terminal its lines end somewhere. A program, or a file, gets the whole.
+/// Prints a list whose last column may be long. A terminal gets lines cut to [`WIDEST`]; a program or a file gets
+/// them whole.
 pub fn bounded_list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<T>]) {
     if format != Format::Text || !std::io::stdout().is_terminal() {
         return list(format, rows, columns);
@@ -101,7 +102,7 @@ fn cut(line: &str) -> String {
     if line.chars().count() <= WIDEST { line.to_owned() } else { line.chars().take(WIDEST - 1).chain(['…']).collect() }
 }
 
-/// Prints one thing; `text` says how for people.
+/// Prints one object; `text` renders it for people.
 pub fn one<T: Serialize>(format: Format, value: &T, text: impl FnOnce(&T) -> String) {
     match format {
         Format::Text => print(&harmless(&text(value))),
@@ -118,7 +119,8 @@ fn line<T: Serialize>(value: &T) -> String {
     escaped(serde_json::to_string(value).unwrap_or_default())
 }
 
-/// JSON in which no character moves a cursor, turns the writing around or ends a line for somebody: they are in its texts alone, and written as `\\u2028`.
+/// JSON without characters that move a cursor, reverse text or end a line. They occur in its strings alone, and are
+/// written as `\u2028`.
 pub fn escaped(json: String) -> String {
     let is_plain = |c: char| c == '\n' || !acts(c);
     if json.chars().all(is_plain) {
@@ -127,7 +129,7 @@ pub fn escaped(json: String) -> String {
     json.chars().map(|c| if is_plain(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) }).collect()
 }
 
-/// Whether a terminal or a reader of lines does something else with it than show it.
+/// Whether a terminal or a line reader interprets the character instead of showing it.
 fn acts(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -145,12 +147,12 @@ pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     cells.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What somebody else wrote cannot move the terminal's cursor or turn its writing around.
+/// Text from outside cannot move the terminal's cursor or reverse text.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if acts(c) && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// A reader that went away (`| head`) is no error; a full disk is.
+/// A reader that closed the pipe (`| head`) is not an error; a full disk is.
 pub fn print(text: &str) {
     if let Err(problem) = writeln!(std::io::stdout(), "{text}") {
         if problem.kind() == ErrorKind::BrokenPipe {
@@ -161,12 +163,12 @@ pub fn print(text: &str) {
     }
 }
 
-/// A value that may be missing.
+/// A value, or a dash if it is missing.
 pub fn or_dash<T: ToString>(value: &Option<T>) -> String {
     value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)
 }
 
-/// A JSON object in a line: `name=value`, and `outer.name=value` of one within.
+/// A JSON object in one line: `name=value`, and `outer.name=value` for nested objects.
 pub fn pairs(object: &serde_json::Value) -> String {
     let mut told = Vec::new();
     tell(object, "", &mut told);
@@ -186,7 +188,7 @@ fn tell(value: &serde_json::Value, name: &str, told: &mut Vec<String>) {
     }
 }
 
-/// A time to the second: enough for a list.
+/// A time to the second.
 pub fn seconds(at: postcommit::Timestamp) -> String {
     let whole = at.as_micros().div_euclid(1_000_000) * 1_000_000;
     postcommit::Timestamp::from_micros(whole).to_string()

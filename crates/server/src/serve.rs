@@ -4,27 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use postcommit_channel::driver::{self, Destination, Occasion};
 use postcommit_channel::model::{IN_APP, Provider, Scope, Scopes};
-use postcommit_engine::dispatch::{Dispatcher, Stop, Tools};
-use postcommit_engine::inbox::Inboxes;
-use postcommit_engine::store::group_commit::GroupCommit;
+use postcommit_engine::dispatch::{Dispatcher, Stop};
 use postcommit_engine::store::{Access, KeyDraft, KeyError, Store};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::api::problem::{Kind, Problem};
-use crate::api::{self, Api};
-use crate::auth::Auth;
+use crate::app::{self, App, AppState};
 use crate::cli::keys::login_link;
-use crate::output::{Done, Exit, Failure};
+use crate::output::{CommandResult, Exit, Failure};
+use crate::router::router;
 use crate::settings::{DEFAULTS, Settings, without_password};
 use crate::telemetry::say;
-use crate::{app, door, health, hosts, telemetry, watching};
+use crate::{door, telemetry};
 
-/// How often it is written down which keys were used.
+/// How often the use of keys is written.
 const NOTE_USE: Duration = Duration::from_secs(30);
 
 /// What a process does.
@@ -48,9 +43,9 @@ impl Role {
     }
 }
 
-/// How to serve.
+/// The options of `serve`.
 #[derive(Debug, Clone, Copy)]
-pub struct How {
+pub struct ServeOptions {
     pub role: Role,
     /// Bring the schema up to date first.
     pub migrate: bool,
@@ -58,8 +53,8 @@ pub struct How {
     pub while_stdin: bool,
 }
 
-/// Serves until told to stop.
-pub async fn serve(settings: &Settings, how: How) -> Done {
+/// Serves until a stop signal.
+pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     telemetry::start(&settings.log);
     let store = open(settings, how.migrate).await?;
     let mut tools = app::tools(settings, store.clone())?;
@@ -68,14 +63,16 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     tools.tracer = tracer;
     let stop = stop_on_signals(how.while_stdin).map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let grace = Duration::from_secs(settings.dispatch.stop_grace_s);
-    let routes = routes(settings, &store, &tools, how.role);
+    let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools)));
+    app.iter().for_each(|app| drop(tokio::spawn(note_use_forever(app.clone()))));
+    let routes = router(settings, &tools, app);
     let door = door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
         door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
         door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
     })?;
     let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
     Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
-    // For whoever reads the log by program: what the greeting says to people, without what is secret.
+    // For log readers: the greeting without its secrets.
     let (version, database, listen) = (env!("CARGO_PKG_VERSION"), store.db().kind(), door.url());
     tracing::info!(version, role = how.role.name(), listen, database, "ready");
     note_access(&store).await;
@@ -95,9 +92,9 @@ pub async fn serve(settings: &Settings, how: How) -> Done {
     Ok(Exit::Ok)
 }
 
-/// Opens the store, its schema as this program knows it and its walls standing.
+/// Opens the store, and checks its schema and the isolation of tenants.
 async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
-    // An application's own file is never taken for ours: only a database that this start makes gets a provider.
+    // Only a database that this start makes gets a provider; a file of an application gets none.
     let missing = app::missing_file(settings);
     if let (Some(path), false) = (&missing, migrate) {
         return Err(app::no_database(path));
@@ -114,7 +111,7 @@ async fn open(settings: &Settings, migrate: bool) -> Result<Store, Failure> {
     Ok(store)
 }
 
-/// Says who else could reach the database. Nothing depends on the answer.
+/// Logs who else could reach the database.
 async fn note_access(store: &Store) {
     match store.access().await {
         Ok(access) => access.iter().flat_map(Access::notes).for_each(|note| tracing::warn!("{note}")),
@@ -122,50 +119,16 @@ async fn note_access(store: &Store) {
     }
 }
 
-/// Everything that is served.
-fn routes(settings: &Settings, store: &Store, tools: &Tools, role: Role) -> Router {
-    let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
-    let told = health::routes(store.clone()).merge(metrics);
-    let routes = match role {
-        Role::Worker => told.fallback(not_by_a_worker),
-        Role::All | Role::Api => told.merge(hosts::guarded(api::router(api(settings, store, tools)), settings)),
-    };
-    // The door has the one limit for bodies.
-    watching::watched(door::named_routes(routes), tools).layer(DefaultBodyLimit::disable())
-}
-
-async fn not_by_a_worker() -> Problem {
-    Problem::new(
-        Kind::NotFound,
-        "this process delivers, and serves /healthz, /readyz and /metrics alone; `serve --role api` or `--role all` has the API",
-    )
-}
-
-fn api(settings: &Settings, store: &Store, tools: &Tools) -> Arc<Api> {
-    let api = Arc::new(Api {
-        store: store.clone(),
-        gate: GroupCommit::new(store.clone()),
-        tools: tools.clone(),
-        auth: Auth::new(&settings.api),
-        passing: Arc::default(),
-        inboxes: Inboxes::new(store.clone()),
-        inbox: settings.inbox.clone(),
-        stuck_after: Duration::from_secs(settings.kpi.stuck_after_s),
-    });
-    tokio::spawn(note_use_forever(api.clone()));
-    api
-}
-
-async fn note_use_forever(api: Arc<Api>) {
+async fn note_use_forever(app: AppState) {
     loop {
         tokio::time::sleep(NOTE_USE).await;
-        if let Err(problem) = api.auth.note_used_once(&api.store).await {
+        if let Err(problem) = app.auth.note_used_once(&app.store).await {
             tracing::debug!(%problem, "could not note which keys were used");
         }
     }
 }
 
-/// Without any key nobody could come in: the first start makes one that may do everything.
+/// Without a key the API is closed: the first start makes one with scope `ops`.
 async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     if store.any_key().await? {
         return Ok(None);
@@ -173,14 +136,14 @@ async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     let draft = KeyDraft { name: "made at the first start".into(), scopes: [Scope::Ops].into_iter().collect(), expires_at: None };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     match store.create_key(tenant, &draft).await {
-        // Shown to whoever started it, this once.
+        // Shown once, to the person who started the server.
         Ok(made) => Ok(Some(made.token.reveal().to_owned())),
         Err(KeyError::Database(problem)) => Err(problem.into()),
         Err(refused) => Err(Failure::new(Exit::Refused, refused.to_string())),
     }
 }
 
-/// The first signal asks to finish, the second to stop at once.
+/// The first signal asks to finish, the second to stop immediately.
 fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> {
     let (tell, told) = watch::channel(Stop::No);
     if while_stdin {
@@ -200,7 +163,11 @@ fn stop_on_signals(while_stdin: bool) -> std::io::Result<watch::Receiver<Stop>> 
             }
             tracing::info!(
                 "{}",
-                if stop == Stop::Finish { "stopping: finishing what is under way; once more to stop at once" } else { "stopping at once" }
+                if stop == Stop::Finish {
+                    "stopping: finishing what is under way; signal again to stop immediately"
+                } else {
+                    "stopping immediately"
+                }
             );
             let _ = tell.send(stop);
         }
@@ -217,11 +184,12 @@ async fn make_first_providers(store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What whoever started it is told, once everything that can fail has succeeded: a key that nobody gets to see would be there for ever.
+/// The greeting on the terminal. It is printed after everything that can fail: a key that nobody saw would exist for
+/// ever.
 struct Greeting {
     url: String,
     role: Role,
-    /// A link to sign in, and the first key; for those who serve the API.
+    /// A sign-in link and the first key, in roles that serve the API.
     sign_in: Option<String>,
     first_key: Option<String>,
     providers: Vec<Provider>,
@@ -260,7 +228,7 @@ impl Greeting {
         if self.providers.is_empty() {
             say!("  provider   none yet: `{me} providers create --help`");
         }
-        // Where nobody delivers, whoever waits would wait in vain.
+        // `--wait` makes no sense where no process delivers.
         if let (Some(somebody), false) = (self.somebody(), self.role == Role::Api) {
             let same = if is_secret(settings) { ", with the same database.url" } else { "" };
             let database = which_database(settings);
@@ -270,7 +238,8 @@ impl Greeting {
         }
     }
 
-    /// Who can be reached by what is there: by mail that is only captured, else in-app, which needs no provider of anybody's making.
+    /// A recipient that works here: an email address if email is captured, otherwise an inbox, which needs no
+    /// configured provider.
     fn somebody(&self) -> Option<&'static str> {
         let is_default_s = |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
         let mut own = self.providers.iter().filter(is_default_s);

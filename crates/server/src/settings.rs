@@ -1,9 +1,9 @@
 //! Settings in layers, value by value: flag > environment > file > default. Each value knows where it came from.
 
-use crate::api::inbox::InboxSettings;
-use crate::door::ServerSettings;
-use crate::telemetry::{TelemetrySettings, say};
-use crate::watching::MetricsSettings;
+mod inbox;
+
+pub use inbox::InboxSettings;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -15,16 +15,20 @@ use postcommit_engine::store::KpiSettings;
 use serde::Deserialize;
 use toml::{Table, Value};
 
+use crate::door::ServerSettings;
+use crate::telemetry::{TelemetrySettings, say};
+use crate::watching::MetricsSettings;
+
 /// The annotated file that holds every setting and its default.
 pub const DEFAULTS: &str = include_str!("default.toml");
-/// Read when it is there and no other file is named.
+/// The file that is read if it exists and no other is named.
 const FILE: &str = "postcommit.toml";
 
-/// Variables of ours that are no settings.
+/// Environment variables of ours that are not settings.
 const NOT_SETTINGS: [&str; 8] = [
     "POSTCOMMIT_OUTPUT",
     "POSTCOMMIT_CONFIG",
-    // Of applications, as the documentation calls them.
+    // For applications, under the names in the documentation.
     "POSTCOMMIT_URL",
     "POSTCOMMIT_KEY",
     "POSTCOMMIT_CRASH",
@@ -64,7 +68,7 @@ pub struct ApiSettings {
 }
 
 impl ApiSettings {
-    /// Where a browser finds us: as told, else where we listen.
+    /// The URL for browsers: the setting, or the listening address.
     pub fn base_url(&self, listening: &str) -> String {
         let told = self.public_url.trim_end_matches('/');
         if told.is_empty() { listening.to_owned() } else { told.to_owned() }
@@ -103,7 +107,7 @@ pub struct LogSettings {
 
 /// One value in force.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub struct SettingInForce {
     pub name: String,
     pub value: Value,
     pub origin: String,
@@ -121,7 +125,7 @@ pub struct Flag<'a> {
 pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
-    /// Stacks the layers. `file` is the one named by `--config`; `flags` are settings given on the command line.
+    /// Merges the layers. `file` is the one named by `--config`; `flags` are settings from the command line.
     pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>, flags: &[Flag<'_>]) -> Result<Self, String> {
         let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
         let mut layers = Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
@@ -187,11 +191,11 @@ impl Layers {
         Ok(())
     }
 
-    /// Checks every section and makes the settings.
+    /// Checks every section.
     pub fn settings(&self) -> Result<Settings, String> {
         let mut table = Table::new();
         for (name, (value, _)) in &self.0 {
-            // An absent file is written as an empty name: TOML has no null.
+            // TOML has no null: an absent file is an empty name.
             if name == "egress.ca_file" && value.as_str() == Some("") {
                 continue;
             }
@@ -206,7 +210,7 @@ impl Layers {
         Ok(settings)
     }
 
-    /// Says where the refused value came from.
+    /// Adds the origin of the refused value.
     fn with_origin(&self, problem: &str) -> String {
         let name = problem.split(':').next().unwrap_or("");
         match self.0.get(name) {
@@ -216,7 +220,7 @@ impl Layers {
     }
 
     /// Every value with its origin; secrets are not shown.
-    pub fn origins(&self) -> Vec<Origin> {
+    pub fn origins(&self) -> Vec<SettingInForce> {
         let shown = |name: &str, value: &Value| match (name, value.as_str()) {
             ("secrets.key" | "metrics.token", Some(text)) if !text.is_empty() => Value::from("(set)"),
             ("database.url", Some(url)) => Value::from(without_password(url)),
@@ -224,7 +228,7 @@ impl Layers {
         };
         self.0
             .iter()
-            .map(|(name, (value, origin))| Origin { name: name.clone(), value: shown(name, value), origin: origin.clone() })
+            .map(|(name, (value, origin))| SettingInForce { name: name.clone(), value: shown(name, value), origin: origin.clone() })
             .collect()
     }
 }
@@ -266,7 +270,7 @@ fn same_kind(known: &Value, given: &Value) -> bool {
     known.same_type(given) || (known.is_float() && given.is_integer())
 }
 
-/// The URL as it may be shown: without the password, wherever it stands.
+/// The URL without its password, wherever that stands.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (base, query) = rest.split_once('?').map_or((rest, None), |(base, query)| (base, Some(query)));

@@ -1,4 +1,4 @@
-//! Logs, on stderr: for people on a terminal, JSON elsewhere. Nobody reading them is no reason to stop working.
+//! Logs on stderr: text on a terminal, JSON elsewhere. A closed stderr does not stop the process.
 
 pub mod otlp;
 
@@ -17,7 +17,7 @@ use crate::settings::LogSettings;
 pub struct TelemetrySettings {
     /// The collector; empty: the variable OTEL_EXPORTER_OTLP_ENDPOINT, or none.
     pub otlp_endpoint: String,
-    /// Of traces that begin here, how many are recorded: 0 to 1.
+    /// The fraction of traces begun here that is recorded: 0 to 1.
     pub sample_ratio: f64,
 }
 
@@ -29,7 +29,7 @@ impl TelemetrySettings {
         self.traces_url().map(drop)
     }
 
-    /// Where traces go: `/v1/traces` below the endpoint, as OpenTelemetry has it.
+    /// The URL for traces: `/v1/traces` below the endpoint, by the OpenTelemetry convention.
     fn traces_url(&self) -> Result<Option<Url>, String> {
         let given = Some(self.otlp_endpoint.clone()).filter(|text| !text.is_empty());
         let Some(text) = given.or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok()).filter(|text| !text.is_empty()) else {
@@ -43,7 +43,7 @@ impl TelemetrySettings {
     }
 }
 
-/// stderr that cannot fail: a reader that went away, or a full disk, loses lines, not the process.
+/// stderr without errors: a closed reader or a full disk loses lines, not the process.
 struct Quiet;
 
 impl Write for Quiet {
@@ -58,8 +58,8 @@ impl Write for Quiet {
     }
 }
 
-/// A line of the log in which nothing but its end is one: U+2028, U+2029 and U+0080 to U+009F, which some take for line breaks or commands, are written as `\u2028`. JSON
-/// reads that as the character it was.
+/// A log line without other line breaks: U+2028, U+2029 and U+0080 to U+009F, which some readers take for line breaks
+/// or commands, are written as `\u2028`. JSON reads that as the same character.
 fn without_breaks(line: &[u8]) -> Cow<'_, [u8]> {
     let is_one = |c: char| matches!(c, '\u{80}'..='\u{9f}' | '\u{2028}' | '\u{2029}');
     match std::str::from_utf8(line) {
@@ -71,7 +71,7 @@ fn without_breaks(line: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Prints a line for people to stderr, if anybody reads it.
+/// Prints a line for people to stderr, and ignores errors.
 #[macro_export]
 macro_rules! say {
     ($($what:tt)*) => {{
@@ -92,7 +92,7 @@ pub fn start(settings: &LogSettings) {
     if let Err(problem) = started {
         say!("postcommit: logging could not start: {problem}");
     }
-    // A panic is a log line too; the default hook would panic again on a stderr that nobody reads.
+    // A panic is a log line, too; the default hook would panic again on a closed stderr.
     std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a task panicked")));
 }
 

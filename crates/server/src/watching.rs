@@ -1,7 +1,8 @@
-//! What is told about requests, and `/metrics`.
+//! Metrics and spans of requests, and `/metrics`.
 //!
-//! `/metrics` is open on loopback, where whoever can ask can read the database as well, to requests whose `Host` is loopback's. Elsewhere it takes `Authorization: Bearer` and the setting `metrics.token`;
-//! without that setting nobody outside gets it.
+//! `/metrics` is open on loopback to requests whose `Host` is loopback's: a local caller can read the database
+//! anyway. Elsewhere it needs `Authorization: Bearer` with the setting `metrics.token`; without that setting it is
+//! closed.
 
 use std::sync::Arc;
 
@@ -24,9 +25,9 @@ use crate::hosts;
 /// `[metrics]`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct MetricsSettings {
-    /// What a scraper from elsewhere must show; empty: only loopback may ask.
+    /// The bearer token of scrapers from other machines; empty: loopback alone may read.
     pub token: String,
-    /// Event types that have a name of their own in metrics.
+    /// Event types that have their own label in metrics.
     pub event_types: usize,
 }
 
@@ -42,26 +43,26 @@ impl MetricsSettings {
     }
 }
 
-/// The span of the request at hand: what it enqueues belongs to it.
+/// The span of the request: what it enqueues belongs to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Traced(pub TraceParent);
 
-struct Page {
+struct MetricsPage {
     scrape: Scrape,
     open: bool,
     token: String,
 }
 
-/// `/metrics`. `open`: whoever can reach us may read it.
+/// `/metrics`; `open` lets every caller read it.
 pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
     let scrape = Scrape::new(tools.metrics.clone(), tools.store.clone(), tools.kpi.clone());
-    Router::new().route("/metrics", get(page)).with_state(Arc::new(Page { scrape, open, token: settings.token.clone() }))
+    Router::new().route("/metrics", get(page)).with_state(Arc::new(MetricsPage { scrape, open, token: settings.token.clone() }))
 }
 
-async fn page(State(page): State<Arc<Page>>, uri: Uri, headers: HeaderMap) -> Response {
+async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap) -> Response {
     let shown = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     let has_token = shown.is_some_and(|shown| is_same(shown, &page.token));
-    // Another name for loopback is somebody's page that wants to read them: hosts.rs.
+    // Another name for loopback belongs to a foreign page (see hosts.rs).
     if page.open && !has_token && !hosts::is_loopback(&headers, &uri) {
         let why = "without the setting metrics.token as a bearer token, Host must be localhost, 127.0.0.1 or [::1], with any port\n";
         return (StatusCode::MISDIRECTED_REQUEST, why).into_response();
@@ -78,7 +79,8 @@ fn is_same(shown: &str, token: &str) -> bool {
     !token.is_empty() && bool::from(shown.as_bytes().ct_eq(token.as_bytes()))
 }
 
-/// Counts every request of `router` by its route, and makes a span of it whose parent is the caller's. Call it after the last route was added.
+/// Counts every request of `router` by its route, and records a span below the caller's. Call it after the last route
+/// is added.
 pub fn watched(router: Router, tools: &Tools) -> Router {
     router.layer(from_fn_with_state(tools.clone(), watch))
 }
@@ -88,7 +90,7 @@ async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> 
     // The pattern, never the path: that may hold an id or a secret.
     let route = request.extensions().get::<MatchedPath>().map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
     let method = known_method(request.method().as_str());
-    // A header that is no traceparent is ignored, as the standard asks.
+    // An invalid traceparent is ignored, as the standard requires.
     let parent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok());
     let span = tools.tracer.begin(parent);
     if let Some(context) = span.as_ref().map(|span| span.context()).or(parent) {
@@ -109,7 +111,7 @@ async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> 
     response
 }
 
-/// A label must be one of few; a client may call its method anything.
+/// A label has few values, but a client may send any method.
 fn known_method(method: &str) -> &'static str {
     ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].into_iter().find(|known| *known == method).unwrap_or("other")
 }

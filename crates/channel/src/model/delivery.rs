@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use postcommit::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Target;
@@ -31,14 +31,6 @@ impl DeliveryKey {
         format!("{}_{}", self.notification, self.n)
     }
 }
-
-/// All states of a delivery, the least finished first. A notification has the least finished state of its deliveries.
-pub const STATES: [&str; 10] =
-    ["sending", "retrying", "pending", "parked", "sent", "delivered", "expired", "cancelled", "discarded", "skipped"];
-/// The states of deliveries in the queue.
-pub const LIVE_STATES: &[&str] = STATES.split_at(3).0;
-/// The states of deliveries in the ledger.
-pub const LEDGER_STATES: &[&str] = STATES.split_at(3).1;
 
 /// A delivery as people write it: `{notification}.{n}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,8 +138,65 @@ impl Delivery {
     }
 }
 
+/// Where a delivery can stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names are the glossary's")]
+pub enum DeliveryState {
+    Pending,
+    Sending,
+    Retrying,
+    Sent,
+    Delivered,
+    Parked,
+    Discarded,
+    Cancelled,
+    Expired,
+    Skipped,
+}
+
+impl DeliveryState {
+    /// The states of a row in the queue.
+    pub const LIVE: [Self; 3] = [Self::Pending, Self::Sending, Self::Retrying];
+    /// The states of a row in the ledger.
+    pub const ENDED: [Self; 7] =
+        [Self::Sent, Self::Delivered, Self::Parked, Self::Discarded, Self::Cancelled, Self::Expired, Self::Skipped];
+    /// Every state, in the order of a delivery's life.
+    pub const ALL: [Self; 10] = {
+        let ([pending, sending, retrying], ended) = (Self::LIVE, Self::ENDED);
+        let [sent, delivered, parked, discarded, cancelled, expired, skipped] = ended;
+        [pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired, skipped]
+    };
+
+    /// Every state, the least finished first. A notification has the least finished state of its deliveries.
+    pub const LEAST_FINISHED_FIRST: [Self; 10] = {
+        let ([pending, sending, retrying], ended) = (Self::LIVE, Self::ENDED);
+        let [sent, delivered, parked, discarded, cancelled, expired, skipped] = ended;
+        [sending, retrying, pending, parked, sent, delivered, expired, cancelled, discarded, skipped]
+    };
+
+    /// Its name, as stored.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Sending => "sending",
+            Self::Retrying => "retrying",
+            Self::Sent => "sent",
+            Self::Delivered => "delivered",
+            Self::Parked => "parked",
+            Self::Discarded => "discarded",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// Why a delivery is parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The provider rejected it.
@@ -161,6 +210,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 4] = [Self::Rejected, Self::Exhausted, Self::OutcomeUnknown, Self::Config];
+
     /// Its name, as stored.
     #[must_use]
     pub fn name(self) -> &'static str {

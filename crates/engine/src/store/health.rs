@@ -12,6 +12,7 @@ use crate::db::{Db, DbError};
 use crate::store::Store;
 use crate::store::duties::{PASS, PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
+use crate::store::queue::closed::closed_on_both;
 
 /// The state of the partitions on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,24 +74,24 @@ pub struct Attendance {
 }
 
 /// The condition that a row `q` of the queue can be claimed now.
-const IS_DUE: &str = "due_at <= {now} AND lease_token IS NULL
-    AND NOT EXISTS (SELECT 1
-      FROM postcommit.provider p
-      WHERE p.id = q.lane
-        AND (p.paused IS NOT NULL OR p.not_before > {now}
-          OR p.tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
+fn is_due() -> String {
+    let closed = closed_on_both("p");
+    format!(
+        "due_at <= {{now}} AND lease_token IS NULL AND NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = q.lane AND {closed})"
+    )
+}
 
 impl Store {
     /// The workers with a heartbeat, and the work that is due.
     pub async fn attendance(&self) -> Result<Attendance, DbError> {
-        let present = before(self.now().await?, PRESENT);
+        let (present, is_due) = (before(self.now().await?, PRESENT), is_due());
         let sql = format!(
             "SELECT (SELECT count(*) FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1),
              (SELECT max(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%'),
              (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
-             (SELECT count(*) FROM postcommit.delivery_queue q WHERE {IS_DUE}),
+             (SELECT count(*) FROM postcommit.delivery_queue q WHERE {is_due}),
              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running')),
-             (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE})"
+             (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {is_due})"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
         let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
@@ -116,7 +117,7 @@ impl Store {
     }
 
     async fn oldest_due(&self) -> Result<Option<Timestamp>, DbError> {
-        let due = format!("SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {IS_DUE}");
+        let due = format!("SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {}", is_due());
         self.db.query(&due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
     }
 

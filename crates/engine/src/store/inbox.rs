@@ -11,7 +11,7 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{Actor, DeliveryId, DeliveryKey, InboxMessage};
 use postcommit_channel::secret::random;
 use rusqlite::{Connection, params};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -67,7 +67,9 @@ pub struct TokenKey {
 }
 
 /// Which messages to list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
 pub enum Folder {
     /// All but the archived.
     #[default]

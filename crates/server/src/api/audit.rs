@@ -1,4 +1,4 @@
-//! Who changed what.
+//! The audit log.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,17 +7,18 @@ use postcommit_engine::store::{AuditFilter, AuditRow};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::page::{Page, Paged, WantedPage};
-use super::problem::Problem;
-use super::read::check_lengths;
-use super::{OfTenant, Refusals, Shared};
+use super::page::{Listing, PageQuery, Paged};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
 use crate::auth::Administrator;
+use crate::problem::Problem;
+use crate::read::check_lengths;
 
 /// Which entries.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
+pub struct AuditQuery {
     /// Only by this actor, e.g. `key:…`.
     #[param(max_length = 255)]
     actor: Option<String>,
@@ -33,14 +34,14 @@ pub struct Wanted {
     to: Option<Timestamp>,
 }
 
-/// The audit log, newest first: who, what, on which filter, how many.
-#[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(Wanted, WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<AuditRow>), Refusals))]
+/// The audit log, newest first: actor, action, subject or filter, and count.
+#[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(AuditQuery, PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<AuditRow>), ProblemResponses))]
 pub async fn list_audit(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
-    Paged(wanted, page): Paged<Wanted>,
-) -> Result<Json<Page<AuditRow>>, Problem> {
+    Paged(wanted, page): Paged<AuditQuery>,
+) -> Result<Json<Listing<AuditRow>>, Problem> {
     let limit = page.limit();
     let names = [("actor", wanted.actor.as_deref()), ("action", wanted.action.as_deref()), ("subject", wanted.subject.as_deref())];
     check_lengths(&names, limits::NAME_CHARS)?;
@@ -54,5 +55,5 @@ pub async fn list_audit(
         before: page.place()?,
         limit: limit + 1,
     };
-    Ok(Json(Page::of(caller.store(&api).audit_rows(&filter).await?, limit, |entry| entry.id)))
+    Ok(Json(Listing::of(caller.store(&app).audit_rows(&filter).await?, limit, |entry| entry.id)))
 }

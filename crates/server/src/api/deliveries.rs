@@ -1,37 +1,36 @@
-//! Deliveries: listed, looked into, retried, discarded; one, some, or all that match.
+//! Deliveries: list, show, retry, discard; by id, or by filter as a job.
 
-mod wanted;
+mod query;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobDraft, PACE_MOST, Store};
+use postcommit_engine::store::{MAX_IDS, Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::page::{Page, Paged, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id};
-use super::{OfTenant, Refusals, Shared};
+use super::page::{Listing, PageQuery, Paged};
+use super::{ProblemResponses, TenantQuery};
+use crate::acts::{self, FilterError};
+use crate::app::AppState;
 use crate::auth::{Caller, Operator, Reader};
-use wanted::WantedDeliveries;
-
-/// Ids in one request.
-const IDS: usize = 1000;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id};
+use query::DeliveryQuery;
 
 /// Deliveries, newest first; addresses are masked.
-#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(WantedDeliveries, WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(DeliveryQuery, PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_deliveries(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
-    Paged(wanted, page): Paged<WantedDeliveries>,
-) -> Result<Json<Page<DeliveryRow>>, Problem> {
-    let filter = wanted.filter(api.stuck_after)?;
+    Paged(wanted, page): Paged<DeliveryQuery>,
+) -> Result<Json<Listing<DeliveryRow>>, Problem> {
+    let filter = wanted.filter(app.stuck_after)?;
     let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
-    Ok(Json(Page::walked(caller.store(&api).delivery_rows(&filter).await?)))
+    Ok(Json(Listing::walked(caller.store(&app).delivery_rows(&filter).await?)))
 }
 
 /// One delivery and its attempts.
@@ -44,14 +43,14 @@ pub struct DeliveryStory {
 }
 
 /// One delivery, with every attempt.
-#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), OfTenant),
-    responses((status = 200, description = "The delivery", body = DeliveryStory), Refusals))]
+#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), TenantQuery),
+    responses((status = 200, description = "The delivery", body = DeliveryStory), ProblemResponses))]
 pub async fn get_delivery(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Id(id): Id<DeliveryId>,
 ) -> Result<Json<DeliveryStory>, Problem> {
-    let store = caller.store(&api);
+    let store = caller.store(&app);
     let key = find(&store, &caller, id).await?;
     let delivery = store.delivery_row(Some(key.tenant), id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
     let mut attempt_log = store.attempts(key.tenant, key.notification).await?;
@@ -63,158 +62,169 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
     store.delivery_key(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("delivery"))
 }
 
-/// What was done to one.
+/// The result for one delivery.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Done {
+pub struct DeliveryDone {
     /// `{notification}.{n}`.
     id: String,
-    /// Where it stands now.
+    /// Its state now.
     state: String,
 }
 
-async fn act_on_one(api: &Shared, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<Done>, Problem> {
-    let store = caller.store(api);
-    let key = find(&store, caller, id).await?;
-    match store.act_on_many(act, &[key]).await?.pop() {
-        Some(Acted::Done) => Ok(Json(Done { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() })),
+async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<DeliveryDone>, Problem> {
+    let store = caller.store(app);
+    match acts::on_ids(&store, caller.whose(), act, &[Some(id)]).await?.pop() {
+        Some(Acted::Done) => {
+            Ok(Json(DeliveryDone { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() }))
+        }
         Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
         _ => Err(Problem::not_found("delivery")),
     }
 }
 
 fn not_parked(state: &str) -> Problem {
-    Problem::new(Kind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
+    Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
 }
 
-/// Sets a parked delivery back to pending, with its counters reset. Nothing that was sent is sent again by this.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
-pub async fn retry_delivery(State(api): State<Shared>, Operator(caller): Operator, Id(id): Id<DeliveryId>) -> Result<Json<Done>, Problem> {
-    act_on_one(&api, &caller, id, Act::Retry).await
+/// Sets a parked delivery back to pending, with its counters reset. A delivery that was sent is not sent again.
+#[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
+pub async fn retry_delivery(
+    State(app): State<AppState>,
+    Operator(caller): Operator,
+    Id(id): Id<DeliveryId>,
+) -> Result<Json<DeliveryDone>, Problem> {
+    act_on_one(&app, &caller, id, Act::Retry).await
 }
 
 /// Ends a parked delivery for good; the row stays.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
+#[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn discard_delivery(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
-) -> Result<Json<Done>, Problem> {
-    act_on_one(&api, &caller, id, Act::Discard).await
+) -> Result<Json<DeliveryDone>, Problem> {
+    act_on_one(&app, &caller, id, Act::Discard).await
 }
 
-/// Says that it did arrive: what was sent, or parked because nobody knew.
-#[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), OfTenant),
-    responses((status = 200, description = "Done", body = Done), Refusals))]
+/// Marks a delivery as delivered that was sent, or is parked as `outcome_unknown`.
+#[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn mark_delivery_delivered(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
-) -> Result<Json<Done>, Problem> {
-    let store = caller.store(&api);
+) -> Result<Json<DeliveryDone>, Problem> {
+    let store = caller.store(&app);
     match store.mark_delivered(find(&store, &caller, id).await?).await? {
-        Acted::Done => Ok(Json(Done { id: id.to_string(), state: "delivered".into() })),
+        Acted::Done => Ok(Json(DeliveryDone { id: id.to_string(), state: "delivered".into() })),
         Acted::Refused { state, reason } => {
             let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
             let allowed = "only what was sent, or is parked as outcome_unknown, can be marked";
-            Err(Problem::new(Kind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
+            Err(Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
         }
         Acted::NotFound => Err(Problem::not_found("delivery")),
     }
 }
 
-/// Either some by their ids, answered at once; or all that match a filter, as a job.
+/// Deliveries by their ids, answered immediately; or all that match a filter, as a job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Many {
+pub struct ActRequest {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
-    /// All parked deliveries that match when asked; what is parked later is left alone. It names at least one condition:
-    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` says whose with `?tenant=`, else it is its own.
-    filter: Option<WantedDeliveries>,
-    /// With a filter: so many a second at most. Default 500.
+    /// All parked deliveries that match now; deliveries parked later are left alone. It names at least one condition:
+    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` names the tenant by `?tenant=`; otherwise
+    /// it is its own.
+    filter: Option<DeliveryQuery>,
+    /// With a filter: at most this many per second. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
-    /// With a filter: only count what matches, and do nothing.
+    /// With a filter: only count the matches.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// What a filter would be about now.
+/// How many deliveries a filter matches now.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Counted {
-    /// What would be done.
+pub struct MatchCount {
+    /// The act that was asked for.
     kind: Act,
-    /// To how many.
+    /// How many deliveries match.
     total: i64,
-    /// False: there are at least so many.
+    /// False: at least this many.
     is_exact: bool,
 }
 
-/// By ids, or counted.
+/// The answer by ids, or to `dry_run`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum AnsweredAtOnce {
+pub enum ActAnswer {
     /// By ids: a result for each.
-    Done(ManyDone),
-    /// By filter, with `dry_run`: how many there are.
-    Counted(Counted),
+    Results(ActResults),
+    /// By filter, with `dry_run`: how many match.
+    Count(MatchCount),
 }
 
-/// What became of each.
+/// The results by id.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct ManyDone {
-    /// How many it was done to.
+pub struct ActResults {
+    /// How many were acted on.
     done: usize,
     /// One for each id, in the order given.
-    results: Vec<OneDone>,
+    results: Vec<ActResult>,
 }
 
-/// What became of one.
+/// The result for one id.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct OneDone {
-    /// As given.
+pub struct ActResult {
+    /// The id as given.
     id: String,
     /// `done`, `refused` or `not_found`.
     result: &'static str,
-    /// Where it stands, when refused.
+    /// The state of a refused one.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
 }
 
-/// Retries some, or all that match.
-#[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
-pub async fn retry_deliveries(State(api): State<Shared>, Operator(caller): Operator, Body(many): Body<Many>) -> Result<Response, Problem> {
-    act_on_many(&api, &caller, many, Act::Retry).await
-}
-
-/// Discards some, or all that match.
-#[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(OfTenant), request_body = Many,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = AnsweredAtOnce), (status = 202, description = "By filter: a job that does it", body = Job), Refusals))]
-pub async fn discard_deliveries(
-    State(api): State<Shared>,
+/// Retries deliveries by id, or all that match.
+#[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
+pub async fn retry_deliveries(
+    State(app): State<AppState>,
     Operator(caller): Operator,
-    Body(many): Body<Many>,
+    Body(many): Body<ActRequest>,
 ) -> Result<Response, Problem> {
-    act_on_many(&api, &caller, many, Act::Discard).await
+    act_on_many(&app, &caller, many, Act::Retry).await
 }
 
-async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Result<Response, Problem> {
-    let store = caller.store(api);
+/// Discards deliveries by id, or all that match.
+#[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
+    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
+pub async fn discard_deliveries(
+    State(app): State<AppState>,
+    Operator(caller): Operator,
+    Body(many): Body<ActRequest>,
+) -> Result<Response, Problem> {
+    act_on_many(&app, &caller, many, Act::Discard).await
+}
+
+async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act) -> Result<Response, Problem> {
+    let store = caller.store(app);
     if let Some(pace) = many.pace_per_s.filter(|pace| !(1..=PACE_MOST).contains(pace)) {
         return Err(Problem::invalid("pace_per_s", format!("is {pace}; 1 to {PACE_MOST} are allowed")));
     }
     match (many.ids, many.filter) {
-        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "goes with a filter; ids are counted by whoever names them")),
-        (Some(ids), None) => Ok(Json(AnsweredAtOnce::Done(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
+        (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "is only allowed together with filter")),
+        (Some(ids), None) => Ok(Json(ActAnswer::Results(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
         (None, Some(filter)) => {
-            let draft = JobDraft { act, filter: filter.parked()?, pace_per_s: many.pace_per_s };
+            let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
+            let draft = acts::job(act, filter, many.pace_per_s).map_err(refused)?;
             if many.dry_run {
                 let (total, is_exact) = store.count_for_job(Some(caller.tenant()), &draft).await?;
-                return Ok(Json(AnsweredAtOnce::Counted(Counted { kind: act, total, is_exact })).into_response());
+                return Ok(Json(ActAnswer::Count(MatchCount { kind: act, total, is_exact })).into_response());
             }
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
@@ -223,28 +233,30 @@ async fn act_on_many(api: &Shared, caller: &Caller, many: Many, act: Act) -> Res
     }
 }
 
-async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ManyDone, Problem> {
-    if ids.is_empty() || ids.len() > IDS {
-        return Err(Problem::invalid("ids", format!("has {} entries; 1 to {IDS} are allowed", ids.len())));
+async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ActResults, Problem> {
+    if ids.is_empty() || ids.len() > MAX_IDS {
+        return Err(Problem::invalid("ids", format!("has {} entries; 1 to {MAX_IDS} are allowed", ids.len())));
     }
-    let mut keys = Vec::with_capacity(ids.len());
-    for id in ids {
-        keys.push(match id.parse() {
-            Ok(id) => store.delivery_key(caller.whose(), id).await?,
-            Err(_) => None,
-        });
-    }
-    let found: Vec<DeliveryKey> = keys.iter().flatten().copied().collect();
-    let mut acted = store.act_on_many(act, &found).await?.into_iter();
-    let results: Vec<OneDone> = ids.iter().zip(keys).map(|(id, key)| one_done(id, key.and_then(|_| acted.next()))).collect();
-    Ok(ManyDone { done: results.iter().filter(|one| one.result == "done").count(), results })
+    let parsed: Vec<Option<DeliveryId>> = ids.iter().map(|id| id.parse().ok()).collect();
+    let acted = acts::on_ids(store, caller.whose(), act, &parsed).await?;
+    let results: Vec<ActResult> = ids.iter().zip(acted).map(|(id, acted)| act_result(id, acted)).collect();
+    Ok(ActResults { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
-fn one_done(id: &str, acted: Option<Acted>) -> OneDone {
+/// Names the field of the filter.
+fn refused(error: FilterError) -> Problem {
+    match error {
+        FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),
+        FilterError::Stuck => Problem::invalid("filter.stuck", error.to_string()),
+        FilterError::Empty => Problem::invalid("filter", format!(r#"{error}; {{"state": "parked"}} is all that is parked"#)),
+    }
+}
+
+fn act_result(id: &str, acted: Acted) -> ActResult {
     let (result, state) = match acted {
-        Some(Acted::Done) => ("done", None),
-        Some(Acted::Refused { state, .. }) => ("refused", Some(state)),
-        Some(Acted::NotFound) | None => ("not_found", None),
+        Acted::Done => ("done", None),
+        Acted::Refused { state, .. } => ("refused", Some(state)),
+        Acted::NotFound => ("not_found", None),
     };
-    OneDone { id: id.to_owned(), result, state }
+    ActResult { id: id.to_owned(), result, state }
 }

@@ -9,30 +9,31 @@ use postcommit_engine::dispatch::{self, Dispatcher};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::{Kind, Problem};
-use super::read::Params;
-use super::{Refusals, Shared};
+use super::ProblemResponses;
+use crate::app::AppState;
 use crate::auth::Ops;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::Params;
 
 /// Longest time a pass may claim for, in seconds.
 const SECONDS_MAX: u64 = 300;
 
-/// How long.
+/// How long to claim.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Bound {
-    /// Nothing more is claimed after so many seconds; what is under way is finished. Default 30.
+pub struct PassQuery {
+    /// Nothing more is claimed after this many seconds; what is under way is finished. Default 30.
     #[param(minimum = 1, maximum = 300)]
     seconds: Option<u64>,
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Passed {
+pub struct PassResult {
     /// Sent or delivered.
     sent: u64,
-    /// To be tried again.
+    /// To be retried.
     again: u64,
     /// Parked.
     parked: u64,
@@ -42,33 +43,34 @@ pub struct Passed {
     more: bool,
 }
 
-/// Delivers what is due now, and answers when it is done.
+/// Delivers what is due now, and answers when that is done.
 ///
-/// Safe to repeat, and to call from many machines: no two send the same delivery. One pass at a time: while another is under way, in whatever process, the answer is 409
-/// and nothing is claimed. A pass that was killed keeps others waiting for 30 seconds at most.
-#[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(Bound),
-    responses((status = 200, description = "Done", body = Passed), Refusals))]
-pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Params<Bound>) -> Result<Json<Passed>, Problem> {
+/// Safe to repeat and to call from many machines: no delivery is sent twice by it. One pass runs at a time: while
+/// another is under way, in any process, the answer is 409 and nothing is claimed. A killed pass blocks others for at
+/// most 30 seconds.
+#[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
+    responses((status = 200, description = "Done", body = PassResult), ProblemResponses))]
+pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<PassQuery>) -> Result<Json<PassResult>, Problem> {
     let seconds = bound.seconds.unwrap_or(30);
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
     }
-    let Ok(alone) = api.passing.clone().try_lock_owned() else {
+    let Ok(alone) = app.passing.clone().try_lock_owned() else {
         return Err(under_way());
     };
-    let mut dispatcher = Dispatcher::new(api.tools.clone()).await?;
+    let mut dispatcher = Dispatcher::new(app.tools.clone()).await?;
     let tally = dispatcher.tally();
-    // In a task of its own: a client that goes away must not leave sends half done.
+    // In its own task: a client that hangs up must not cancel sends under way.
     let passing = tokio::spawn(async move {
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more = match passing.await.map_err(|_| Problem::new(Kind::Internal, "the pass broke off"))?? {
+    let more = match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass ended without a result"))?? {
         dispatch::PassOutcome::Done { more } => more,
         dispatch::PassOutcome::Elsewhere => return Err(under_way()),
     };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    Ok(Json(Passed {
+    Ok(Json(PassResult {
         sent: count(&tally.sent),
         again: count(&tally.again),
         parked: count(&tally.parked),
@@ -78,5 +80,5 @@ pub async fn dispatch(State(api): State<Shared>, Ops(_): Ops, Params(bound): Par
 }
 
 fn under_way() -> Problem {
-    Problem::new(Kind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
+    Problem::new(ProblemKind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
 }

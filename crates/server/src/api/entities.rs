@@ -10,97 +10,94 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
-use super::page::{Page, WantedPage};
-use super::problem::Problem;
-use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared};
+use super::page::{Listing, PageQuery};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
 use crate::auth::{Operator, Reader};
+use crate::notifications::resend;
+use crate::problem::Problem;
+use crate::read::{Body, Id, Params};
 use crate::watching::Traced;
 
 /// Everything sent for an entity and what is scheduled for it, newest first.
-#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<DeliveryRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_entity_deliveries(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
     Id(entity): Id<String>,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<DeliveryRow>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<DeliveryRow>>, Problem> {
     let before = page.place()?;
-    Ok(Json(Page::walked(caller.store(&api).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
+    Ok(Json(Listing::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
 /// What to send once more.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Again {
+pub struct ResendRequest {
     /// Over which channel.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     channel: String,
-    /// Only of this event type; none is whatever was last.
+    /// Only of this event type; none is the last one sent.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
-    /// The same again is not sent again; without one, every request is a new send.
+    /// A repeated id is not sent again; without one, every request is a new send.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     request_id: Option<String>,
 }
 
-/// Sends once more what was last sent for an entity over a channel, to the same recipients.
+/// Sends again what was last sent for an entity over a channel, to the same recipients.
 ///
-/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and both are listed for the entity. Its story says who
-/// asked for it.
-#[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
-    request_body = Again,
+/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and
+/// both are listed for the entity. Its story names the actor.
+#[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
+    request_body = ResendRequest,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
-        (status = 200, description = "This request was accepted before", body = Enqueued), Refusals))]
+        (status = 200, description = "This request was accepted before", body = Enqueued), ProblemResponses))]
 pub async fn resend_entity(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
     traced: Option<Extension<Traced>>,
-    Body(what): Body<Again>,
+    Body(what): Body<ResendRequest>,
 ) -> Result<Response, Problem> {
-    let Again { channel, event_type, request_id } = what;
+    let ResendRequest { channel, event_type, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
     let wish = Resend { entity, channel, event_type, request_id };
-    wish.check()?;
-    let tenant = caller.tenant();
-    let store = caller.store_of_one(&api);
-    let conflicting = |conflict: Problem| conflict.about("request_id");
-    if let Some(before) = store.resent(tenant, &wish).await? {
-        return Ok(enqueued(&before).map_err(conflicting)?.into_response());
-    }
+    let (reader, writer) = (caller.store_of_one(&app), caller.store_of_all(&app));
+    let trace = Enqueueing::below(&app, traced);
+    let accepted = resend(&reader, &writer, caller.tenant(), &wish, |incoming| trace.mark(incoming)).await?;
     let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
-    let mut copied = store.copied(tenant, &wish).await?.ok_or_else(none)?;
-    let trace = Enqueueing::below(&api, traced);
-    copied.request = trace.mark(copied.request);
-    let accepted = caller.store_of_all(&api).resend(tenant, &wish, copied).await?;
-    trace.end(&api, 1);
-    Ok(enqueued(&accepted).map_err(conflicting)?.into_response())
+    let accepted = accepted.ok_or_else(none)?;
+    if !accepted.duplicate {
+        trace.end(&app, 1);
+    }
+    Ok(enqueued(&accepted).map_err(|conflict| conflict.about("request_id"))?.into_response())
 }
 
-/// What of it to take back.
+/// Which deliveries to cancel.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Cancel {
+pub struct CancelRequest {
     /// Only of this event type; none is all.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
 }
 
-/// Takes back what is not yet sent for an entity: a cancelled booking's reminders.
-#[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), OfTenant),
-    request_body = Cancel, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+/// Cancels what is not yet sent for an entity, e.g. the reminders of a cancelled booking.
+#[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
+    request_body = CancelRequest, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_entity(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(entity): Id<String>,
-    Body(what): Body<Cancel>,
+    Body(what): Body<CancelRequest>,
 ) -> Result<Json<Cancelled>, Problem> {
     let length = what.event_type.as_ref().map_or(1, |name| name.chars().count());
     if !(1..=limits::NAME_CHARS).contains(&length) {
         return Err(Problem::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
     }
-    let (cancelled, under_way) = caller.store(&api).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
+    let (cancelled, under_way) = caller.store(&app).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

@@ -1,7 +1,7 @@
-//! Inboxes: what users were told in-app, for the tenant's keys and for the users' own browsers.
+//! Inboxes: in-app messages of users, for the tenant's keys and for the users' browsers.
 //!
-//! A key reads and marks in any inbox of its tenant; a user token in its user's alone. Browsers call from the tenant's own pages: `cors.rs` answers those
-//! that `inbox.origins` names.
+//! A key reads and marks in every inbox of its tenant, a user token in its user's alone. Browsers call from the
+//! tenant's pages: `cors.rs` answers those that `inbox.origins` names.
 
 pub mod cors;
 mod stream;
@@ -10,7 +10,6 @@ mod visitor;
 pub use stream::__path_follow_inbox;
 pub use stream::follow_inbox;
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use axum::Json;
@@ -23,62 +22,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::page::{Page, Paged, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared};
+use super::page::{Listing, PageQuery, Paged};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
 use crate::auth::Operator;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id, Params};
 use visitor::Visitor;
-
-/// `[inbox]`.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct InboxSettings {
-    /// Whose pages may call the inbox routes from a browser: origins, or `*` for all.
-    pub origins: Vec<String>,
-    /// How often a stream gives a sign of life, and asks whether its reader may still read.
-    pub heartbeat_ms: u64,
-}
-
-/// A proxy that hears nothing for a minute hangs up, and so does our own page after 45 seconds; and who may no longer read reads on for no longer than this.
-const HEARTBEAT_MS: RangeInclusive<u64> = 100..=30_000;
-
-impl InboxSettings {
-    /// Holds each origin to its form, and the heartbeat to its range.
-    ///
-    /// # Errors
-    /// With the setting's name and what is allowed.
-    pub fn validate(&self) -> Result<(), String> {
-        if !HEARTBEAT_MS.contains(&self.heartbeat_ms) {
-            let (low, high) = (HEARTBEAT_MS.start(), HEARTBEAT_MS.end());
-            return Err(format!("inbox.heartbeat_ms: is {}; {low} to {high} are allowed", self.heartbeat_ms));
-        }
-        match self.origins.iter().find(|origin| *origin != "*" && !is_origin(origin)) {
-            Some(origin) => Err(format!(
-                "inbox.origins: {origin:?} is not an origin; allowed are such as https://app.example.com, without a path, or *"
-            )),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Scheme, host and port, as browsers write them.
-fn is_origin(text: &str) -> bool {
-    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-' | ':' | '[' | ']');
-    rest.is_some_and(|host| !host.is_empty() && host.chars().all(plain))
-}
 
 /// A message in an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxMessage {
-    /// The delivery it came by: `{notification}.{n}`.
+    /// The delivery that brought it: `{notification}.{n}`.
     id: String,
-    /// When it came, among the changes of this inbox: later ones have higher numbers.
+    /// Its position among the changes of this inbox; later changes have higher numbers.
     position: i64,
-    /// What happened.
+    /// The event type.
     event_type: String,
-    /// About what.
+    /// The entity.
     entity: Option<String>,
     /// Heading.
     title: Option<String>,
@@ -86,16 +47,16 @@ pub struct InboxMessage {
     body: Option<String>,
     /// Where the reader should go: http(s), mailto or tel.
     action_url: Option<String>,
-    /// What the notification's `data` holds for `in_app`.
+    /// The notification's `data` for `in_app`.
     #[schema(value_type = Option<Object>)]
     data: Option<Box<RawValue>>,
-    /// When it came.
+    /// When it arrived.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
-    /// Since when it is read.
+    /// When it was read.
     #[schema(value_type = Option<String>, format = DateTime)]
     read_at: Option<Timestamp>,
-    /// Since when it is archived.
+    /// When it was archived.
     #[schema(value_type = Option<String>, format = DateTime)]
     archived_at: Option<Timestamp>,
 }
@@ -107,61 +68,38 @@ impl From<InboxRow> for InboxMessage {
     }
 }
 
-/// Which messages.
-#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum WhichFolder {
-    /// All but the archived.
-    #[default]
-    Current,
-    /// Those of them that are not read.
-    Unread,
-    /// The archived.
-    Archived,
-}
-
-impl From<WhichFolder> for Folder {
-    fn from(which: WhichFolder) -> Self {
-        match which {
-            WhichFolder::Current => Self::Current,
-            WhichFolder::Unread => Self::Unread,
-            WhichFolder::Archived => Self::Archived,
-        }
-    }
-}
-
 /// Which messages to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Which of them.
+pub struct InboxQuery {
+    /// The folder.
     #[serde(default)]
     #[param(inline, default = "current")]
-    folder: WhichFolder,
+    folder: Folder,
 }
 
 /// A page of an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxListing {
-    /// Newest first; what has expired is left out.
+    /// Newest first, without expired messages.
     items: Vec<InboxMessage>,
     /// Pass it as `cursor` for the page after this one; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
     /// How many messages are unread in all.
     unread: i64,
-    /// The last change that the page shows: what the stream goes on from, and the bound for marking all as read.
+    /// The last change that the page shows: the stream resumes after it, and it is the bound for marking all as read.
     position: i64,
 }
 
 /// A user's messages, newest first.
 #[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), Wanted, WantedPage, OfTenant), responses((status = 200, description = "A page", body = InboxListing), Refusals))]
-pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<Wanted>) -> Result<Json<InboxListing>, Problem> {
+    params(("user" = String, Path, description = "The user's id"), InboxQuery, PageQuery, TenantQuery), responses((status = 200, description = "A page", body = InboxListing), ProblemResponses))]
+pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<InboxQuery>) -> Result<Json<InboxListing>, Problem> {
     let (before, limit) = (page.place()?, page.limit());
-    let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder.into(), before, limit + 1).await?;
-    let Page { items, next } = Page::of(found.messages, limit, |message| message.position);
+    let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder, before, limit + 1).await?;
+    let Listing { items, next } = Listing::of(found.messages, limit, |message| message.position);
     Ok(Json(InboxListing { items: items.into_iter().map(Into::into).collect(), next, unread: found.unread, position: found.position }))
 }
 
@@ -174,16 +112,16 @@ pub struct UnreadCount {
 
 /// How many of a user's messages are unread.
 #[utoipa::path(get, path = "/v1/inbox/{user}/unread-count", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), OfTenant), responses((status = 200, description = "The number", body = UnreadCount), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TenantQuery), responses((status = 200, description = "The number", body = UnreadCount), ProblemResponses))]
 pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem> {
     Ok(Json(UnreadCount { unread: visitor.unread().await? }))
 }
 
-/// How far to go.
+/// Up to where to mark.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadAll {
-    /// `position` of the list that the user saw: what came after it stays unread.
+    /// `position` of the list that the user saw; later messages stay unread.
     #[schema(minimum = 0)]
     up_to: i64,
 }
@@ -192,7 +130,7 @@ fn check_position(field: &str, position: i64) -> Result<(), Problem> {
     if position < 0 { Err(Problem::invalid(field, format!("is {position}; positions begin at 0"))) } else { Ok(()) }
 }
 
-/// What marking all has done.
+/// The result of marking all.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReadAllDone {
     /// How many were marked.
@@ -201,17 +139,17 @@ pub struct ReadAllDone {
     unread: i64,
 }
 
-/// Marks all as read that came up to a position.
+/// Marks all messages up to a position as read.
 #[utoipa::path(post, path = "/v1/inbox/{user}/read-all", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), OfTenant), request_body = ReadAll,
-    responses((status = 200, description = "Done", body = ReadAllDone), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TenantQuery), request_body = ReadAll,
+    responses((status = 200, description = "Done", body = ReadAllDone), ProblemResponses))]
 pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Json<ReadAllDone>, Problem> {
     check_position("up_to", asked.up_to)?;
     let read = visitor.store.mark_all_read(visitor.tenant, &visitor.user, asked.up_to).await?;
     Ok(Json(ReadAllDone { read, unread: visitor.unread().await? }))
 }
 
-/// A message and how things stand now.
+/// The result of marking a message.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Marked {
     /// The message.
@@ -228,39 +166,39 @@ async fn mark(visitor: &Visitor, id: &str, mark: Mark) -> Result<Json<Marked>, P
     Ok(Json(Marked { id: id.to_string(), unread: visitor.unread().await? }))
 }
 
-/// Marks a message as read; once more changes nothing.
+/// Marks a message as read; repeating it changes nothing.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/read", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn read_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Read).await
 }
 
 /// Marks a message as unread again.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unread", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unread_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unread).await
 }
 
-/// Puts a message out of the way; it no longer counts as unread.
+/// Archives a message; it no longer counts as unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/archive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Archive).await
 }
 
-/// Brings a message back, read or not as it was.
+/// Moves a message out of the archive; it stays read or unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), OfTenant), responses((status = 200, description = "Done", body = Marked), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
 pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unarchive).await
 }
 
-/// How long a token is to hold.
+/// How long a token is valid.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct TokenWanted {
+pub struct TokenQuery {
     /// Seconds.
     #[param(minimum = 1, maximum = 86_400, default = 3600)]
     ttl_s: Option<u32>,
@@ -272,23 +210,23 @@ pub struct UserToken {
     /// For the user's browser: opens this inbox and nothing else.
     #[schema(example = "pcu_…")]
     token: String,
-    /// Until when.
+    /// When it expires.
     #[schema(value_type = String, format = DateTime)]
     expires_at: Timestamp,
 }
 
-/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so the scope is `operate`: nobody gives away
-/// more than they have.
+/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so this needs scope
+/// `operate`: a key cannot give more rights than it has.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
-    params(("user" = String, Path, description = "The user's id"), TokenWanted, WantedPage, OfTenant), responses((status = 200, description = "The token", body = UserToken), Refusals))]
+    params(("user" = String, Path, description = "The user's id"), TokenQuery, PageQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
 pub async fn mint_user_token(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(user): Id<String>,
-    Params(wanted): Params<TokenWanted>,
+    Params(wanted): Params<TokenQuery>,
 ) -> Result<Json<UserToken>, Problem> {
     let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
-    let minted = user_token::mint(&caller.store(&api), caller.tenant(), &user, ttl).await.map_err(refused)?;
+    let minted = user_token::mint(&caller.store(&app), caller.tenant(), &user, ttl).await.map_err(refused)?;
     Ok(Json(UserToken { token: minted.token, expires_at: minted.expires_at }))
 }
 
@@ -296,24 +234,6 @@ fn refused(error: TokenError) -> Problem {
     match error {
         TokenError::Refused(problem) => Problem::of_field(&problem),
         TokenError::Db(problem) => problem.into(),
-        bad @ (TokenError::Expired | TokenError::Bad) => Problem::new(Kind::Unauthenticated, bad.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn e14_origins_are_held_to_their_form() {
-        let checked = |origin: &str| InboxSettings { origins: vec![origin.into()], heartbeat_ms: 15_000 }.validate();
-        for good in ["*", "https://app.example.com", "http://localhost:3000", "http://[::1]:8080"] {
-            assert_eq!(checked(good), Ok(()), "{good}");
-        }
-        for bad in
-            ["", "app.example.com", "https://", "https://app.example.com/", "https://APP.example.com", "https://*.example.com", "null"]
-        {
-            assert!(checked(bad).unwrap_err().starts_with("inbox.origins: "), "{bad}");
-        }
+        bad @ (TokenError::Expired | TokenError::Bad) => Problem::new(ProblemKind::Unauthenticated, bad.to_string()),
     }
 }

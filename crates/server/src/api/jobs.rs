@@ -1,43 +1,44 @@
-//! Jobs: what is done to many deliveries in the background.
+//! Jobs: acts on many deliveries in the background.
 
 use axum::Json;
 use axum::extract::State;
 use postcommit_engine::store::Job;
 use uuid::Uuid;
 
-use super::page::{Page, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Id, Params};
-use super::{OfTenant, Refusals, Shared};
+use super::page::{Listing, PageQuery};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
 use crate::auth::{Operator, Reader};
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Id, Params};
 
 /// Jobs, newest first.
-#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<Job>), Refusals))]
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<Job>), ProblemResponses))]
 pub async fn list_jobs(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<Job>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<Job>>, Problem> {
     let before: Option<Uuid> = page.place()?;
-    let rows = caller.store(&api).jobs(caller.whose(), before, page.limit() + 1).await?;
-    Ok(Json(Page::of(rows, page.limit(), |job| job.id)))
+    let rows = caller.store(&app).jobs(caller.whose(), before, page.limit() + 1).await?;
+    Ok(Json(Listing::of(rows, page.limit(), |job| job.id)))
 }
 
-/// How far it is.
-#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The job", body = Job), Refusals))]
-pub async fn get_job(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
-    let job = caller.store(&api).job(caller.whose(), id).await?;
+/// The progress of a job.
+#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "The job", body = Job), ProblemResponses))]
+pub async fn get_job(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+    let job = caller.store(&app).job(caller.whose(), id).await?;
     job.map(Json).ok_or_else(|| Problem::not_found("job"))
 }
 
-/// Stops it after the slice that is under way. What was done stays done.
-#[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "It does no more", body = Job), Refusals))]
-pub async fn cancel_job(State(api): State<Shared>, Operator(caller): Operator, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
-    let store = caller.store(&api);
+/// Stops a job after the slice that is under way. What was done stays done.
+#[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "It does no more", body = Job), ProblemResponses))]
+pub async fn cancel_job(State(app): State<AppState>, Operator(caller): Operator, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+    let store = caller.store(&app);
     let was_open = store.cancel_job(caller.whose(), id).await?;
     let job = store.job(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("job"))?;
-    if was_open { Ok(Json(job)) } else { Err(Problem::new(Kind::StateConflict, format!("the job is {}", job.state))) }
+    if was_open { Ok(Json(job)) } else { Err(Problem::new(ProblemKind::StateConflict, format!("the job is {}", job.state))) }
 }

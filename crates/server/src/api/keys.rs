@@ -1,4 +1,4 @@
-//! Keys: made, listed, taken back.
+//! API keys: make, list, revoke.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,24 +10,25 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Array, ArrayBuilder};
 
-use super::page::{Page, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params};
-use super::{OfTenant, Refusals, Shared, one_of};
+use super::page::{Listing, PageQuery};
+use super::{ProblemResponses, TenantQuery, one_of};
+use crate::app::AppState;
 use crate::auth::Administrator;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id, Params};
 
-/// Keys, newest first, revoked and expired ones among them; never their secrets.
-#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<Key>), Refusals))]
+/// Keys, newest first, including revoked and expired ones, without secrets.
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<Key>), ProblemResponses))]
 pub async fn list_keys(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<Key>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<Key>>, Problem> {
     let before: Option<(Timestamp, String)> = page.place()?;
     let filter = KeyFilter { tenant: caller.whose(), before, limit: page.limit() + 1 };
-    let rows = caller.store(&api).key_rows(&filter).await?;
-    Ok(Json(Page::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
+    let rows = caller.store(&app).key_rows(&filter).await?;
+    Ok(Json(Listing::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
 }
 
 /// A key to be made.
@@ -37,10 +38,10 @@ pub struct NewKey {
     /// What it is for.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
-    /// What it may do; not more than the key that makes it.
+    /// Its scopes; not more than those of the key that makes it.
     #[schema(schema_with = scopes, example = json!(["enqueue", "read"]))]
     scopes: Vec<String>,
-    /// Until when; none is for ever.
+    /// When it expires; none is never.
     expires_at: Option<Timestamp>,
 }
 
@@ -54,15 +55,15 @@ fn scopes() -> Array {
 pub struct MadeKey {
     /// Its public part.
     id: String,
-    /// All of it. It is not shown again.
+    /// The whole key. It is not shown again.
     token: String,
 }
 
-/// Makes a key. The answer holds it, this once.
-#[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(OfTenant), request_body = NewKey,
-    responses((status = 201, description = "Made", body = MadeKey), Refusals))]
+/// Makes a key. Only this answer holds it.
+#[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(TenantQuery), request_body = NewKey,
+    responses((status = 201, description = "Made", body = MadeKey), ProblemResponses))]
 pub async fn create_key(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Body(new): Body<NewKey>,
 ) -> Result<(StatusCode, Json<MadeKey>), Problem> {
@@ -72,10 +73,10 @@ pub async fn create_key(
     }
     let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
     if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
-        return Err(Problem::new(Kind::Forbidden, "a key cannot give away more than it has").about("scopes"));
+        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot give away more than it has").about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
-    match caller.store(&api).create_key(caller.tenant(), &draft).await {
+    match caller.store(&app).create_key(caller.tenant(), &draft).await {
         // Revealed to its one reader.
         Ok(made) => Ok((StatusCode::CREATED, Json(MadeKey { id: made.id, token: made.token.reveal().to_owned() }))),
         Err(KeyError::Database(problem)) => Err(problem.into()),
@@ -83,20 +84,20 @@ pub async fn create_key(
     }
 }
 
-/// Takes a key back, at once and for good, and with it the sessions that stand on it.
-#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), OfTenant),
-    responses((status = 204, description = "It is taken back"), Refusals))]
+/// Revokes a key immediately and for good, and ends its sessions.
+#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), TenantQuery),
+    responses((status = 204, description = "It is taken back"), ProblemResponses))]
 pub async fn revoke_key(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Administrator(caller): Administrator,
     Id(id): Id<String>,
 ) -> Result<StatusCode, Problem> {
-    let store = caller.store(&api);
+    let store = caller.store(&app);
     let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
     if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
-        return Err(Problem::new(Kind::Forbidden, "a key cannot take back one that may do more than itself"));
+        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot take back one that may do more than itself"));
     }
     store.revoke_key(key.tenant, &id).await?;
-    api.auth.forget();
+    app.auth.forget();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,4 +1,4 @@
-//! KPIs and series: how it stands, and how it went.
+//! KPIs now, and series over time.
 
 use std::time::Duration;
 
@@ -9,16 +9,17 @@ use postcommit_engine::store::{GroupBy, KpiSeries, Kpis, SlotLength, TimeRange};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::Problem;
-use super::read::Params;
-use super::{OfTenant, Refusals, Shared};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
 use crate::auth::Reader;
+use crate::problem::Problem;
+use crate::read::Params;
 
 /// Which KPIs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedKpis {
+pub struct KpiQuery {
     /// `site`: also for each source site.
     #[param(inline)]
     by: Option<KpisBy>,
@@ -30,7 +31,7 @@ pub struct WantedKpis {
     stuck_after_s: Option<u64>,
 }
 
-/// What KPIs are told apart by.
+/// What KPIs are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KpisBy {
@@ -45,30 +46,31 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
     }
 }
 
-/// How it stands: queue, stuck, parked, the age of the oldest, and what came of the last interval.
-#[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(WantedKpis, OfTenant),
-    responses((status = 200, description = "How it stands now", body = Kpis), Refusals))]
+/// The KPIs now: queue, stuck, parked, the age of the oldest, and the results of the last interval.
+#[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
+    responses((status = 200, description = "How it stands now", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
-    Params(wanted): Params<WantedKpis>,
+    Params(wanted): Params<KpiQuery>,
 ) -> Result<Json<Kpis>, Problem> {
-    let kpi = &api.tools.kpi;
+    let kpi = &app.tools.kpi;
     let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
     let stuck_after = seconds("stuck_after_s", wanted.stuck_after_s, 1, 2_592_000, kpi.stuck_after())?;
     let by_site = wanted.by == Some(KpisBy::Site);
-    Ok(Json(caller.store(&api).kpis(caller.whose(), by_site, stuck_after, interval).await?))
+    Ok(Json(caller.store(&app).kpis(caller.whose(), by_site, stuck_after, interval).await?))
 }
 
 /// Which series.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedSeries {
-    /// How long a slot is. Default `minute`.
+pub struct SeriesQuery {
+    /// The length of a slot. Default `minute`.
     #[param(inline)]
     per: Option<SlotLength>,
-    /// What the lines are. Default `state`; by channel and site what was sent, delivered or parked is counted.
+    /// What the lines stand for. Default `state`; by channel and site, deliveries that were sent, delivered or parked
+    /// are counted.
     #[param(inline)]
     by: Option<GroupBy>,
     /// From the slot that holds this. Default: 60 slots before `to`.
@@ -78,18 +80,18 @@ pub struct WantedSeries {
 }
 
 /// How many deliveries entered which state, slot by slot, for charts: at most 2,880 slots and 20 lines; empty slots are 0.
-#[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(WantedSeries, OfTenant),
-    responses((status = 200, description = "The lines", body = KpiSeries), Refusals))]
+#[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(SeriesQuery, TenantQuery),
+    responses((status = 200, description = "The lines", body = KpiSeries), ProblemResponses))]
 pub async fn get_kpi_series(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
-    Params(wanted): Params<WantedSeries>,
+    Params(wanted): Params<SeriesQuery>,
 ) -> Result<Json<KpiSeries>, Problem> {
     let per = wanted.per.unwrap_or(SlotLength::Minute);
     let to = match wanted.to {
         Some(to) => to,
-        // The present slot is taken in.
-        None => api.store.now().await?.plus(Duration::from_millis(1)),
+        // The current slot is included.
+        None => app.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {
         Some(from) => TimeRange::new(per, from, to),
@@ -99,5 +101,5 @@ pub async fn get_kpi_series(
         let (field, detail) = problem.split_once(": ").unwrap_or(("from", problem.as_str()));
         Problem::invalid(field, detail)
     })?;
-    Ok(Json(caller.store(&api).series(caller.whose(), span, wanted.by.unwrap_or(GroupBy::State)).await?))
+    Ok(Json(caller.store(&app).series(caller.whose(), span, wanted.by.unwrap_or(GroupBy::State)).await?))
 }

@@ -1,4 +1,4 @@
-//! Notifications: accepted, listed, looked into, taken back.
+//! Notifications: enqueue, list, show, cancel.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
-use postcommit_engine::store::{Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status};
+use postcommit_channel::model::DeliveryState;
+use postcommit_engine::store::{Accepted, NotificationRequest, NotificationFilter, NotificationRow, Status, NotificationDetails};
 use postcommit_engine::trace::{Begun, SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,22 +16,24 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::page::{Page, Paged, WantedPage};
-use super::problem::{Kind, Problem, ProblemBody};
-use super::read::{self, Id, Text, check_lengths};
+use super::page::{Listing, PageQuery, Paged};
 use super::recipients::To;
-use super::{AnyState, Api, OfTenant, Refusals, Shared};
+use super::{ProblemResponses, TenantQuery};
+use crate::app::{App, AppState};
 use crate::auth::{Caller, Enqueuer, Operator, Reader};
 use crate::door::Waits;
+use crate::notifications::{self, Owner, named_tenant};
+use crate::problem::{Problem, ProblemBody, ProblemKind};
+use crate::read::{self, Id, Text, check_lengths};
 use crate::watching::Traced;
 
-/// Another name for the body's field, for clients that repeat requests on their own.
+/// The header form of `idempotency_key`, for clients that repeat requests automatically.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Words of a title that one list looks for.
+/// Most words of a title filter.
 const TITLE_WORDS: usize = 8;
 
-/// What to say, to whom, by which channels and when.
+/// A notification: content, recipients, channels and times.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "describes what the engine reads digit for digit")]
@@ -41,16 +44,17 @@ pub struct NewNotification {
     /// The event's data: at most 256 KB and 32 levels. Digits are kept as they are.
     #[schema(value_type = Option<Value>, example = json!({"bookingId": 12345}))]
     payload: Option<Value>,
-    /// Unique in the tenant: the same key is sent once. Without one nothing is recognised as a repetition. May also be given as the header `Idempotency-Key`.
+    /// Unique in the tenant: the same key is sent once. Without one, a repetition is not recognised. May also be
+    /// given as the header `Idempotency-Key`.
     #[schema(min_length = 1, max_length = 255, example = "booking:12345:confirmed:1")]
     idempotency_key: Option<String>,
-    /// Whose it is. Only a key of scope `ops` may name another tenant than its own.
+    /// The tenant. Only a key of scope `ops` may name another than its own.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     tenant: Option<String>,
-    /// The thing it is about.
+    /// The entity that it is about.
     #[schema(min_length = 1, max_length = 255, example = "12345")]
     entity: Option<String>,
-    /// To whom, one object each.
+    /// The recipients, one object each.
     #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
     /// Narrows the channels; empty means what each kind of address implies.
@@ -65,20 +69,20 @@ pub struct NewNotification {
     /// Where the reader should go: http, https, mailto or tel.
     #[schema(max_length = 2048)]
     action_url: Option<String>,
-    /// What one channel alone needs, by channel; at most 64 KB.
+    /// Data for single channels, by channel; at most 64 KB.
     #[schema(value_type = Option<Object>)]
     data: Option<Value>,
-    /// 9 first. Default 5.
+    /// 0 to 9, 9 first. Default 5.
     #[schema(minimum = 0, maximum = 9, default = 5)]
     priority: Option<i16>,
-    /// Not before this. Default: at once.
+    /// Not before this time. Default: immediately.
     #[schema(value_type = Option<String>, format = DateTime)]
     due_at: Option<Timestamp>,
-    /// Never after this. Default: 30 days after it is due.
+    /// Never after this time. Default: 30 days after it is due.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
     /// Where it came from.
-    #[schema(value_type = Option<Provenance>)]
+    #[schema(value_type = Option<NotificationSource>)]
     source: Option<Source>,
     /// The request or trace that caused it.
     #[schema(min_length = 1, max_length = 255)]
@@ -93,7 +97,7 @@ pub struct NewNotification {
 /// Where a notification came from; at most 4 KB in all.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
-pub struct Provenance {
+pub struct NotificationSource {
     /// The remote place.
     site: Option<String>,
     /// The process or machine there.
@@ -110,13 +114,13 @@ pub struct Provenance {
     traceparent: Option<String>,
 }
 
-/// What became of it.
+/// The accepted notification.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Enqueued {
-    /// The notification's id; of a repeated key, the first one's.
+    /// The notification's id; for a repeated key, that of the first one.
     #[schema(value_type = String, format = Uuid)]
     id: Uuid,
-    /// The key stood already, with the same content: nothing new was enqueued.
+    /// The key was used before with the same content: nothing new was enqueued.
     duplicate: bool,
 }
 
@@ -132,7 +136,7 @@ impl IntoResponse for Enqueued {
     }
 }
 
-/// The header, if it is there: once, and a text.
+/// The header, which may be given once, as text.
 fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (all.next(), all.next()) {
@@ -147,33 +151,33 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
 
 /// Accepts a notification. The answer comes after the row is durable.
 ///
-/// The same key again answers 200 with the first id; with other content 409, and nothing is enqueued.
+/// A repeated key answers 200 with the first id; with other content 409, and nothing is enqueued.
 #[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
     responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
-        (status = 200, description = "The key stood already, with the same content", body = Enqueued), Refusals))]
+        (status = 200, description = "The key stood already, with the same content", body = Enqueued), ProblemResponses))]
 pub async fn enqueue_notification(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
     headers: HeaderMap,
     traced: Option<Extension<Traced>>,
     Text(json): Text,
 ) -> Result<Response, Problem> {
-    let trace = Enqueueing::below(&api, traced);
-    let incoming = trace.mark(checked(&api, &caller, &json, key_header(&headers)?).await?);
-    let accepted = api.gate.accept(incoming).await?;
-    trace.end(&api, 1);
+    let trace = Enqueueing::below(&app, traced);
+    let incoming = trace.mark(checked(&app, &caller, &json, key_header(&headers)?).await?);
+    let accepted = app.gate.accept(incoming).await?;
+    trace.end(&app, 1);
     Ok(enqueued(&accepted)?.into_response())
 }
 
-/// The span of enqueueing, if it is recorded; otherwise what the caller said of its trace is passed on as it is.
+/// The span of enqueueing, if it is recorded; otherwise the caller's trace is passed on unchanged.
 pub(super) struct Enqueueing(Option<Begun>, Option<TraceParent>);
 
 impl Enqueueing {
-    pub(super) fn below(api: &Api, traced: Option<Extension<Traced>>) -> Self {
+    pub(super) fn below(app: &App, traced: Option<Extension<Traced>>) -> Self {
         let parent = traced.map(|Extension(Traced(parent))| parent);
-        let begun = parent.and_then(|parent| api.tools.tracer.begin(Some(parent)));
+        let begun = parent.and_then(|parent| app.tools.tracer.begin(Some(parent)));
         let told = begun.as_ref().map(Begun::context).or(parent);
         Self(begun, told)
     }
@@ -185,36 +189,25 @@ impl Enqueueing {
         }
     }
 
-    pub(super) fn end(self, api: &Api, count: usize) {
+    pub(super) fn end(self, app: &App, count: usize) {
         if let Some(begun) = self.0 {
-            api.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
+            app.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
         }
     }
 }
 
-/// Holds it to its limits, and to what is configured.
-async fn checked(api: &Api, caller: &Caller, json: &str, key: Option<&str>) -> Result<NotificationRequest, Problem> {
-    let named = match serde_json::from_str::<Named>(json) {
-        Ok(named) => named.tenant,
+/// Checks a notification against its limits and the configuration.
+async fn checked(app: &App, caller: &Caller, json: &str, key: Option<&str>) -> Result<NotificationRequest, Problem> {
+    let named = match named_tenant(json) {
+        Ok(named) => named,
         Err(problem) if problem.is_syntax() || problem.is_eof() => {
-            return Err(Problem::new(Kind::Malformed, format!("the body is not JSON: {problem}")));
+            return Err(Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {problem}")));
         }
-        // A tenant that is no text: whoever reads the rest names the field.
+        // The tenant is not a text: reading the rest names the field.
         Err(_) => None,
     };
-    let (tenant, name) = caller.tenant_named(api, named.as_deref()).await?;
-    let mut incoming = NotificationRequest::read(json, &name)?;
-    if let Some(key) = key {
-        incoming = incoming.with_key(key)?;
-    }
-    api.check_providers(tenant, &incoming).await?;
-    Ok(incoming)
-}
-
-/// Whose it says that it is.
-#[derive(Deserialize)]
-struct Named {
-    tenant: Option<String>,
+    let (tenant, name) = caller.tenant_named(app, named.as_deref()).await?;
+    Ok(notifications::read(&app.store, Owner { id: Some(tenant), name: &name }, json, key).await?)
 }
 
 pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
@@ -224,7 +217,7 @@ pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
     Ok(Enqueued { id: accepted.id, duplicate: accepted.duplicate })
 }
 
-/// Up to 1,000 at once.
+/// Up to 1,000 notifications.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewNotifications {
@@ -238,7 +231,7 @@ pub struct NewNotifications {
 pub struct EnqueuedMany {
     /// How many are new.
     accepted: usize,
-    /// How many stood already.
+    /// How many keys were used before.
     duplicates: usize,
     /// How many were refused.
     refused: usize,
@@ -246,16 +239,16 @@ pub struct EnqueuedMany {
     results: Vec<EnqueuedItem>,
 }
 
-/// What became of one item.
+/// The result for one item.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EnqueuedItem {
-    /// As the answer to a single one would have: 202, 200, 409, 422 or 503.
+    /// The status that a single request would have had: 202, 200, 409, 422 or 503.
     status: u16,
     /// The notification's id, if it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = Uuid)]
     id: Option<Uuid>,
-    /// The key stood already, with the same content.
+    /// The key was used before with the same content.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
     /// Why it was refused.
@@ -277,19 +270,19 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     }
 }
 
-/// Accepts up to 1,000 notifications, each for itself: one that is refused holds no other up. All that are sound are written by one commit; when the client hangs up
-/// before that begins, nothing is.
+/// Accepts up to 1,000 notifications independently: a refused one does not affect the others. All valid ones are
+/// written in one commit. If the client hangs up before that begins, nothing is written.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
-    responses((status = 200, description = "A result per item", body = EnqueuedMany), Refusals))]
+    responses((status = 200, description = "A result per item", body = EnqueuedMany), ProblemResponses))]
 pub async fn enqueue_notifications(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
     traced: Option<Extension<Traced>>,
     Extension(waits): Extension<Waits>,
     Text(json): Text,
 ) -> Result<Json<EnqueuedMany>, Problem> {
     let batch: NewNotifications = read::parse(json.as_bytes())?;
-    let trace = Enqueueing::below(&api, traced);
+    let trace = Enqueueing::below(&app, traced);
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
         return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
@@ -298,7 +291,7 @@ pub async fn enqueue_notifications(
     let (mut sound, mut places) = (Vec::new(), Vec::new());
     for (place, item) in batch.notifications.iter().enumerate() {
         still_waited_for(&waits)?;
-        match checked(&api, &caller, item.get(), None).await {
+        match checked(&app, &caller, item.get(), None).await {
             Ok(incoming) => {
                 sound.push(trace.mark(incoming));
                 places.push(place);
@@ -308,8 +301,8 @@ pub async fn enqueue_notifications(
         }
     }
     still_waited_for(&waits)?;
-    let accepted = api.store.accept(sound).await;
-    trace.end(&api, places.len());
+    let accepted = app.store.accept(sound).await;
+    trace.end(&app, places.len());
     for (place, accepted) in places.into_iter().zip(accepted) {
         results[place] = Some(accepted.map_err(Problem::from).and_then(|accepted| enqueued(&accepted)).into());
     }
@@ -318,19 +311,19 @@ pub async fn enqueue_notifications(
     Ok(Json(EnqueuedMany { accepted: having(false), duplicates: having(true), refused: count - having(false) - having(true), results }))
 }
 
-/// Who has hung up sends it again, under the same keys or under none: what is not begun is better left to that.
+/// A client that hung up will repeat the batch, perhaps without keys: do not begin it.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
-    if waits.has_left() { Err(Problem::new(Kind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
+    if waits.has_left() { Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
 }
 
 /// Which notifications to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Only in this state; the least finished of its deliveries speaks for a notification.
+pub struct NotificationQuery {
+    /// Only in this state; a notification has the state of its least finished delivery.
     #[param(inline)]
-    state: Option<AnyState>,
+    state: Option<DeliveryState>,
     /// Only with a delivery on this channel, or asking for it.
     #[param(max_length = 255)]
     channel: Option<String>,
@@ -346,7 +339,7 @@ pub struct Wanted {
     /// Only to this list.
     #[param(max_length = 255)]
     list: Option<String>,
-    /// Only the one that holds this key.
+    /// Only the one with this idempotency key.
     #[param(max_length = 255)]
     idempotency_key: Option<String>,
     /// Only enqueued at this time or later.
@@ -355,7 +348,7 @@ pub struct Wanted {
     to: Option<Timestamp>,
     /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
     stuck: Option<bool>,
-    /// Only with so many attempts or more.
+    /// Only with this many attempts or more.
     #[param(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
     /// Only with each of these words in the title, in any case; at most 8.
@@ -363,8 +356,8 @@ pub struct Wanted {
     title: Option<String>,
 }
 
-impl Wanted {
-    fn filter(self, page: &WantedPage, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
+impl NotificationQuery {
+    fn filter(self, page: &PageQuery, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
         let words: Vec<String> = self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
         if words.len() > TITLE_WORDS {
             return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
@@ -402,56 +395,56 @@ impl Wanted {
 
 /// Notifications, newest first.
 ///
-/// A page may end before it is full: then enough was looked at for once, and `next` goes on.
-#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(Wanted, WantedPage, OfTenant),
-    responses((status = 200, description = "A page", body = Page<NotificationRow>), Refusals))]
+/// A page may end before it is full, since one request examines a bounded number of rows; `next` continues.
+#[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(NotificationQuery, PageQuery, TenantQuery),
+    responses((status = 200, description = "A page", body = Listing<NotificationRow>), ProblemResponses))]
 pub async fn list_notifications(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Reader(caller): Reader,
-    Paged(wanted, page): Paged<Wanted>,
-) -> Result<Json<Page<NotificationRow>>, Problem> {
-    let filter = wanted.filter(&page, caller.whose(), api.stuck_after)?;
-    Ok(Json(Page::walked(caller.store(&api).notification_rows(&filter).await?)))
+    Paged(wanted, page): Paged<NotificationQuery>,
+) -> Result<Json<Listing<NotificationRow>>, Problem> {
+    let filter = wanted.filter(&page, caller.whose(), app.stuck_after)?;
+    Ok(Json(Listing::walked(caller.store(&app).notification_rows(&filter).await?)))
 }
 
-/// The full story: the notification, its deliveries, every attempt in order, and who acted.
-#[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The story", body = NotificationDetails), Refusals))]
-pub async fn get_notification(
-    State(api): State<Shared>,
-    Reader(caller): Reader,
-    Id(id): Id<Uuid>,
-) -> Result<Json<NotificationDetails>, Problem> {
-    let story = caller.store(&api).notification_details(caller.whose(), id).await?;
+/// The full story: the notification, its deliveries, every attempt in order, and the acts of operators.
+#[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "The story", body = NotificationDetails), ProblemResponses))]
+pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<NotificationDetails>, Problem> {
+    let story = caller.store(&app).notification_details(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// How it stands, in few words: state, retries, last error, when it was enqueued and delivered.
-#[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "The status", body = Status), Refusals))]
-pub async fn get_notification_status(State(api): State<Shared>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Status>, Problem> {
-    let status = caller.store(&api).status(caller.whose(), id).await?;
+/// The status in brief: state, retries, last error, when it was enqueued and delivered.
+#[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "The status", body = Status), ProblemResponses))]
+pub async fn get_notification_status(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(id): Id<Uuid>,
+) -> Result<Json<Status>, Problem> {
+    let status = caller.store(&app).status(caller.whose(), id).await?;
     status.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// How many were taken back.
+/// How many deliveries were cancelled.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Cancelled {
     /// Deliveries that will not be sent.
     pub cancelled: i64,
-    /// Deliveries that were under way: too late for them, but they are not tried again.
+    /// Deliveries that were under way: this attempt goes on, but they are not retried.
     pub under_way: i64,
 }
 
-/// Takes back what is not yet sent of it.
-#[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), OfTenant),
-    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), Refusals))]
+/// Cancels the deliveries that are not yet sent.
+#[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
+    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
 pub async fn cancel_notification(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<Uuid>,
 ) -> Result<Json<Cancelled>, Problem> {
-    let cancelled = caller.store(&api).cancel_notification(caller.whose(), id).await?;
+    let cancelled = caller.store(&app).cancel_notification(caller.whose(), id).await?;
     let (cancelled, under_way) = cancelled.ok_or_else(|| Problem::not_found("notification"))?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

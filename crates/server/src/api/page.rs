@@ -1,4 +1,4 @@
-//! Pages of a list: a keyset cursor that says where to go on, opaque to those who pass it back.
+//! Pages of a list, with an opaque keyset cursor.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -8,19 +8,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::problem::Problem;
-use super::read;
+use crate::problem::Problem;
+use crate::read;
 
 /// Most rows of one page.
 pub const PAGE_MAX: i64 = 200;
 /// Rows of a page that names no limit.
 const PAGE: i64 = 50;
-/// A cursor of ours is far shorter.
+/// Most bytes of a cursor; ours are far shorter.
 const CURSOR_BYTES: usize = 512;
 
 /// A page of a list, newest first.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Page<T> {
+pub struct Listing<T> {
     /// The rows.
     pub items: Vec<T>,
     /// Pass it as `cursor` for the page after this one; absent on the last.
@@ -28,8 +28,8 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-impl<T> Page<T> {
-    /// Of one row more than fit: the last one says that there is another page.
+impl<T> Listing<T> {
+    /// From one row more than fits, which tells that there is another page.
     pub fn of<C: Serialize>(mut rows: Vec<T>, limit: i64, cursor: impl Fn(&T) -> C) -> Self {
         let fits = usize::try_from(limit).unwrap_or(0);
         let next = (rows.len() > fits).then(|| {
@@ -40,8 +40,8 @@ impl<T> Page<T> {
     }
 }
 
-impl<T> Page<T> {
-    /// As the store walked it.
+impl<T> Listing<T> {
+    /// From a page of the store.
     pub fn walked(page: postcommit_engine::store::Page<T>) -> Self {
         Self { items: page.rows, next: page.more.map(|place| encode(&place)) }
     }
@@ -51,7 +51,7 @@ impl<T> Page<T> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedPage {
+pub struct PageQuery {
     /// Rows of a page.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
@@ -60,34 +60,34 @@ pub struct WantedPage {
     cursor: Option<String>,
 }
 
-impl WantedPage {
+impl PageQuery {
     const NAMES: [&str; 2] = ["limit", "cursor"];
 
-    /// So many rows at most.
+    /// The most rows of the page.
     pub fn limit(&self) -> i64 {
         self.limit.0
     }
 
-    /// Where the page before ended.
+    /// The position where the previous page ended.
     pub fn place<C: DeserializeOwned>(&self) -> Result<Option<C>, Problem> {
         self.cursor.as_deref().map(decode).transpose()
     }
 }
 
-/// A query that says what to list, and which page of it.
-pub struct Paged<T>(pub T, pub WantedPage);
+/// A query with filters and a page.
+pub struct Paged<T>(pub T, pub PageQuery);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Paged<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let all = read::query(parts)?;
-        let (of_page, others) = all.into_iter().partition(|(name, _)| WantedPage::NAMES.contains(&name.as_ref()));
+        let (of_page, others) = all.into_iter().partition(|(name, _)| PageQuery::NAMES.contains(&name.as_ref()));
         Ok(Self(read::of_pairs(others, &["limit", "cursor", "tenant"])?, read::of_pairs(of_page, &["tenant"])?))
     }
 }
 
-/// How many rows, checked.
+/// The checked number of rows.
 #[derive(Debug, Clone, Copy)]
 struct Limit(i64);
 
@@ -107,16 +107,16 @@ impl<'de> Deserialize<'de> for Limit {
     }
 }
 
-/// Where to go on, as a text without meaning.
+/// Makes an opaque cursor.
 pub fn encode<C: Serialize>(cursor: &C) -> String {
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(cursor).unwrap_or_default())
 }
 
 /// Reads back what [`encode`] made.
 fn decode<C: DeserializeOwned>(text: &str) -> Result<C, Problem> {
-    // Ours never hold a NUL, and PostgreSQL cannot be asked for one.
+    // Our cursors hold no NUL, and PostgreSQL cannot be queried for one.
     let without_nul = |json: &Vec<u8>| !json.windows(6).any(|six| six == br"\u0000");
     let read = || serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok().filter(without_nul)?).ok();
     let cursor = if text.len() <= CURSOR_BYTES { read() } else { None };
-    cursor.ok_or_else(|| Problem::invalid("cursor", "is not one of ours; pass `next` of the page before, unchanged"))
+    cursor.ok_or_else(|| Problem::invalid("cursor", "is invalid; pass `next` of the previous page, unchanged"))
 }

@@ -1,4 +1,4 @@
-//! Providers: described, tried out, paused. Secrets go in and never come out.
+//! Providers: configure, test, pause. Secrets are written and never shown.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,23 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use postcommit::Timestamp;
-use postcommit_channel::driver::{self, Destination};
+use postcommit_channel::driver;
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
-use postcommit_engine::dispatch::try_provider as trial;
-use postcommit_engine::store::{AuditEntry, CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, Store, masked};
+use postcommit_engine::store::{MAX_CLOSED_HOSTS, CloseOutcome, ClosedHost, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id};
-use super::{Api, OfTenant, Refusals, Shared, one_of};
+use super::{ProblemResponses, TenantQuery, one_of};
+use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
-use crate::providers::{Change, Refusal, Workshop};
+use crate::problem::{Problem, ProblemKind};
+use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
+use crate::read::{Body, Id};
 
-/// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
+/// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
 
@@ -31,41 +31,42 @@ const HOSTS_LISTED: i64 = 1000;
 pub struct ShownProvider {
     /// Unique in the tenant.
     name: String,
-    /// Whose it is.
+    /// Its tenant.
     tenant: String,
-    /// The medium it serves; `*` serves every one.
+    /// The channel it serves; `*` serves every channel.
     channel: String,
-    /// Which code talks to it.
+    /// The driver that talks to it.
     driver: String,
     /// The driver's own settings.
     #[schema(value_type = Object)]
     settings: Value,
-    /// Whether it has secrets; never which.
+    /// Whether it has secrets; they are not shown.
     secrets: bool,
-    /// What happens when an outcome is unclear: idempotent, at_most_once or at_least_once.
+    /// What happens after an unclear outcome: idempotent, at_most_once or at_least_once.
     guarantee: String,
     /// When and how often a failed attempt is repeated.
     #[schema(value_type = Object)]
     policy: Value,
-    /// Sends under way at once, per server process.
+    /// Concurrent sends per server process.
     concurrency: i32,
     /// Longest time one send may take.
     timeout_ms: i32,
     /// Whether it serves recipients that name no provider.
     is_default: bool,
-    /// A disabled provider takes nothing new.
+    /// A disabled provider takes no new deliveries.
     enabled: bool,
-    /// Sends a second, by all processes together.
+    /// Sends per second, of all processes together.
     rate_per_s: Option<f64>,
-    /// Sends at once after a pause.
+    /// Burst: sends allowed together after a pause.
     burst: Option<i32>,
     /// Why its lane is paused, if it is.
     paused: Option<String>,
-    /// Until when the provider's own wish holds the lane; none when it does not.
+    /// Until when the provider has asked us to wait; none when it has not.
     held_until: Option<Timestamp>,
-    /// Hosts of its lane that are paused or held, those paused first: at most 100, and 1,000 in a list of all providers.
+    /// Hosts of its lane that are paused or held, paused ones first: at most 100, and 1,000 in a list of all
+    /// providers.
     hosts: Vec<ClosedHost>,
-    /// Counts changes; also pauses, and that another became the default.
+    /// Counts changes, including pauses and a change of the default.
     revision: i32,
 }
 
@@ -94,30 +95,30 @@ impl ShownProvider {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Field(problem) => Self::of_field(&problem),
-            Refusal::Exists(_) => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::TooMany => Self::new(Kind::StateConflict, refusal.to_string()).about("name"),
-            Refusal::Outdated { .. } => Self::new(Kind::StateConflict, refusal.to_string()).about("revision"),
-            Refusal::Overtaken(_) => Self::new(Kind::StateConflict, refusal.to_string()).retry_after(1),
-            Refusal::Unknown(_) => Self::not_found("provider"),
-            Refusal::Waited(..) => Self::new(Kind::StateConflict, refusal.to_string()),
-            Refusal::Secrets(problem) => {
+impl From<ProviderError> for Problem {
+    fn from(error: ProviderError) -> Self {
+        match error {
+            ProviderError::Field(problem) | ProviderError::Untestable(problem) => Self::of_field(&problem),
+            ProviderError::Exists(_) => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
+            ProviderError::TooMany => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
+            ProviderError::Outdated { .. } => Self::new(ProblemKind::StateConflict, error.to_string()).about("revision"),
+            ProviderError::Overtaken(_) => Self::new(ProblemKind::StateConflict, error.to_string()).retry_after(1),
+            ProviderError::Unknown(_) => Self::not_found("provider"),
+            ProviderError::Waited(..) | ProviderError::InApp => Self::new(ProblemKind::StateConflict, error.to_string()),
+            ProviderError::Secrets(problem) => {
                 tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
-                Self::new(Kind::Unavailable, "the server's key for secrets is not at hand; its log says more")
+                Self::new(ProblemKind::Unavailable, "the server's key for secrets is not available; its log has details")
             }
-            Refusal::Database(problem) => problem.into(),
+            ProviderError::Database(problem) => problem.into(),
         }
     }
 }
 
-fn workshop<'a>(api: &'a Api, store: &'a Store) -> Workshop<'a> {
-    Workshop { store, keys: &api.tools.keys, egress: &api.tools.egress, is_local: false }
+fn workshop<'a>(app: &'a App, store: &'a Store) -> Workshop<'a> {
+    Workshop { store, keys: &app.tools.keys, egress: &app.tools.egress, is_local: false }
 }
 
-/// All of them; there are few.
+/// All providers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Providers {
     /// By tenant and age.
@@ -125,18 +126,18 @@ pub struct Providers {
 }
 
 /// The tenant's providers.
-#[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(OfTenant),
-    responses((status = 200, description = "All of them", body = Providers), Refusals))]
-pub async fn list_providers(State(api): State<Shared>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
-    let (store, whose) = (caller.store(&api), caller.whose());
-    let (all, tenants, now) = (store.providers().await?, api.store.tenants().await?, store.now().await?);
+#[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(TenantQuery),
+    responses((status = 200, description = "All of them", body = Providers), ProblemResponses))]
+pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
+    let (store, whose) = (caller.store(&app), caller.whose());
+    let (all, tenants, now) = (store.providers().await?, app.store.tenants().await?, store.now().await?);
     let hosts = store.closed_hosts(whose, None, HOSTS_LISTED).await?;
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
     Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
 }
 
-/// A body that describes a provider: what is its own, and what can be said at any time. The latter is written once; flattened by serde, its fields would be missing
-/// in errors.
+/// A body that describes a provider: its own fields, and those common to creation and change. The common fields are
+/// written once; flattened by serde, errors would not name them.
 macro_rules! description {
     ($(#[$about:meta])* $body:ident { $($own:tt)* }) => {
         $(#[$about])*
@@ -144,10 +145,10 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The medium it serves; `*` is every one.
+            /// The channel it serves; `*` is every channel.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
-            /// The driver's own settings; `null` takes one away.
+            /// The driver's own settings; `null` removes one.
             #[serde(default)]
             #[schema(value_type = Object)]
             settings: Map<String, Value>,
@@ -155,12 +156,12 @@ macro_rules! description {
             #[serde(default)]
             #[schema(write_only)]
             secrets: BTreeMap<String, String>,
-            /// What happens when an outcome is unclear.
+            /// What happens after an unclear outcome.
             #[schema(schema_with = guarantees)]
             guarantee: Option<String>,
             /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
             policy: Option<Value>,
-            /// Sends under way at once, per server process.
+            /// Concurrent sends per server process.
             #[schema(minimum = 1, maximum = 1000)]
             concurrency: Option<i32>,
             /// Longest time one send may take.
@@ -168,15 +169,15 @@ macro_rules! description {
             timeout_ms: Option<i32>,
             /// Whether it serves recipients that name no provider.
             is_default: Option<bool>,
-            /// Sends a second, by all processes together, 0.001 to 10,000; `null` takes the limit off.
+            /// Sends per second, of all processes together, 0.001 to 10,000; `null` removes the limit.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
             rate_per_s: Option<Option<f64>>,
-            /// Sends at once after a pause; `null` is what fits one second.
+            /// Burst: sends allowed together after a pause; `null` is as many as fit one second.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
-            /// A disabled provider takes nothing new.
+            /// A disabled provider takes no new deliveries.
             enabled: Option<bool>,
         }
 
@@ -206,16 +207,16 @@ description! {
         /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         name: String,
-        /// Which code talks to it.
+        /// The driver that talks to it.
         #[schema(schema_with = drivers)]
         driver: String,
     }
 }
 
 description! {
-    /// What can be set. What is left out keeps its value, or is the driver's default.
+    /// What to change. A field that is left out keeps its value, or the driver's default.
     ProviderChange {
-        /// Only if it still has this revision. Without, the change is made to what it is by then.
+        /// Change it only if it still has this revision. Without one, the change applies to its present state.
         #[schema(minimum = 1)]
         revision: Option<i32>,
     }
@@ -232,7 +233,7 @@ fn guarantees() -> Object {
     ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
 }
 
-/// Tells what is left out from what is null.
+/// Distinguishes a field that is left out from null.
 fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }
@@ -246,68 +247,72 @@ fn hidden(secrets: BTreeMap<String, String>) -> Secrets {
 pub struct MadeProvider {
     #[serde(flatten)]
     provider: ShownProvider,
-    /// The signing secret that was made for a webhook that brought none. It is not shown again.
+    /// The signing secret made for a webhook without one. It is not shown again.
     #[serde(skip_serializing_if = "Option::is_none")]
     signing_secret: Option<String>,
 }
 
 /// Configures a new provider.
-#[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(OfTenant), request_body = NewProvider,
-    responses((status = 201, description = "Made", body = MadeProvider), Refusals))]
+#[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(TenantQuery), request_body = NewProvider,
+    responses((status = 201, description = "Made", body = MadeProvider), ProblemResponses))]
 pub async fn create_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Editor(caller): Editor,
     Body(new): Body<NewProvider>,
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
-    let store = caller.store_of_one(&api);
+    let store = caller.store_of_one(&app);
     let (name, driver) = (new.name.clone(), new.driver.clone());
-    let made = workshop(&api, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
+    let made = workshop(&app, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
-    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&api, &store, &caller, &name).await?, signing_secret })))
+    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret })))
 }
 
-async fn shown(api: &Api, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
-    let provider = workshop(api, store).find(caller.tenant(), name).await?;
+async fn shown(app: &App, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
+    let provider = workshop(app, store).find(caller.tenant(), name).await?;
     let hosts = store.closed_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
     let tenants = BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())]);
     Ok(ShownProvider::of(provider, &tenants, store.now().await?, &hosts))
 }
 
 /// One provider, without its secrets.
-#[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), OfTenant),
-    responses((status = 200, description = "The provider", body = ShownProvider), Refusals))]
-pub async fn get_provider(State(api): State<Shared>, Reader(caller): Reader, Id(name): Id<String>) -> Result<Json<ShownProvider>, Problem> {
-    Ok(Json(shown(&api, &caller.store_of_one(&api), &caller, &name).await?))
+#[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), TenantQuery),
+    responses((status = 200, description = "The provider", body = ShownProvider), ProblemResponses))]
+pub async fn get_provider(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(name): Id<String>,
+) -> Result<Json<ShownProvider>, Problem> {
+    Ok(Json(shown(&app, &caller.store_of_one(&app), &caller, &name).await?))
 }
 
 /// Changes what is given, and keeps the rest.
-#[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant), request_body = ProviderChange,
-    responses((status = 200, description = "As it is now", body = ShownProvider), Refusals))]
+#[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = ProviderChange,
+    responses((status = 200, description = "As it is now", body = ShownProvider), ProblemResponses))]
 pub async fn update_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Editor(caller): Editor,
     Id(name): Id<String>,
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    let store = caller.store_of_one(&api);
-    workshop(&api, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    let store = caller.store_of_one(&app);
+    workshop(&app, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Removes one that nothing waits for.
-#[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), OfTenant),
-    responses((status = 204, description = "It is gone"), Refusals))]
-pub async fn delete_provider(State(api): State<Shared>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
-    workshop(&api, &caller.store_of_one(&api)).delete(caller.tenant(), &name).await?;
+/// Removes a provider that no delivery waits for.
+#[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
+    responses((status = 204, description = "It is gone"), ProblemResponses))]
+pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
+    workshop(&app, &caller.store_of_one(&app)).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Why.
+/// Why it is paused.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pause {
-    /// Shown to whoever wonders.
+    /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
     /// Only this host of its lane: a name or an address, with its port unless that is 443.
@@ -319,11 +324,11 @@ fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
     given.map(|host| driver::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
 }
 
-/// Stops its lane, or one host of it; what is enqueued waits.
-#[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Pause,
-    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), Refusals))]
+/// Pauses its lane, or one host of it; what is enqueued waits.
+#[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Pause,
+    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), ProblemResponses))]
 pub async fn pause_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
     Body(why): Body<Pause>,
@@ -332,20 +337,20 @@ pub async fn pause_provider(
     if !(1..=255).contains(&length) || why.reason.contains('\0') {
         return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
     }
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
     match host_of(why.host.as_deref())? {
         None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
         Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == CloseOutcome::TooMany => {
             let detail = format!("{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
-            return Err(Problem::new(Kind::StateConflict, detail).about("host"));
+            return Err(Problem::new(ProblemKind::StateConflict, detail).about("host"));
         }
         Some(_) => {}
     }
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// What to open.
+/// What to resume.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
@@ -354,94 +359,47 @@ pub struct Resume {
     host: Option<String>,
 }
 
-/// Opens its lane and all its hosts again, or one host, whatever shut them. What waited for a host is brought forward.
-#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Option<Resume>,
-    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), Refusals))]
+/// Resumes its lane and all its hosts, or one host, whether paused or held. What waited for a host becomes due.
+#[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Option<Resume>,
+    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), ProblemResponses))]
 pub async fn resume_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
     Body(what): Body<Resume>,
 ) -> Result<Json<ShownProvider>, Problem> {
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
     match host_of(what.host.as_deref())? {
         Some(host) => drop(store.resume_host(provider.id, &host).await?),
         None => drop(store.resume_lane(provider.id).await?),
     }
-    Ok(Json(shown(&api, &store, &caller, &name).await?))
+    Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Whom to try it on.
+/// Where to send the test.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Trial {
+pub struct ProviderTest {
     /// An address that the provider understands.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
-    /// What to say.
+    /// The text.
     #[schema(max_length = 1000)]
     text: Option<String>,
 }
 
-/// How it went.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Tried {
-    /// sent, delivered, deferred, rejected or unclear.
-    outcome: &'static str,
-    /// The error's code.
-    code: Option<String>,
-    /// A sentence for people.
-    detail: Option<String>,
-    /// The provider's own id of the message.
-    provider_ref: Option<String>,
-    /// The beginning of the answer, redacted.
-    excerpt: Option<String>,
-    /// How long it took.
-    latency_ms: u64,
-}
-
-impl Tried {
-    /// Without the excerpt: what a driver records may be the message itself, with the address in full.
-    fn for_the_log(&self, address: &str) -> Value {
-        json!({
-            "address": masked(address), "outcome": self.outcome, "code": self.code, "detail": self.detail, "provider_ref": self.provider_ref,
-            "latency_ms": self.latency_ms,
-        })
-    }
-}
-
-/// Sends a test message at once, past the queue, and answers with the outcome. It is in the audit log.
-#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), OfTenant), request_body = Trial,
-    responses((status = 200, description = "How it went", body = Tried), Refusals))]
+/// Sends a test message immediately, past the queue, and answers with the outcome. It is entered in the audit log.
+#[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = ProviderTest,
+    responses((status = 200, description = "How it went", body = TestResult), ProblemResponses))]
 pub async fn test_provider(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Operator(caller): Operator,
     Id(name): Id<String>,
-    Body(on): Body<Trial>,
-) -> Result<Json<Tried>, Problem> {
-    let store = caller.store_of_one(&api);
-    let provider = workshop(&api, &store).find(caller.tenant(), &name).await?;
-    if driver::destination(&provider.driver) == Destination::Inbox {
-        let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
-        return Err(Problem::new(Kind::StateConflict, instead));
-    }
-    postcommit::Recipient::at(&name, &on.address).check().map_err(|problem| Problem::invalid("address", problem))?;
-    let text = on.text.as_deref().unwrap_or("This is a test of the provider.");
-    if text.len() > 1000 || text.contains('\0') {
-        return Err(Problem::invalid("text", format!("has {} bytes; at most 1000 are allowed, and no NUL", text.len())));
-    }
-    let tried =
-        trial(&api.tools, &provider, caller.tenant_name(), &on.address, text).await.map_err(|problem| Problem::of_field(&problem))?;
-    let (outcome, evidence) = (tried.report.outcome, tried.report.evidence);
-    let tried = Tried {
-        outcome: outcome.name(),
-        code: outcome.code().map(str::to_owned),
-        detail: evidence.detail,
-        provider_ref: evidence.provider_ref,
-        excerpt: evidence.excerpt,
-        latency_ms: u64::try_from(tried.latency.as_millis()).unwrap_or(u64::MAX),
-    };
-    store.note(AuditEntry::new(caller.tenant(), "provider.test", name).details(tried.for_the_log(&on.address))).await?;
-    Ok(Json(tried))
+    Body(test): Body<ProviderTest>,
+) -> Result<Json<TestResult>, Problem> {
+    let store = caller.store_of_one(&app);
+    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
+    let text = test.text.as_deref().unwrap_or(TEST_TEXT);
+    Ok(Json(providers::test(&app.tools, &store, &provider, caller.tenant_name(), &test.address, text).await?))
 }

@@ -1,4 +1,4 @@
-//! How a recipient is written, for the document. The SDK's type reads it, and knows nothing of OpenAPI.
+//! The schema of a recipient. The SDK's type reads recipients and knows nothing of OpenAPI.
 
 use postcommit::limits;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Type};
@@ -40,7 +40,7 @@ fn text(most: usize) -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(most))
 }
 
-/// All of these fields and no other.
+/// All of these fields and no others.
 fn object<const N: usize>(fields: [(&str, ObjectBuilder); N]) -> ObjectBuilder {
     fields.into_iter().fold(
         ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(AdditionalProperties::FreeForm(false))),

@@ -1,4 +1,4 @@
-//! Who calls, and the end of a session.
+//! The session: who is signed in, and signing out.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,43 +8,44 @@ use postcommit_engine::store::csrf_token;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::problem::Problem;
-use super::{Refusals, Shared};
+use super::ProblemResponses;
+use crate::app::AppState;
 use crate::auth::{self, COOKIE, Caller};
+use crate::problem::Problem;
 
-/// Who is signed in.
+/// The caller.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SignedIn {
-    /// As the audit log calls them.
+    /// Its name in the audit log.
     actor: String,
-    /// Whose rows they see.
+    /// Its tenant.
     tenant: String,
-    /// What they may do.
+    /// Its scopes.
     scopes: Vec<String>,
-    /// Of a session: to be sent along with every change, as `X-CSRF-Token`.
+    /// Of a session: to be sent with every change, as the header `X-CSRF-Token` or the form field `csrf_token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     csrf_token: Option<String>,
 }
 
-/// Who calls.
-#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "Who calls", body = SignedIn), Refusals))]
+/// The caller.
+#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "Who calls", body = SignedIn), ProblemResponses))]
 pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> {
     let by_cookie = auth::cookie(&headers).filter(|_| !headers.contains_key(header::AUTHORIZATION));
     Json(SignedIn {
         actor: caller.actor().to_owned(),
         tenant: caller.tenant_name().to_owned(),
         scopes: caller.scopes().names(),
-        // Revealed to the page that must send it along.
+        // Revealed to the page that must send it.
         csrf_token: by_cookie.and_then(csrf_token).map(|token| token.reveal().to_owned()),
     })
 }
 
-/// Signs out. For a key there is nothing to end.
-#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), Refusals))]
-pub async fn end_session(State(api): State<Shared>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
+/// Signs out. A key has no session to end.
+#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), ProblemResponses))]
+pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
-        // Whatever tenant was chosen: the session is where its cookie is.
-        caller.store_of_all(&api).end_session(token).await?;
+        // The session ends whatever tenant the query names.
+        caller.store_of_all(&app).end_session(token).await?;
     }
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, format!("{COOKIE}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0"))])
         .into_response())

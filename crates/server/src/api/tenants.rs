@@ -1,4 +1,4 @@
-//! Tenants: made, listed, weighed, suspended.
+//! Tenants: create, list, weigh, suspend.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,23 +7,24 @@ use postcommit_engine::store::{TenantError, TenantRow};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::page::{Page, WantedPage};
-use super::problem::{Kind, Problem};
-use super::read::{Body, Id, Params};
-use super::{Refusals, Shared};
+use super::ProblemResponses;
+use super::page::{Listing, PageQuery};
+use crate::app::AppState;
 use crate::auth::Ops;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Body, Id, Params};
 
 /// Tenants by name.
-#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(WantedPage),
-    responses((status = 200, description = "A page", body = Page<TenantRow>), Refusals))]
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(PageQuery),
+    responses((status = 200, description = "A page", body = Listing<TenantRow>), ProblemResponses))]
 pub async fn list_tenants(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Ops(_): Ops,
-    Params(page): Params<WantedPage>,
-) -> Result<Json<Page<TenantRow>>, Problem> {
+    Params(page): Params<PageQuery>,
+) -> Result<Json<Listing<TenantRow>>, Problem> {
     let after: Option<String> = page.place()?;
-    let rows = api.store.tenant_rows(after.as_deref(), page.limit() + 1).await?;
-    Ok(Json(Page::of(rows, page.limit(), |tenant| tenant.name.clone())))
+    let rows = app.store.tenant_rows(after.as_deref(), page.limit() + 1).await?;
+    Ok(Json(Listing::of(rows, page.limit(), |tenant| tenant.name.clone())))
 }
 
 /// A tenant to be made.
@@ -37,86 +38,87 @@ pub struct NewTenant {
 
 /// Makes a tenant.
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), request_body = NewTenant,
-    responses((status = 201, description = "Made", body = TenantRow), Refusals))]
+    responses((status = 201, description = "Made", body = TenantRow), ProblemResponses))]
 pub async fn create_tenant(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Ops(caller): Ops,
     Body(new): Body<NewTenant>,
 ) -> Result<(StatusCode, Json<TenantRow>), Problem> {
-    let id = caller.store_of_all(&api).create_tenant(&new.name).await?;
-    Ok((StatusCode::CREATED, shown(&api, id).await?))
+    let id = caller.store_of_all(&app).create_tenant(&new.name).await?;
+    Ok((StatusCode::CREATED, shown(&app, id).await?))
 }
 
-/// Why.
+/// Why it is suspended.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspension {
-    /// Shown to whoever wonders.
+    /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
 }
 
-/// Sends nothing of a tenant any more, and lets its keys in no longer. What waits stays, and SQL may go on enqueueing.
+/// Suspends a tenant: nothing of it is sent, and its keys are refused. What waits stays, and SQL may go on
+/// enqueueing.
 #[utoipa::path(post, path = "/v1/tenants/{name}/suspend", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = Suspension,
-    responses((status = 200, description = "It is suspended", body = TenantRow), Refusals))]
+    responses((status = 200, description = "It is suspended", body = TenantRow), ProblemResponses))]
 pub async fn suspend_tenant(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Ops(caller): Ops,
     Id(name): Id<String>,
     Body(why): Body<Suspension>,
 ) -> Result<Json<TenantRow>, Problem> {
-    let id = find(&api, &name).await?;
-    let suspended = caller.store_of_all(&api).suspend_tenant(id, &why.reason).await?;
-    api.auth.forget();
-    if suspended { shown(&api, id).await } else { Err(Problem::new(Kind::StateConflict, "the tenant is suspended already")) }
+    let id = find(&app, &name).await?;
+    let suspended = caller.store_of_all(&app).suspend_tenant(id, &why.reason).await?;
+    app.auth.forget();
+    if suspended { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is suspended already")) }
 }
 
-/// Lets a tenant go on.
+/// Resumes a suspended tenant.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
-    responses((status = 200, description = "It goes on", body = TenantRow), Refusals))]
-pub async fn resume_tenant(State(api): State<Shared>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
-    let id = find(&api, &name).await?;
-    let resumed = caller.store_of_all(&api).resume_tenant(id).await?;
-    api.auth.forget();
-    if resumed { shown(&api, id).await } else { Err(Problem::new(Kind::StateConflict, "the tenant is not suspended")) }
+    responses((status = 200, description = "It goes on", body = TenantRow), ProblemResponses))]
+pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
+    let id = find(&app, &name).await?;
+    let resumed = caller.store_of_all(&app).resume_tenant(id).await?;
+    app.auth.forget();
+    if resumed { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is not suspended")) }
 }
 
-/// What is to be changed.
+/// What to change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
-    /// How large its share is when several tenants have something due: with 3 it gets three times what one with 1 gets.
+    /// Its share when several tenants have deliveries due: weight 3 gets three times as much as weight 1.
     #[schema(minimum = 1, maximum = 100)]
     weight: i32,
 }
 
 /// Changes a tenant's share.
 #[utoipa::path(patch, path = "/v1/tenants/{name}", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = TenantUpdate,
-    responses((status = 200, description = "As it is now", body = TenantRow), Refusals))]
+    responses((status = 200, description = "As it is now", body = TenantRow), ProblemResponses))]
 pub async fn update_tenant(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Ops(caller): Ops,
     Id(name): Id<String>,
     Body(update): Body<TenantUpdate>,
 ) -> Result<Json<TenantRow>, Problem> {
-    let id = find(&api, &name).await?;
-    caller.store_of_all(&api).weigh_tenant(id, update.weight).await?;
-    shown(&api, id).await
+    let id = find(&app, &name).await?;
+    caller.store_of_all(&app).weigh_tenant(id, update.weight).await?;
+    shown(&app, id).await
 }
 
-async fn find(api: &Shared, name: &str) -> Result<i32, Problem> {
-    api.store.tenant(name).await?.ok_or_else(|| Problem::not_found("tenant"))
+async fn find(app: &AppState, name: &str) -> Result<i32, Problem> {
+    app.store.tenant(name).await?.ok_or_else(|| Problem::not_found("tenant"))
 }
 
-async fn shown(api: &Shared, id: i32) -> Result<Json<TenantRow>, Problem> {
-    api.store.tenant_row(id).await?.map(Json).ok_or_else(|| Problem::not_found("tenant"))
+async fn shown(app: &AppState, id: i32) -> Result<Json<TenantRow>, Problem> {
+    app.store.tenant_row(id).await?.map(Json).ok_or_else(|| Problem::not_found("tenant"))
 }
 
 impl From<TenantError> for Problem {
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::Refused(problem) => Self::of_field(&problem),
-            TenantError::Taken(name) => Self::new(Kind::StateConflict, format!("there is a tenant {name:?} already")).about("name"),
+            TenantError::Taken(name) => Self::new(ProblemKind::StateConflict, format!("there is a tenant {name:?} already")).about("name"),
             TenantError::Database(problem) => problem.into(),
         }
     }

@@ -5,7 +5,7 @@ use postcommit::Timestamp;
 use postcommit_engine::store::{AuditFilter, AuditRow};
 
 use super::{known_tenant, store};
-use crate::output::{self, Done, Exit, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Format, or_dash};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub struct Audit {
     /// Only this action, e.g. delivery.retry
     #[arg(long)]
     action: Option<String>,
-    /// Only on this, e.g. a provider's name
+    /// Only on this subject, e.g. a provider's name
     #[arg(long)]
     subject: Option<String>,
     /// Only at this time or later, RFC 3339
@@ -28,16 +28,16 @@ pub struct Audit {
     /// Only before this time
     #[arg(long, value_name = "TIME")]
     to: Option<Timestamp>,
-    /// Only with a smaller id: the page after the one that ended there
+    /// Only with a smaller id: the next page
     #[arg(long, value_name = "ID")]
     before: Option<i64>,
-    /// At most so many, 1 to 200
+    /// Most entries, 1 to 200
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
     limit: i64,
 }
 
 impl Audit {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = store(settings).await?;
         let whose = match &self.tenant {
             Some(name) => Some(known_tenant(&store, name).await?),
@@ -66,7 +66,7 @@ const COLUMNS: [output::Column<AuditRow>; 9] = [
     ("did", |entry| entry.action.clone()),
     ("on", |entry| entry.subject.clone()),
     ("count", |entry| entry.count.to_string()),
-    // A job's entries all name it, so that what it did can be told apart.
+    // All entries of a job name the job, so that they can be recognised.
     ("by request", |entry| or_dash(&entry.request_id)),
     ("details", |entry| entry.details.as_ref().map_or_else(|| "-".into(), output::pairs)),
 ];

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use serde_json::json;
 
-use crate::output::{self, Done, Exit, Format};
+use crate::output::{self, CommandResult, Exit, Format};
 use crate::settings::{DEFAULTS, Layers};
 use crate::telemetry::say;
 
@@ -16,7 +16,7 @@ pub enum Config {
 }
 
 impl Config {
-    pub fn run(&self, format: Format, layers: &Layers) -> Done {
+    pub fn run(&self, format: Format, layers: &Layers) -> CommandResult {
         match self {
             Self::Default => output::print(DEFAULTS.trim_end()),
             Self::Show => {
@@ -33,7 +33,7 @@ impl Config {
                 );
             }
         }
-        // Shown even when a value is refused: this is where one looks for it.
+        // Shown even when a value is refused, since here a person looks for it.
         if let Err(problem) = layers.settings() {
             say!("postcommit: {problem}");
             return Ok(Exit::Usage);

@@ -1,7 +1,7 @@
 //! `postcommit deliveries`.
 
+mod act;
 mod cancel;
-mod many;
 mod resend;
 mod which;
 
@@ -10,36 +10,37 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{Act, DeliveryFilter, DeliveryRow, Position, Store};
-use serde_json::json;
+use postcommit_channel::model::DeliveryId;
+use postcommit_engine::store::{Act, Acted, DeliveryFilter, DeliveryRow, Position, Store};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::notifications::{captured, history, standing};
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::acts;
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
-use many::Many;
-use resend::Again;
+use act::ActArgs;
+use resend::ResendArgs;
 use which::Which;
 
 #[derive(Debug, Subcommand)]
 pub enum Deliveries {
     /// Newest first
     List(List),
-    /// One with its attempts
+    /// One delivery with its attempts
     Show {
         /// The delivery's id: NOTIFICATION.N
         id: DeliveryId,
     },
-    /// Set parked ones back to pending with counters reset; what was sent stays sent
-    Retry(Many),
+    /// Set parked deliveries back to pending with counters reset; what was sent stays sent
+    Retry(ActArgs),
     /// End parked deliveries for good; the rows stay
-    Discard(Many),
-    /// Take back what is not under way yet: by ids, or all about an entity
-    Cancel(cancel::Cancel),
-    /// Send once more what was last sent for an entity over a channel; the first one is not touched
-    Resend(Again),
+    Discard(ActArgs),
+    /// Cancel what is not under way yet: by ids, or all about an entity
+    Cancel(cancel::CancelArgs),
+    /// Send again what was last sent for an entity over a channel; the first one is not touched
+    Resend(ResendArgs),
     /// Follow attempts as they happen
     Tail {
         /// Begin this many seconds ago
@@ -55,10 +56,10 @@ pub enum Deliveries {
 pub struct List {
     #[command(flatten)]
     which: Which,
-    /// Only what has been due for longer than the setting kpi.stuck_after_s and is not under way
+    /// Only deliveries due for longer than the setting kpi.stuck_after_s and not under way
     #[arg(long)]
     stuck: bool,
-    /// The page after this place; a notification's id is the place behind it
+    /// The page after this position; a notification's id is the position behind it
     #[arg(long, value_name = "PLACE")]
     before: Option<Position>,
     /// 1 to 200
@@ -67,25 +68,15 @@ pub struct List {
 }
 
 impl Deliveries {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::List(list) => list.run(format, settings, &store).await,
             Self::Show { id } => show(format, &store, *id).await,
             Self::Retry(many) if many.by_filter()? => many.run(format, &store, Act::Retry).await,
-            Self::Retry(Many { ids, .. }) => {
-                each(
-                    format,
-                    &store,
-                    ids,
-                    "retry",
-                    "pending",
-                    "only what is parked is retried; `postcommit dispatch --once --id NOTIFICATION` tries what waits at once",
-                )
-                .await
-            }
+            Self::Retry(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Retry).await,
             Self::Discard(many) if many.by_filter()? => many.run(format, &store, Act::Discard).await,
-            Self::Discard(Many { ids, .. }) => each(format, &store, ids, "discard", "discarded", "only what is parked is discarded").await,
+            Self::Discard(ActArgs { ids, .. }) => act_on_ids(format, &store, ids, Act::Discard).await,
             Self::Cancel(cancel) => cancel.run(format, &store).await,
             Self::Resend(again) => again.run(format, &store).await,
             Self::Tail { since, no_follow } => tail(format, &store, *since, *no_follow).await,
@@ -94,7 +85,7 @@ impl Deliveries {
 }
 
 impl List {
-    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let filter = DeliveryFilter {
             stuck: self.stuck.then(|| settings.kpi.stuck_after()),
             before: self.before,
@@ -126,7 +117,7 @@ fn missing(id: DeliveryId) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no delivery {id}"))
 }
 
-async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
+async fn show(format: Format, store: &Store, id: DeliveryId) -> CommandResult {
     let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
     let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
@@ -140,7 +131,7 @@ async fn show(format: Format, store: &Store, id: DeliveryId) -> Done {
     Ok(Exit::Ok)
 }
 
-/// What there is to say of a delivery, in the order in which one asks.
+/// The fields of a delivery, most important first.
 fn fields(row: &DeliveryRow) -> Vec<String> {
     let error = row.error_code.as_ref().map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
     let fields = [
@@ -162,45 +153,48 @@ fn fields(row: &DeliveryRow) -> Vec<String> {
     fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?))).collect()
 }
 
-/// Acts on each, says what became of it, and ends by how many it worked for.
-async fn each(format: Format, store: &Store, ids: &[DeliveryId], verb: &str, done: &str, why_not: &str) -> Done {
-    let mut results = Vec::new();
-    let mut worst = (0, Exit::Ok);
-    for id in ids {
-        let key = store.delivery_key(None, *id).await?;
-        let worked = match key {
-            Some(key) => act(store, key, verb).await?,
-            None => false,
-        };
-        if !worked {
-            worst = (worst.0 + 1, if key.is_none() { Exit::NotFound } else { Exit::Refused });
-            match store.delivery_row(None, *id).await? {
-                Some(row) => say!("postcommit: {id} is {}: {why_not}", row.state),
-                None => say!("postcommit: {id}: there is no such delivery"),
-            }
+/// Acts on each id, prints the results, and exits by how many succeeded.
+async fn act_on_ids(format: Format, store: &Store, ids: &[DeliveryId], act: Act) -> CommandResult {
+    let (done, why_not) = match act {
+        Act::Retry => {
+            let instead = "`postcommit dispatch --once --id NOTIFICATION` tries what waits immediately";
+            ("pending", format!("only what is parked is retried; {instead}"))
         }
-        results.push(json!({"id": id.to_string(), "result": if worked { done } else if key.is_none() { "not found" } else { "refused" }}));
+        Act::Discard => ("discarded", "only what is parked is discarded".to_owned()),
+        Act::Cancel => ("cancelled", "only what waits is cancelled".to_owned()),
+    };
+    let some: Vec<Option<DeliveryId>> = ids.iter().copied().map(Some).collect();
+    let acted = acts::on_ids(store, None, act, &some).await?;
+    let mut failed = (0, Exit::Ok);
+    let mut results = Vec::with_capacity(ids.len());
+    for (id, acted) in ids.iter().zip(acted) {
+        let result = match acted {
+            Acted::Done => done,
+            Acted::Refused { state, .. } => {
+                failed = (failed.0 + 1, Exit::Refused);
+                say!("postcommit: {id} is {state}: {why_not}");
+                "refused"
+            }
+            Acted::NotFound => {
+                failed = (failed.0 + 1, Exit::NotFound);
+                say!("postcommit: {id}: there is no such delivery");
+                "not found"
+            }
+        };
+        results.push(json!({"id": id.to_string(), "result": result}));
     }
-    output::list(
-        format,
-        &results,
-        &[("id", |r| r["id"].as_str().unwrap_or_default().to_owned()), ("result", |r| r["result"].as_str().unwrap_or_default().to_owned())],
-    );
-    Ok(if worst.0 > 0 && worst.0 < ids.len() { Exit::Partly } else { worst.1 })
+    fn text(value: &Value) -> String {
+        value.as_str().unwrap_or_default().to_owned()
+    }
+    output::list(format, &results, &[("id", |row| text(&row["id"])), ("result", |row| text(&row["result"]))]);
+    Ok(if failed.0 > 0 && failed.0 < ids.len() { Exit::Partly } else { failed.1 })
 }
 
-async fn act(store: &Store, key: DeliveryKey, verb: &str) -> Result<bool, Failure> {
-    Ok(match verb {
-        "retry" => store.retry(key).await?,
-        "discard" => store.discard(key).await?,
-        _ => store.cancel_delivery(key).await?,
-    })
-}
-
-/// Attempts are written after they end and dated by when they began, so each look reaches back and leaves out what was printed.
-async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Done {
+/// Attempts are written when they end and dated when they began, so each query reaches back and skips what was
+/// printed.
+async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> CommandResult {
     const REACH: i64 = 120_000_000;
-    // A stream has no end at which one document could close.
+    // A stream has no end where a JSON document could close.
     let format = if format == Format::Json { Format::Jsonl } else { format };
     let from = store.now().await?.as_micros() - i64::try_from(since.min(315_360_000)).unwrap_or(0) * 1_000_000;
     let mut printed: HashSet<(String, i32)> = HashSet::new();

@@ -8,17 +8,17 @@ use postcommit_engine::dispatch::{Dispatcher, PassOutcome};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 use crate::{app, telemetry};
 
 #[derive(Debug, Args)]
 pub struct Dispatch {
-    /// One pass over what is due, then exit
+    /// Make one pass over what is due, then exit
     #[arg(long, required = true)]
     once: bool,
-    /// Claim nothing more after so many seconds, 1 to 3600; what is under way is finished
+    /// Claim nothing more after this many seconds, 1 to 3600; what is under way is finished
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "id")]
     seconds: u64,
     /// Only this notification, whether due or not
@@ -27,7 +27,7 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         telemetry::start(&settings.log);
         let store = app::store(settings).await?;
         let only = match self.id {
@@ -71,7 +71,7 @@ impl Dispatch {
     }
 }
 
-/// Another pass delivers what is due: nothing to do is no failure, so that cron writes no mail.
+/// Another pass delivers what is due: exit with success, so that cron sends no mail.
 fn under_way(format: Format) -> Exit {
     let nothing = json!({"sent": 0, "again": 0, "parked": 0, "dropped": 0, "stale": 0, "more": true, "running": true});
     output::one(format, &nothing, |_| "another pass is under way; nothing was done".into());

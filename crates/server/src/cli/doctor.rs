@@ -1,4 +1,4 @@
-//! `postcommit doctor`: looks, says what needs attention and how to mend it. Repairs nothing.
+//! `postcommit doctor`: checks the installation, and says what needs attention and how to fix it. It changes nothing.
 
 mod shut;
 mod surroundings;
@@ -16,22 +16,22 @@ use postcommit_engine::store::{Attendance, Store};
 use serde::Serialize;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
 #[derive(Serialize)]
-struct Finding {
+struct CheckResult {
     check: &'static str,
     /// ok, note, warning or problem; only a problem changes the exit code
     result: &'static str,
     detail: String,
 }
 
-fn finding(check: &'static str, result: &'static str, detail: impl Into<String>) -> Finding {
-    Finding { check, result, detail: detail.into() }
+fn finding(check: &'static str, result: &'static str, detail: impl Into<String>) -> CheckResult {
+    CheckResult { check, result, detail: detail.into() }
 }
 
-pub async fn run(format: Format, settings: &Settings) -> Done {
+pub async fn run(format: Format, settings: &Settings) -> CommandResult {
     let findings = examine(settings).await?;
     output::list(
         format,
@@ -41,7 +41,7 @@ pub async fn run(format: Format, settings: &Settings) -> Done {
     Ok(if findings.iter().any(|f| f.result == "problem") { Exit::Failed } else { Exit::Ok })
 }
 
-async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
+async fn examine(settings: &Settings) -> Result<Vec<CheckResult>, Failure> {
     let store = match app::store(settings).await {
         Ok(store) => store,
         Err(failure) => return Ok(vec![finding("database", "problem", failure.to_string())]),
@@ -79,8 +79,8 @@ async fn examine(settings: &Settings) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// The wall between tenants, and who else could reach the database.
-async fn access(store: &Store) -> Result<Vec<Finding>, Failure> {
+/// The isolation of tenants, and who else could reach the database.
+async fn access(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     if let Err(problem) = store.check_isolation().await {
         return Ok(vec![finding("access", "problem", problem.to_string())]);
     }
@@ -88,8 +88,8 @@ async fn access(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(access.notes().into_iter().map(|note| finding("access", "note", note)).collect())
 }
 
-/// Leases go by the database's clock; a host that disagrees only dates its logs wrongly.
-async fn clock(store: &Store) -> Result<Finding, Failure> {
+/// Leases use the database's clock; a wrong clock of the host only misdates its logs.
+async fn clock(store: &Store) -> Result<CheckResult, Failure> {
     let apart = store.now().await?.as_micros() - postcommit_channel::clock::now().as_micros();
     let seconds = apart / 1_000_000;
     Ok(match seconds.abs() {
@@ -98,7 +98,7 @@ async fn clock(store: &Store) -> Result<Finding, Failure> {
     })
 }
 
-async fn partitions(store: &Store) -> Result<Vec<Finding>, Failure> {
+async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let Some(health) = store.partition_health().await? else { return Ok(vec![]) };
     let ahead = match health.months_ahead {
         months @ 2.. => finding("partitions", "ok", format!("made {months} months ahead")),
@@ -118,13 +118,14 @@ async fn partitions(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(std::iter::once(ahead).chain(caught).collect())
 }
 
-/// Where passes deliver, they come so often that nothing waits longer.
+/// Where passes deliver, they come at least this often.
 const PASSES_S: u64 = 120;
-/// Passes that are further apart are no way to deliver, even where nothing waits.
+/// Passes further apart than this are no way to deliver, even with an empty queue.
 const PASSES_MOST_S: u64 = 600;
 
-/// Who delivers. One pass by hand is no cron: once something has been due for longer than passes may be apart, nobody delivers.
-fn delivering(there: &Attendance, now: Timestamp) -> Finding {
+/// Whether anything delivers. A single pass by hand is not cron: once something has been due for longer than the time
+/// between passes, nothing delivers.
+fn delivering(there: &Attendance, now: Timestamp) -> CheckResult {
     let ago = |at: Option<Timestamp>| at.map(|at| now.since(at).as_secs());
     let job = if there.jobs == 1 { "job" } else { "jobs" };
     let waiting = format!("{} due, {} {job} to be done", there.due, there.jobs);
@@ -145,8 +146,8 @@ fn delivering(there: &Attendance, now: Timestamp) -> Finding {
     }
 }
 
-/// What of them waits is not late: nobody is to send it.
-async fn suspended(store: &Store) -> Result<Vec<Finding>, Failure> {
+/// What waits for suspended tenants is not late: it is not to be sent.
+async fn suspended(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let tenants = store.suspended_tenants().await?;
     Ok(tenants
         .iter()
@@ -161,7 +162,7 @@ async fn suspended(store: &Store) -> Result<Vec<Finding>, Failure> {
         .collect())
 }
 
-async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
+async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let health = store.queue_health().await?;
     let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
     let mut findings = vec![match health.oldest_due_s {
@@ -185,7 +186,7 @@ async fn queue(store: &Store) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-async fn reused_keys(store: &Store) -> Result<Option<Finding>, Failure> {
+async fn reused_keys(store: &Store) -> Result<Option<CheckResult>, Failure> {
     let Some(reused) = store.key_conflicts(Duration::from_secs(7 * 86_400)).await? else { return Ok(None) };
     let times = if reused.count == 1 { "once".to_owned() } else { format!("{} times", reused.count) };
     let detail = format!(
@@ -195,21 +196,22 @@ async fn reused_keys(store: &Store) -> Result<Option<Finding>, Failure> {
     Ok(Some(finding("keys", "warning", detail)))
 }
 
-/// Whether it takes what a provider that is missing would have sent: fine for a trial, not beside providers that send.
+/// Whether a capturing provider takes what a missing provider would have sent: fine for a trial, not beside providers
+/// that send.
 fn swallows(one: &Provider, all: &[Provider]) -> bool {
     let goes = |provider: &Provider, to: Destination| driver::destination(&provider.driver) == to;
     let sends = |other: &Provider| other.tenant == one.tenant && goes(other, Destination::Service);
     goes(one, Destination::Record) && one.is_default && one.enabled && all.iter().any(sends)
 }
 
-fn swallowing(one: &Provider, found: Finding) -> Finding {
+fn swallowing(one: &Provider, found: CheckResult) -> CheckResult {
     let takes =
         if one.channel == "*" { "every channel without another default".to_owned() } else { format!("the channel {}", one.channel) };
     let detail = format!("{}: it takes {takes}; it records and sends nothing", found.detail);
     finding("provider", "warning", detail)
 }
 
-fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> Finding {
+fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> CheckResult {
     let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
     let detail =
         |text: String| if flag.is_empty() { format!("{}: {text}", provider.name) } else { format!("{tenant}/{}: {text}", provider.name) };

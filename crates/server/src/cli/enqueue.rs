@@ -7,23 +7,25 @@ use std::time::Duration;
 use clap::Args;
 use postcommit::{Error, Recipient};
 use postcommit_channel::clock;
-use postcommit_engine::store::{Accepted, DeliveryFilter, NotificationRequest, Store};
+use postcommit_engine::store::{Accepted, DeliveryFilter, Store};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::notifications::{self, Owner, named_tenant};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
 pub struct Enqueue {
-    /// What happened, e.g. booking.confirmed
+    /// The event type, e.g. booking.confirmed
     #[arg(required_unless_present = "json")]
     event_type: Option<String>,
-    /// To whom: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME, provider:NAME:ADDRESS; repeatable
+    /// The recipient: email:a@b.c, phone:+49…, webhook:https://…, slack:…, teams:…, user:ID, list:NAME,
+    /// provider:NAME:ADDRESS; repeatable
     #[arg(long = "to", value_name = "RECIPIENT")]
     to: Vec<String>,
     /// The event's data as JSON; @FILE reads a file, - reads stdin
@@ -34,7 +36,7 @@ pub struct Enqueue {
     key: Option<String>,
     #[arg(long)]
     tenant: Option<String>,
-    /// The thing it is about, e.g. a booking's id
+    /// The entity it is about, e.g. a booking's id
     #[arg(long)]
     entity: Option<String>,
     /// Narrow to this channel; repeatable
@@ -52,10 +54,10 @@ pub struct Enqueue {
     /// 0 to 9, 9 first
     #[arg(long)]
     priority: Option<i16>,
-    /// Not before this, e.g. 2026-03-15T09:30:00Z
+    /// Not before this time, e.g. 2026-03-15T09:30:00Z
     #[arg(long, value_name = "TIME")]
     due_at: Option<String>,
-    /// Never after this
+    /// Never after this time
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
     /// Where it comes from, as JSON: {"site": …, "instance": …, "script": …, "rule": …}
@@ -73,7 +75,7 @@ pub struct Enqueue {
     /// The whole notification as JSON instead: @FILE, - for stdin, or the text
     #[arg(long, conflicts_with_all = ["payload", "to", "event_type"])]
     json: Option<String>,
-    /// Wait until it is sent or given up, and show it
+    /// Wait until it is sent or parked, and show it
     #[arg(long)]
     wait: bool,
     /// How long to wait, in seconds
@@ -82,23 +84,25 @@ pub struct Enqueue {
 }
 
 impl Enqueue {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
-        let note = self.notification()?;
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
+        let json = self.json()?;
+        // A tenant that is not a text is refused when the rest is read.
+        let tenant = named_tenant(json.get()).ok().flatten().unwrap_or_else(|| "default".to_owned());
         let store = super::store(settings).await?;
+        let owner = Owner { id: store.tenant(&tenant).await?, name: &tenant };
+        let note = notifications::read(&store, owner, json.get(), None).await.map_err(super::refused)?;
         if note.note().recipients.is_empty() {
             say!("postcommit: no recipient is named: the notification will be parked");
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
-        let tenant = note.note().tenant.clone();
-        let is_new = store.tenant(&tenant).await?.is_none();
         let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
             return Err(Failure::new(Exit::Refused, Error::Conflict { key, first: id }.to_string()));
         }
-        if is_new {
-            // A misspelt name is a tenant like any other.
+        if owner.id.is_none() {
+            // A misspelt name makes a tenant, too.
             say!("postcommit: there was no tenant {tenant:?}: it was made, and has no providers of its own yet");
         }
         say_seen(accepted, &key);
@@ -110,14 +114,12 @@ impl Enqueue {
         Ok(Exit::Ok)
     }
 
-    /// As it is accepted over the network: payload and data are kept as they were written, digit for digit.
-    fn notification(&self) -> Result<NotificationRequest, Failure> {
-        let document: Box<RawValue> = match &self.json {
-            Some(text) => parse("--json", text)?,
-            None => raw("the notification", &self.document()?)?,
-        };
-        let tenant = serde_json::from_str::<Named>(document.get()).ok().and_then(|named| named.tenant);
-        NotificationRequest::read(document.get(), tenant.as_deref().unwrap_or("default")).map_err(super::refused)
+    /// The notification as the API takes it: payload and data are kept as they were written, digit for digit.
+    fn json(&self) -> Result<Box<RawValue>, Failure> {
+        match &self.json {
+            Some(text) => parse("--json", text),
+            None => raw("the notification", &self.document()?),
+        }
     }
 
     /// The fields given, under the names of the contract.
@@ -150,8 +152,8 @@ impl Enqueue {
     }
 }
 
-/// Waits until it is sent or given up, for so many seconds, and shows it.
-pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Done {
+/// Waits until it is sent or parked, at most this many seconds, and shows it.
+pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> CommandResult {
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
     let mut status = String::from("pending");
@@ -182,17 +184,11 @@ async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
         _ if store.attendance().await?.workers == 0 => {
             format!("it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`", waiting.state)
         }
-        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for why", waiting.state),
+        _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for the cause", waiting.state),
     })
 }
 
-/// Whose a notification says that it is.
-#[derive(Deserialize)]
-struct Named {
-    tenant: Option<String>,
-}
-
-/// Tells a person that the key had been used before.
+/// Tells a person that the key was used before.
 fn say_seen(accepted: Accepted, key: &str) {
     if accepted.conflict {
         say!(
@@ -227,7 +223,7 @@ pub fn read_text(text: &str) -> Result<String, String> {
     Ok(all)
 }
 
-/// `kind:value`; an address that can only be of one kind needs none.
+/// `kind:value`; an address that can only be of one kind needs no kind.
 fn recipient(text: &str) -> Result<Recipient, Failure> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
     let recipient = match kind {

@@ -1,4 +1,4 @@
-//! `postcommit jobs`: what is done to many deliveries at once.
+//! `postcommit jobs`: acts on many deliveries.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use postcommit_engine::store::{Act, Job, SliceOutcome, Store};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
-/// How long until it is looked again how far a job is that somebody else works on.
+/// How often the progress of a job that another process runs is read.
 const LOOK: Duration = Duration::from_millis(200);
 /// Characters of the bar.
 const BAR: usize = 30;
@@ -26,19 +26,19 @@ pub enum Jobs {
         /// Only this tenant's [default: every tenant's]
         #[arg(long)]
         tenant: Option<String>,
-        /// The page after the one that ended with this job
+        /// The page after this job
         #[arg(long, value_name = "ID", value_parser = super::id)]
         before: Option<Uuid>,
         /// 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// How far it is
+    /// The progress of one
     Show {
         #[arg(value_parser = super::id)]
         id: Uuid,
     },
-    /// End it after the slice that is under way; what was done stays done
+    /// Stop it after the slice that is under way; what was done stays done
     Cancel {
         #[arg(value_parser = super::id)]
         id: Uuid,
@@ -46,7 +46,7 @@ pub enum Jobs {
 }
 
 impl Jobs {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::List { tenant, before, limit } => {
@@ -104,7 +104,7 @@ pub fn print(format: Format, job: &Job) {
             ("tenant", Some(job.tenant_name.clone().unwrap_or_else(|| "(all)".into()))),
             ("which", Some(which(job))),
             ("done", Some(progress(job))),
-            ("skipped", (job.skipped > 0).then(|| format!("{}: somebody else had moved them", job.skipped))),
+            ("skipped", (job.skipped > 0).then(|| format!("{}: another process or operator had moved them", job.skipped))),
             ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
             ("finished", job.finished_at.map(|at| at.to_string())),
@@ -115,16 +115,17 @@ pub fn print(format: Format, job: &Job) {
     });
 }
 
-/// Works on it until it has ended, beside whoever else does: no server need be running. Ended before that, others go on with it.
+/// Works on the job until it has ended, concurrently with other processes: no server need be running. If this command
+/// is stopped, they go on.
 pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
-    let (id, mut bar) = (job.id, Bar::new());
+    let (id, mut bar) = (job.id, ProgressBar::new());
     let mut now = job;
     while ["queued", "running"].contains(&now.state.as_str()) {
         bar.draw(&now);
         match run_job_once(store).await {
             Ok(SliceOutcome::Moved { .. } | SliceOutcome::Lost) => {}
             Err(problem @ DbError::Unreachable(_)) => return Err(problem.into()),
-            // What a job is at fault for is noted with it, and it need not be this one's.
+            // An error of a job is noted with that job, which may be another one.
             Ok(SliceOutcome::Nothing) | Err(_) => {
                 let due = store.next_slice_in().await?.unwrap_or(LOOK);
                 tokio::time::sleep(due.clamp(Duration::from_millis(5), LOOK)).await;
@@ -135,13 +136,13 @@ pub async fn follow(store: &Store, job: Job) -> Result<Job, Failure> {
     Ok(now)
 }
 
-/// How far it is, on a terminal; nothing elsewhere.
-struct Bar {
+/// The progress on a terminal; nothing elsewhere.
+struct ProgressBar {
     since: Instant,
     is_shown: bool,
 }
 
-impl Bar {
+impl ProgressBar {
     fn new() -> Self {
         Self { since: clock::monotonic(), is_shown: std::io::stderr().is_terminal() }
     }
@@ -157,7 +158,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for ProgressBar {
     fn drop(&mut self) {
         if self.is_shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -9,7 +9,7 @@ use postcommit_engine::store::{Key, KeyDraft, KeyError, KeyFilter, Login, Store}
 use serde_json::json;
 
 use super::{acting, known_tenant};
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -25,11 +25,11 @@ pub enum Keys {
         /// Only this tenant's
         #[arg(long)]
         tenant: Option<String>,
-        /// At most so many, 1 to 200
+        /// Most keys, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// Take a key back, at once and for good
+    /// Revoke a key immediately and for good
     Revoke {
         /// Its public part, the middle of pc_<id>_<secret>; or the whole key
         id: String,
@@ -38,7 +38,7 @@ pub enum Keys {
     LoginLink {
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// What the session may do; repeatable, or with commas
+        /// Scopes of the session; repeatable, or with commas
         #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', default_value = "ops")]
         scopes: Vec<String>,
     },
@@ -53,13 +53,13 @@ pub struct Create {
     /// enqueue, read, operate, edit, admin (all of its tenant), ops (all tenants) or site; repeatable, or with commas
     #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', required = true)]
     scopes: Vec<String>,
-    /// Until when, RFC 3339 [default: for ever]
+    /// When it expires, RFC 3339 [default: never]
     #[arg(long, value_name = "TIME")]
     expires_at: Option<Timestamp>,
 }
 
 impl Keys {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
             Self::Create(new) => new.run(format, &store).await,
@@ -85,7 +85,7 @@ impl Keys {
 }
 
 impl Create {
-    async fn run(&self, format: Format, store: &Store) -> Done {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let scopes = Scopes::from_names(&self.scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
         let tenant = known_tenant(store, &self.tenant).await?;
         let draft = KeyDraft { name: self.name.clone(), scopes, expires_at: self.expires_at };
@@ -98,8 +98,8 @@ impl Create {
     }
 }
 
-async fn revoke(format: Format, store: &Store, given: &str) -> Done {
-    // Of a whole key only the public part is used, and repeated.
+async fn revoke(format: Format, store: &Store, given: &str) -> CommandResult {
+    // Of a whole key only the public part is used and printed.
     let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
     let key = store.key_row(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
     let revoked = store.revoke_key(key.tenant, id).await?;

@@ -3,14 +3,14 @@
 use clap::{Args, ValueEnum};
 use postcommit_engine::store::{ClosedCount, Kpi, Kpis, Parked, SiteKpi};
 
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Format};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
 pub struct Show {
     /// Also for each of these
     #[arg(long, value_enum)]
-    by: Option<By>,
+    by: Option<Grouping>,
     /// Only of this tenant
     #[arg(long)]
     tenant: Option<String>,
@@ -20,22 +20,16 @@ pub struct Show {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum By {
+enum Grouping {
     Site,
 }
 
 impl Show {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::store(settings).await?;
-        let tenant = match &self.tenant {
-            None => None,
-            Some(name) => {
-                let known = store.tenant(name).await?;
-                Some(known.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {name:?}")))?)
-            }
-        };
+        let tenant = super::tenant(&store, self.tenant.as_deref()).await?;
         let interval = self.interval.map_or(settings.kpi.interval(), std::time::Duration::from_secs);
-        let kpis = store.kpis(tenant, self.by == Some(By::Site), settings.kpi.stuck_after(), interval).await?;
+        let kpis = store.kpis(tenant, self.by == Some(Grouping::Site), settings.kpi.stuck_after(), interval).await?;
         output::one(format, &kpis, text);
         Ok(Exit::Ok)
     }
@@ -52,7 +46,7 @@ fn text(kpis: &Kpis) -> String {
     format!("{}\n\n{legend}{shut}", output::table(&rows, COLUMNS))
 }
 
-/// What is not sent for now.
+/// How many lanes and hosts are paused or held.
 fn shut(shut: &ClosedCount) -> Option<String> {
     let counts = [
         ("lanes paused", shut.lanes_paused),
@@ -64,9 +58,7 @@ fn shut(shut: &ClosedCount) -> Option<String> {
     (!told.is_empty()).then(|| format!("{}; `postcommit providers show NAME` says why", told.join(", ")))
 }
 
-type Column = (&'static str, fn(&SiteKpi) -> String);
-
-const COLUMNS: &[Column] = &[
+const COLUMNS: &[output::Column<SiteKpi>] = &[
     ("site", |one| one.site.clone()),
     ("pending", |one| of(one, |kpi| kpi.queue.pending)),
     ("sending", |one| of(one, |kpi| kpi.queue.sending)),

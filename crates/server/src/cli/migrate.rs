@@ -5,7 +5,7 @@ use postcommit_engine::db::{LATEST, Migration, MigrationPlan};
 use postcommit_engine::store::Store;
 
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
@@ -14,17 +14,18 @@ pub struct Migrate {
     /// Print the SQL that would be run, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, with their grants, and print their names
+    /// Also make PostgreSQL roles of this database for owner, producer, worker and reader, grant their rights, and
+    /// print their names
     #[arg(long)]
     roles: bool,
 }
 
 impl Migrate {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         if self.dry_run && app::missing_file(settings).is_some() {
             return Ok(show(&MigrationPlan::fresh(), "sqlite"));
         }
-        // Before it is opened: that would make the file.
+        // Before it is opened: opening would make the file.
         if self.roles && !settings.database.url.starts_with("postgres") {
             return Err(Failure::new(Exit::Refused, "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed"));
         }

@@ -4,14 +4,14 @@ use std::collections::HashSet;
 
 use clap::{Args, Subcommand};
 use postcommit_channel::driver::{self, Destination};
-use postcommit_channel::model::Provider;
+use postcommit_channel::model::{DeliveryState, Provider};
 use postcommit_engine::store::{
     AttemptRow, AuditRow, DeliveryRow, NotificationDetails, NotificationFilter, NotificationRow, Position, Store,
 };
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::output::{self, Done, Exit, Failure, Format, or_dash};
+use crate::output::{self, CommandResult, Exit, Failure, Format, or_dash};
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -24,7 +24,7 @@ pub enum Notifications {
         #[arg(value_parser = super::id)]
         id: Uuid,
     },
-    /// Take back what of it is not sent yet
+    /// Cancel the deliveries of it that are not sent yet
     Cancel {
         /// The notification's id
         #[arg(value_parser = super::id)]
@@ -36,18 +36,18 @@ pub enum Notifications {
 pub struct List {
     #[arg(long)]
     tenant: Option<String>,
-    /// The least finished of its deliveries speaks for it
-    #[arg(long, value_parser = postcommit_channel::model::STATES)]
+    /// Its state, which is that of its least finished delivery
+    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
     status: Option<String>,
     #[arg(long)]
     event_type: Option<String>,
-    /// About this thing
+    /// About this entity
     #[arg(long)]
     entity: Option<String>,
-    /// The one that holds this idempotency key
+    /// The one with this idempotency key
     #[arg(long)]
     key: Option<String>,
-    /// The page after this place; a notification's id is the place behind it
+    /// The page after this position; a notification's id is the position behind it
     #[arg(long, value_name = "PLACE")]
     before: Option<Position>,
     /// 1 to 200
@@ -56,7 +56,7 @@ pub struct List {
 }
 
 impl Notifications {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::Show { id } => show(format, &store, *id).await,
@@ -70,7 +70,7 @@ impl Notifications {
 }
 
 impl List {
-    async fn run(&self, format: Format, store: &Store) -> Done {
+    async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let filter = NotificationFilter {
             tenant: super::tenant(store, self.tenant.as_deref()).await?,
             status: self.status.clone(),
@@ -101,7 +101,7 @@ const COLUMNS: [output::Column<NotificationRow>; 8] = [
 ];
 
 /// Prints one notification with everything that happened to it.
-pub async fn show(format: Format, store: &Store, id: Uuid) -> Done {
+pub async fn show(format: Format, store: &Store, id: Uuid) -> CommandResult {
     let story = store.notification_details(None, id).await?.ok_or_else(|| missing(id))?;
     let captured = captured(store, story.notification.tenant).await?;
     output::one(format, &story, |story| text(story, &captured));
@@ -112,15 +112,15 @@ fn missing(id: Uuid) -> Failure {
     Failure::new(Exit::NotFound, format!("there is no notification {id}"))
 }
 
-/// A tenant's providers that record what they are given and send nothing.
+/// A tenant's providers that record messages and send nothing.
 pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<String>, Failure> {
     let providers = store.providers_of(tenant).await?;
     let captures = |provider: &Provider| driver::destination(&provider.driver) == Destination::Record;
     Ok(providers.into_iter().filter(captures).map(|provider| provider.name).collect())
 }
 
-/// What became of what was to be taken back. That nothing was left to take back is no failure.
-pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> Done {
+/// The result of a cancellation. Nothing left to cancel is not a failure.
+pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
         let late =
             if under_way > 0 { format!("; {under_way} under way, too late for this attempt, not tried again") } else { String::new() };
@@ -146,7 +146,7 @@ fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
         lines.push(line(delivery, captured));
         lines.extend(history(story, &delivery.id));
     }
-    // What was done to it before it had deliveries, or to those that are gone.
+    // Acts before it had deliveries, or on deliveries that no longer exist.
     let told = |subject: &str| story.deliveries.iter().any(|delivery| delivery.id == subject);
     lines.extend(story.acts.iter().filter(|act| !told(&act.subject)).map(act_line));
     if !story.conflicts.is_empty() {
@@ -159,7 +159,7 @@ fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
     lines.join("\n")
 }
 
-/// What happened to one delivery, in order: attempts, and what people did.
+/// The history of one delivery in order: attempts, and acts of operators.
 pub(super) fn history(story: &NotificationDetails, delivery: &str) -> Vec<String> {
     let attempts = story.attempts.iter().filter(|attempt| attempt.delivery == delivery).map(|attempt| (attempt.at, attempt_line(attempt)));
     let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
@@ -173,7 +173,7 @@ fn act_line(act: &AuditRow) -> String {
     format!("     - {}  {} by {}{by}", act.at, act.action.rsplit('.').next().unwrap_or(&act.action), act.actor)
 }
 
-/// Where a delivery stands, why, and whether it is only said to have been sent.
+/// The state of a delivery, its reason, and whether it was only recorded.
 pub(super) fn standing(d: &DeliveryRow, captured: &HashSet<String>) -> String {
     let is_recorded = d.state == "sent" && d.provider.as_ref().is_some_and(|name| captured.contains(name));
     let reason = d.reason.clone().or_else(|| is_recorded.then(|| "recorded, not sent".to_owned()));
@@ -208,7 +208,7 @@ fn attempt_line(a: &AttemptRow) -> String {
         .map(|code| format!("  {code}{}", a.detail.as_ref().map(|d| format!(": {d}")).unwrap_or_default()))
         .unwrap_or_default();
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
-    // What the other side said is what one looks for when it failed.
+    // The other side's answer matters when an attempt failed.
     let said = a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
     format!("     {} {}  {}  {} ms{reference}{error}{said}", a.seq, a.at, a.outcome, a.latency_ms)
 }

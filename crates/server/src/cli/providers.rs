@@ -16,12 +16,12 @@ use serde_json::{Map, Value, json};
 
 use super::enqueue::{parse, read_text};
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
-use crate::providers::{Change, Refusal, Workshop};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::providers::{Change, ProviderError, Workshop};
 use crate::settings::Settings;
 use crate::telemetry::say;
 
-/// Hosts that are shut, shown of one provider and of all in a list, at most. The KPIs count them.
+/// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
 const HOSTS_LISTED: i64 = 1000;
 
@@ -43,7 +43,7 @@ pub enum Providers {
     },
     /// Change what is given, keep the rest
     Update(Description),
-    /// Stop its lane, or one host of it; what is enqueued waits
+    /// Pause its lane, or one host of it; what is enqueued waits
     Pause {
         name: String,
         #[arg(long, default_value = "default")]
@@ -51,11 +51,11 @@ pub enum Providers {
         /// Only this host: a name or an address, with its port unless that is 443
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
-        /// Shown to whoever wonders
+        /// The reason, shown to operators
         #[arg(long, default_value = "by hand")]
         reason: String,
     },
-    /// Open its lane and all its hosts again, whatever shut them
+    /// Resume its lane and all its hosts, whether paused or held
     Resume {
         name: String,
         #[arg(long, default_value = "default")]
@@ -64,9 +64,9 @@ pub enum Providers {
         #[arg(long, value_parser = driver::host_of)]
         host: Option<String>,
     },
-    /// Send a test message at once, past the queue; ends with 1 when it was not sent
+    /// Send a test message immediately, past the queue; exits 1 when it was not sent
     Test(test::Test),
-    /// Remove one that nothing waits for
+    /// Remove a provider that no delivery waits for
     Delete {
         name: String,
         #[arg(long, default_value = "default")]
@@ -84,7 +84,7 @@ pub struct Description {
     tenant: String,
     #[arg(long, help = drivers())]
     driver: Option<String>,
-    /// The medium it serves; * is every one [default: the driver's]
+    /// The channel it serves; * is every channel [default: the driver's]
     #[arg(long)]
     channel: Option<String>,
     /// A setting of the driver; the value is JSON or plain text; repeatable
@@ -99,22 +99,22 @@ pub struct Description {
     /// doubling, marketplace, or JSON: {"name": "fixed", "interval_s": 60, "max_attempts": 5}
     #[arg(long)]
     policy: Option<String>,
-    /// Sends under way at once, 1 to 1000 [default: 16]
+    /// Concurrent sends, 1 to 1000 [default: 16]
     #[arg(long)]
     concurrency: Option<i32>,
-    /// Sends a second, by all processes together, 0.001 to 10000 [default: no limit]
+    /// Sends per second, of all processes together, 0.001 to 10000 [default: no limit]
     #[arg(long)]
     rate_per_s: Option<f64>,
-    /// Sends at once after a pause, 1 to 10000 [default: what fits one second]
+    /// Sends allowed together after a pause, 1 to 10000 [default: what fits one second]
     #[arg(long)]
     burst: Option<i32>,
-    /// Take rate and burst off
+    /// Remove rate and burst
     #[arg(long, conflicts_with_all = ["rate_per_s", "burst"])]
     no_rate: bool,
     /// Longest time one send may take, 100 to 300000 [default: 30000]
     #[arg(long)]
     timeout_ms: Option<i32>,
-    /// A disabled one takes nothing new [default: true]
+    /// A disabled provider takes no new deliveries [default: true]
     #[arg(long, value_name = "BOOL")]
     enabled: Option<bool>,
     /// Whether it serves recipients that name no provider [default: true when its channel has no default yet]
@@ -123,7 +123,7 @@ pub struct Description {
 }
 
 impl Providers {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = super::acting(settings).await?;
         match self {
             Self::Create(description) => description.create(format, settings, &store).await,
@@ -165,14 +165,14 @@ impl Providers {
 }
 
 impl Description {
-    async fn create(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn create(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let driver = self.driver.as_deref().ok_or_else(|| usage(format!("--driver is needed: {}", drivers())))?;
-        // A driver that is not known makes no tenant.
+        // An unknown driver makes no tenant.
         driver::kind(driver).map_err(usage)?;
         let tenant = store.tenant_or_new(&self.tenant).await?;
         let (keys, egress) = (app::keys(settings), egress(settings)?);
         let made = workshop(store, &keys, &egress).create(tenant, &self.name, driver, self.change()?).await?;
-        // Shown to its one reader.
+        // Printed once.
         let made = made.map(|secret| secret.reveal().to_owned());
         if let (Some(secret), Format::Text) = (&made, format) {
             say!("receivers verify with this secret; it is not shown again:\n  {secret}");
@@ -185,7 +185,7 @@ impl Description {
         Ok(Exit::Ok)
     }
 
-    async fn update(&self, format: Format, settings: &Settings, store: &Store) -> Done {
+    async fn update(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let (tenant, old) = find(store, &self.tenant, &self.name).await?;
         if self.driver.as_ref().is_some_and(|driver| *driver != old.driver) {
             return Err(usage("--driver: cannot be changed; create another provider"));
@@ -195,7 +195,7 @@ impl Description {
         say(format, &self.name, if changed { "updated" } else { "is so already" })
     }
 
-    /// What was given.
+    /// The change by the options.
     fn change(&self) -> Result<Change, Failure> {
         let policy = |text: &String| match text.trim_start().starts_with(['{', '@']) {
             true => parse("--policy", text),
@@ -255,13 +255,14 @@ fn drivers() -> String {
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Field(problem) => Self::new(Exit::Usage, problem),
-            Refusal::Unknown(_) => Self::new(Exit::NotFound, refusal.to_string()),
-            Refusal::Database(problem) => problem.into(),
-            refusal => Self::new(Exit::Refused, refusal.to_string()),
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        match error {
+            ProviderError::Field(problem) => Self::new(Exit::Usage, problem),
+            ProviderError::Unknown(_) => Self::new(Exit::NotFound, error.to_string()),
+            ProviderError::Untestable(problem) => Self::new(Exit::Failed, problem),
+            ProviderError::Database(problem) => problem.into(),
+            error => Self::new(Exit::Refused, error.to_string()),
         }
     }
 }
@@ -280,12 +281,12 @@ fn usage(problem: impl Into<String>) -> Failure {
     Failure::new(Exit::Usage, problem)
 }
 
-fn say(format: Format, name: &str, result: &str) -> Done {
+fn say(format: Format, name: &str, result: &str) -> CommandResult {
     output::one(format, &json!({"provider": name, "result": result}), |_| format!("provider {name} {result}"));
     Ok(Exit::Ok)
 }
 
-/// A provider as it may be shown: its tenant by name; whether there are secrets, never which.
+/// A provider as it may be shown: with its tenant's name, without its secrets.
 fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ClosedHost]) -> Value {
     let mut value = json!(provider);
     value["hosts"] = json!(hosts.iter().filter(|host| host.lane == provider.id).collect::<Vec<_>>());
@@ -295,7 +296,7 @@ fn shown(provider: &Provider, tenants: &BTreeMap<i32, String>, hosts: &[ClosedHo
     value
 }
 
-/// Who takes what it took, once it is gone.
+/// Which provider takes over its channel.
 fn after(gone: &Provider, all: &[Provider]) -> String {
     if !(gone.is_default && gone.enabled) {
         return format!("what names it from then on is parked; the channel {} does not depend on it", gone.channel);
@@ -312,7 +313,7 @@ fn after(gone: &Provider, all: &[Provider]) -> String {
     }
 }
 
-/// A provider for people: how it stands, then how it is set.
+/// A provider for people: its state, then its settings.
 fn text(provider: &Value) -> String {
     let word = |value: &Value| match value {
         Value::Null => None,
@@ -350,7 +351,7 @@ fn lane(provider: &Value) -> String {
     }
 }
 
-async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
+async fn list(format: Format, store: &Store, only: Option<i32>) -> CommandResult {
     let (tenants, now) = (store.tenants().await?, store.now().await?);
     let providers = match only {
         Some(tenant) => store.providers_of(tenant).await?,
@@ -377,7 +378,7 @@ async fn list(format: Format, store: &Store, only: Option<i32>) -> Done {
     Ok(Exit::Ok)
 }
 
-/// A hold that is over holds nothing.
+/// A hold that has ended is not shown.
 fn held_now(provider: Provider, now: Timestamp) -> Provider {
     Provider { not_before: provider.not_before.filter(|until| *until > now), ..provider }
 }

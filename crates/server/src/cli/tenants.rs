@@ -5,7 +5,7 @@ use postcommit_engine::store::{MAX_WEIGHT, TenantError, TenantRow};
 use serde_json::json;
 
 use super::{acting, known_tenant};
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::settings::Settings;
 
 #[derive(Debug, Subcommand)]
@@ -17,30 +17,30 @@ pub enum Tenants {
         /// Only those after this name
         #[arg(long)]
         after: Option<String>,
-        /// At most so many, 1 to 200
+        /// Most tenants, 1 to 200
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=200))]
         limit: i64,
     },
-    /// Send nothing of it any more; what waits stays
+    /// Send nothing of it; what waits stays
     Suspend {
         name: String,
-        /// Shown to whoever wonders
+        /// The reason, shown to operators
         #[arg(long)]
         reason: String,
     },
-    /// Let it go on
+    /// Resume a suspended tenant
     Resume { name: String },
-    /// Change how large its share is when several tenants have something due
+    /// Change its share when several tenants have deliveries due
     Update {
         name: String,
-        /// 1 to 100; with 3 three times as many of its notifications are taken up as of a tenant with 1, while both have some waiting
+        /// 1 to 100; weight 3 gets three times as many deliveries as weight 1, while both have some waiting
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..=i64::from(MAX_WEIGHT)))]
         weight: i32,
     },
 }
 
 impl Tenants {
-    pub async fn run(&self, format: Format, settings: &Settings) -> Done {
+    pub async fn run(&self, format: Format, settings: &Settings) -> CommandResult {
         let store = acting(settings).await?;
         match self {
             Self::Create { name } => {
@@ -67,7 +67,7 @@ impl Tenants {
     }
 }
 
-fn said(format: Format, name: &str, result: &str) -> Done {
+fn said(format: Format, name: &str, result: &str) -> CommandResult {
     output::one(format, &json!({"tenant": name, "result": result}), |_| format!("tenant {name} {result}"));
     Ok(Exit::Ok)
 }

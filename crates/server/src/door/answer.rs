@@ -1,4 +1,5 @@
-//! From a request that hyper read to the answer that leaves: who asks, the handler in a task of its own, and what every answer carries.
+//! From a request that hyper has read to the answer: the client, the handler in its own task, and the headers of
+//! every answer.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -20,18 +21,18 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::body::{Body, Outgoing, Trouble};
+use super::checked_stream::Exchange;
 use super::client::Client;
-use super::refusal::Refusal;
-use super::room::Slot;
+use super::connection_limit::Slot;
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 use super::streams::Streams;
-use super::wire::Turn;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS: usize = 64;
 const POLICY: HeaderValue = HeaderValue::from_static("default-src 'self'; frame-ancestors 'none'; base-uri 'none'");
 
-/// What the door serves: an [`axum::Router`], or anything that answers its requests.
+/// The service behind the door: an [`axum::Router`], or another service that answers requests.
 pub trait Serves:
     Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
 {
@@ -41,11 +42,12 @@ impl<S> Serves for S where
 {
 }
 
-/// An extension of every request: its name in the log and in the answer's `X-Request-Id`.
+/// An extension of every request: its id in the log and in the answer's `X-Request-Id`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(pub String);
 
-/// An extension of every request: whether its client still waits for the answer. A handler is never cut off, but may leave undone what it has not begun.
+/// An extension of every request: whether its client still waits for the answer. A handler is never cancelled, but it
+/// may skip work that it has not begun.
 #[derive(Debug, Clone)]
 pub struct Waits(Weak<()>);
 
@@ -55,11 +57,11 @@ impl Waits {
     }
 }
 
-/// Where a router notes which of its routes was taken: a path may hold what must not be logged.
+/// The route that the router took, noted for the log: a path may hold secrets.
 #[derive(Clone, Default)]
 struct RouteNote(Arc<OnceLock<String>>);
 
-/// Lets the door's log tell the routes of `router`. Call it after the last route was added.
+/// Lets the door log the routes of `router`. Call it after the last route is added.
 pub fn named_routes(router: Router) -> Router {
     router.route_layer(from_fn(async |request: RouterRequest, next: Next| {
         if let (Some(note), Some(path)) = (request.extensions().get::<RouteNote>(), request.extensions().get::<MatchedPath>()) {
@@ -74,15 +76,15 @@ pub struct Visit<S> {
     pub service: S,
     pub settings: Arc<ServerSettings>,
     pub streams: Streams,
-    pub turn: Arc<Turn>,
+    pub exchange: Arc<Exchange>,
     pub peer: IpAddr,
     pub by_tls: bool,
-    /// Free when the last request is answered, although its connection may have ended before.
+    /// Released when the last request is answered, even if its connection ended before.
     pub _slot: Slot,
 }
 
-/// What the log says of a request.
-struct Line {
+/// The log line of a request.
+struct RequestLog {
     began: Instant,
     method: Option<Method>,
     note: RouteNote,
@@ -91,23 +93,23 @@ struct Line {
 }
 
 impl<S: Serves> Visit<S> {
-    /// Answers one request, in a task of its own: a client that hangs up must not cancel a database call, nor keep its line from the log. Never
-    /// fails: what goes wrong is an answer too.
+    /// Answers one request in its own task: a client that hangs up must neither cancel a database call nor suppress
+    /// the log line. An error is an answer, too.
     pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Response<Outgoing>, Infallible> {
-        let turn = self.turn.clone();
-        // Hyper drops us when the client hangs up, and this with us.
+        let exchange = self.exchange.clone();
+        // Hyper drops this future when the client hangs up.
         let waits = Arc::new(());
         request.extensions_mut().insert(Waits(Arc::downgrade(&waits)));
-        let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| Refusal::failed().response());
+        let response = tokio::spawn(self.respond(request)).await.unwrap_or_else(|_| DoorRefusal::failed().response());
         drop(waits);
-        Ok(response.map(|body| Outgoing::new(body, turn)))
+        Ok(response.map(|body| Outgoing::new(body, exchange)))
     }
 
     async fn respond(self: Arc<Self>, mut request: Request<Incoming>) -> Response<AnswerBody> {
         let id = RequestId::of(request.headers());
         let client = Client::of(self.peer, self.by_tls, request.headers(), &self.settings.trusted_proxies);
-        let mut line = Line { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
-        let mut response = if let Some(refusal) = self.turn.refusal() {
+        let mut line = RequestLog { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
+        let mut response = if let Some(refusal) = self.exchange.refusal() {
             refusal.response()
         } else {
             tracing::trace!(request = %line.id.0, "a request begins");
@@ -128,7 +130,7 @@ impl<S: Serves> Visit<S> {
         let trouble = Trouble::default();
         let request = request.map(|body| Body::new(body, self.settings.clone(), trouble.clone()));
         let span = tracing::info_span!("request", id = %id.0);
-        // A panic is this request's alone.
+        // A panic ends this request alone.
         match AssertUnwindSafe(self.service.clone().oneshot(request)).catch_unwind().instrument(span).await {
             Ok(Ok(response)) => match trouble.get() {
                 // The door knows better than the handler why the body could not be read.
@@ -138,14 +140,14 @@ impl<S: Serves> Visit<S> {
             Ok(Err(never)) => match never {},
             Err(_) => {
                 tracing::error!(request = %id.0, "a handler panicked");
-                Refusal::failed().response()
+                DoorRefusal::failed().response()
             }
         }
     }
 }
 
 impl RequestId {
-    /// The caller's own, if it is plain and short; else a new one.
+    /// The request id of the caller if it is plain and short, otherwise a new one.
     fn of(headers: &HeaderMap) -> Self {
         let plain = |text: &&str| {
             (1..=REQUEST_ID_CHARS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
@@ -174,7 +176,7 @@ fn dress(response: &mut Response<AnswerBody>, id: &RequestId) {
     }
 }
 
-impl Line {
+impl RequestLog {
     fn write(&self, status: StatusCode) {
         let method = self.method.as_ref().map_or("-", Method::as_str);
         let route = self.note.0.get().map_or("-", String::as_str);

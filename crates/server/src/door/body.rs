@@ -1,4 +1,4 @@
-//! Bodies: the one that comes in, held to size and pace; the one that goes out, which ends its turn.
+//! Bodies: a request's, limited in size and pace; a response's, whose end frees the connection for the next request.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,28 +11,29 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use postcommit_channel::clock;
 use tokio::time::{Sleep, sleep};
 
-use super::refusal::Refusal;
+use super::checked_stream::Exchange;
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
-use super::wire::Turn;
 
-/// A request's body. It fails when it is too large, too slow or broken; the door then answers with the reason, whatever the handler makes of it.
+/// A request's body. It fails when it is too large, too slow or broken. The door then answers with the reason,
+/// whatever the handler returns.
 pub struct Body {
     inner: Incoming,
     settings: Arc<ServerSettings>,
     read: u64,
-    /// How long the client was waited for. The time in which nobody asked for more is not the client's.
+    /// The time spent waiting for the client. Time in which the handler asked for no data is not counted.
     waited: Duration,
     since: Option<Instant>,
     patience: Option<Pin<Box<Sleep>>>,
     trouble: Trouble,
 }
 
-/// What went wrong with a body, for the door to see after its handler did.
-pub(super) type Trouble = Arc<OnceLock<Refusal>>;
+/// Why the body failed, for the door to read after the handler has ended.
+pub(super) type Trouble = Arc<OnceLock<DoorRefusal>>;
 
 /// Why a body could not be read to its end.
 #[derive(Debug)]
-pub struct BodyError(Refusal);
+pub struct BodyError(DoorRefusal);
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -47,7 +48,7 @@ impl Body {
         Self { inner, settings, read: 0, waited: Duration::ZERO, since: None, patience: None, trouble }
     }
 
-    fn fail<T>(&self, refusal: Refusal) -> Poll<Option<Result<T, BodyError>>> {
+    fn fail<T>(&self, refusal: DoorRefusal) -> Poll<Option<Result<T, BodyError>>> {
         let _ = self.trouble.set(refusal.clone());
         Poll::Ready(Some(Err(BodyError(refusal))))
     }
@@ -59,12 +60,13 @@ impl Body {
         self.patience = None;
         self.read += frame.data_ref().map_or(0, |data| data.len() as u64);
         if self.read > self.settings.body_bytes {
-            return self.fail(Refusal::large_body(self.settings.body_bytes));
+            return self.fail(DoorRefusal::large_body(self.settings.body_bytes));
         }
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The grace, and what the bytes so far have earned at the lowest pace; never more than the deadline.
+    /// The time allowed so far: the grace, plus the time that the bytes received justify at the lowest pace, up to
+    /// the deadline.
     fn budget(&self) -> Duration {
         let settings = &self.settings;
         let earned = self.read.saturating_mul(1000) / settings.body_bytes_per_s;
@@ -89,11 +91,11 @@ impl HttpBody for Body {
         }
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => this.arrived(frame),
-            Poll::Ready(Some(Err(_))) => this.fail(Refusal::bad("the request's body ends early, or its chunks are malformed")),
+            Poll::Ready(Some(Err(_))) => this.fail(DoorRefusal::bad("the request's body ends early, or its chunks are malformed")),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(this.poll_patience(cx));
-                this.fail(Refusal::slow_body(this.settings.body_bytes_per_s))
+                this.fail(DoorRefusal::slow_body(this.settings.body_bytes_per_s))
             }
         }
     }
@@ -107,21 +109,21 @@ impl HttpBody for Body {
     }
 }
 
-/// A response's body. When it is gone the connection waits for the next request.
+/// A response's body. When it ends, the connection reads the next request.
 pub(super) struct Outgoing {
     inner: axum::body::Body,
-    turn: Arc<Turn>,
+    exchange: Arc<Exchange>,
 }
 
 impl Outgoing {
-    pub(super) fn new(inner: axum::body::Body, turn: Arc<Turn>) -> Self {
-        Self { inner, turn }
+    pub(super) fn new(inner: axum::body::Body, exchange: Arc<Exchange>) -> Self {
+        Self { inner, exchange }
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.turn.end();
+        self.exchange.end();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who is at the other end. What a header says of it counts only when a proxy that we trust wrote it.
+//! The client of a request. Headers about it count only when a trusted proxy wrote them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,8 +18,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// `peer` is who holds the connection. Behind trusted proxies the client is the rightmost address that is not one of them: what stands left of it
-    /// was written by the client itself.
+    /// `peer` holds the connection. Behind trusted proxies the client is the rightmost address that is not a proxy's:
+    /// the client itself may have written those to its left.
     pub fn of(peer: IpAddr, by_tls: bool, headers: &HeaderMap, trusted: &[IpNet]) -> Self {
         if !is_trusted(peer, trusted) {
             return Self { address: peer, secure: by_tls };
@@ -41,9 +41,9 @@ pub fn is_trusted(address: IpAddr, trusted: &[IpNet]) -> bool {
     trusted.iter().any(|net| net.contains(&address))
 }
 
-/// The entries of a list that may be spread over several fields.
+/// The entries of a list that may span several header fields.
 fn entries(headers: &HeaderMap, name: impl AsHeaderName) -> Vec<&str> {
-    // What cannot be read is an entry too: it must not be skipped.
+    // An unreadable entry must not be skipped.
     headers.get_all(name).iter().flat_map(|value| value.to_str().unwrap_or("?").split(',')).map(str::trim).collect()
 }
 

@@ -1,29 +1,29 @@
-//! Where a request's body ends, so that the next head can be looked at. It decodes nothing, hyper does; what it takes hyper reads the same way, for it
-//! takes less: sizes without signs and spaces, lines that end in CR LF.
+//! Where a request's body ends, so that the next head can be checked. It decodes nothing; hyper does. It accepts less
+//! than hyper, and hyper reads that the same way: sizes without signs and spaces, lines that end in CR LF.
 
-/// The most bytes of a chunk's size line, or of all trailers.
+/// Most bytes of a chunk's size line, or of all trailers.
 const LINE_BYTES: usize = 1024;
 
 /// What is left of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Framing {
-    /// So many bytes. At 0 it is over.
+    /// This many bytes; 0 is the end.
     Length(u64),
     Chunked(Chunk),
 }
 
-/// Where in the chunks we are.
+/// The position within the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {
-    /// In a line that begins with a size; this is the line so far.
+    /// In a size line; this is the line so far.
     Size(Vec<u8>),
-    /// So many bytes before the next size line, CR LF included.
+    /// This many bytes before the next size line, CR LF included.
     Data(u64),
     /// After the last chunk: the trailers so far.
     Trailers(Vec<u8>),
 }
 
-/// Chunks that are not written as they should be.
+/// The chunks are malformed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -82,7 +82,7 @@ fn pass(left: &mut u64, bytes: &[u8]) -> usize {
     passed
 }
 
-/// Adds to `line`, as far as the next LF.
+/// Extends `line` up to the next LF.
 fn read_line(line: &mut Vec<u8>, bytes: &[u8]) -> Result<usize, Malformed> {
     let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
     line.extend_from_slice(&bytes[..end]);
@@ -90,7 +90,7 @@ fn read_line(line: &mut Vec<u8>, bytes: &[u8]) -> Result<usize, Malformed> {
     if line.len() > LINE_BYTES || ends_badly { Err(Malformed) } else { Ok(end) }
 }
 
-/// At most 15 hexadecimal digits, then perhaps an extension.
+/// At most 15 hexadecimal digits, then an optional extension.
 fn size_of(line: &[u8]) -> Result<u64, Malformed> {
     let text = std::str::from_utf8(&line[..line.len() - 2]).map_err(|_| Malformed)?;
     let (size, extension) = text.split_once(';').unwrap_or((text, ""));

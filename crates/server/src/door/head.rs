@@ -1,53 +1,55 @@
-//! The head of a request, looked at before hyper sees it. Hyper forgives what proxies in front of us may read otherwise: a length given twice, a
-//! length beside chunks, a line that ends in LF alone. Whoever reads the same bytes in two ways can smuggle a request past the other; so we refuse.
+//! The head of a request, checked before hyper sees it. Hyper accepts what a proxy in front may read differently: a
+//! length given twice, a length beside chunks, a line that ends in LF alone. Two readings of the same bytes allow
+//! request smuggling, so such a head is refused.
 
 use super::framing::Framing;
-use super::refusal::Refusal;
+use super::refusal::DoorRefusal;
 
-/// The most bytes of a head, request line and last empty line included.
+/// Most bytes of a head, from the request line to the last empty line.
 pub const HEAD_BYTES: usize = 32 * 1024;
-/// The most header fields; hyper's own limit too.
+/// Most header fields; also hyper's limit.
 pub const HEADER_FIELDS: usize = 100;
 const METHOD_BYTES: usize = 16;
-/// What comes next in a path is a name that applications choose, and may hold a slash or a backslash. The router takes paths apart before it decodes them, so that
-/// an encoded one stays within its segment; and a proxy that decodes it beforehand finds no route by that, or one for which the caller must have the right all the same.
+/// The next segment of these paths is a name that applications choose; it may hold an encoded slash or backslash. The
+/// router splits a path before it decodes it, so an encoded one stays within its segment. A proxy that decodes it
+/// first finds no route, or one that needs the same rights.
 const NAMED_BY_OTHERS: [&str; 2] = ["/v1/entities/", "/v1/inbox/"];
 
-/// What was found at the beginning of some bytes.
+/// The result of the search for a head.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The head goes on.
+pub enum HeadSearch {
+    /// The head is not complete.
     Unfinished,
-    /// It ends after so many bytes, and this is its body.
+    /// The head ends after this many bytes; its body follows.
     Head(usize, Framing),
-    Refused(Refusal),
+    Refused(DoorRefusal),
 }
 
-/// Looks for a head at the beginning of `bytes`; `seen` of them were looked at before.
-pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> Found {
-    // Two back, so that an end which came in parts is found.
+/// Searches the beginning of `bytes` for a head; `seen` of them were searched before.
+pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
+    // Two bytes back, so that an end that arrived in parts is found.
     let from = seen.saturating_sub(3);
     if let Some(refusal) = stray_line_end(bytes, from) {
-        return Found::Refused(refusal);
+        return HeadSearch::Refused(refusal);
     }
     let end = bytes[from..].windows(4).position(|window| window == b"\r\n\r\n").map(|at| from + at + 4);
     match end {
         Some(end) if end <= HEAD_BYTES => match check(&bytes[..end], body_limit) {
-            Ok(framing) => Found::Head(end, framing),
-            Err(refusal) => Found::Refused(refusal),
+            Ok(framing) => HeadSearch::Head(end, framing),
+            Err(refusal) => HeadSearch::Refused(refusal),
         },
-        None if bytes.len() < HEAD_BYTES => Found::Unfinished,
-        _ => Found::Refused(Refusal::large_header(HEAD_BYTES)),
+        None if bytes.len() < HEAD_BYTES => HeadSearch::Unfinished,
+        _ => HeadSearch::Refused(DoorRefusal::large_header(HEAD_BYTES)),
     }
 }
 
-/// Only as far as the head goes: a body may hold any byte.
-fn stray_line_end(bytes: &[u8], from: usize) -> Option<Refusal> {
+/// Checks the head alone: a body may hold any byte.
+fn stray_line_end(bytes: &[u8], from: usize) -> Option<DoorRefusal> {
     for at in from..bytes.len() {
         match bytes[at] {
-            b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Some(Refusal::bad("a line of the header does not end in CR LF")),
+            b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Some(DoorRefusal::bad("a line of the header does not end in CR LF")),
             b'\r' if bytes.get(at + 1).is_some_and(|next| *next != b'\n') => {
-                return Some(Refusal::bad("there is a stray CR in the header"));
+                return Some(DoorRefusal::bad("there is a stray CR in the header"));
             }
             b'\n' if at >= 3 && &bytes[at - 3..=at] == b"\r\n\r\n" => return None,
             _ => {}
@@ -56,23 +58,23 @@ fn stray_line_end(bytes: &[u8], from: usize) -> Option<Refusal> {
     None
 }
 
-fn check(head: &[u8], body_limit: u64) -> Result<Framing, Refusal> {
+fn check(head: &[u8], body_limit: u64) -> Result<Framing, DoorRefusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADER_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
         Ok(_) => {}
-        Err(httparse::Error::TooManyHeaders) => return Err(Refusal::many_headers(HEADER_FIELDS)),
-        Err(problem) => return Err(Refusal::bad(format!("the header cannot be read: {problem}"))),
+        Err(httparse::Error::TooManyHeaders) => return Err(DoorRefusal::many_headers(HEADER_FIELDS)),
+        Err(problem) => return Err(DoorRefusal::bad(format!("the header cannot be read: {problem}"))),
     }
     if request.method.is_none_or(|method| method.len() > METHOD_BYTES) {
-        return Err(Refusal::bad(format!("a method has {METHOD_BYTES} letters at most")));
+        return Err(DoorRefusal::bad(format!("a method has {METHOD_BYTES} letters at most")));
     }
     check_target(request.path.unwrap_or_default())?;
     let is_1_1 = request.version == Some(1);
     check_host(request.headers, is_1_1)?;
     let framing = framing(request.headers, is_1_1)?;
     match framing {
-        Framing::Length(length) if length > body_limit => Err(Refusal::large_body(body_limit)),
+        Framing::Length(length) if length > body_limit => Err(DoorRefusal::large_body(body_limit)),
         framing => Ok(framing),
     }
 }
@@ -81,67 +83,67 @@ fn values<'a>(fields: &'a [httparse::Header<'a>], name: &'a str) -> impl Iterato
     fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
 }
 
-fn check_host(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<(), Refusal> {
+fn check_host(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<(), DoorRefusal> {
     match values(fields, "host").count() {
-        0 if is_1_1 => Err(Refusal::bad("the header has no Host")),
+        0 if is_1_1 => Err(DoorRefusal::bad("the header has no Host")),
         0 | 1 => Ok(()),
-        _ => Err(Refusal::bad("the header has more than one Host")),
+        _ => Err(DoorRefusal::bad("the header has more than one Host")),
     }
 }
 
-fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Refusal> {
+fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, DoorRefusal> {
     let lengths: Vec<&[u8]> = values(fields, "content-length").collect();
     let encodings: Vec<&[u8]> = values(fields, "transfer-encoding").collect();
     match (&lengths[..], &encodings[..]) {
         ([], []) => Ok(Framing::Length(0)),
         ([length], []) => content_length(length),
         ([], [encoding]) if is_1_1 && encoding.eq_ignore_ascii_case(b"chunked") => Ok(Framing::chunked()),
-        ([], [_]) if is_1_1 => Err(Refusal::bad("Transfer-Encoding: only chunked is understood")),
-        ([], [_]) => Err(Refusal::bad("HTTP/1.0 has no Transfer-Encoding")),
-        ([], _) => Err(Refusal::bad("the header has more than one Transfer-Encoding")),
-        (_, []) => Err(Refusal::bad("the header has more than one Content-Length")),
-        _ => Err(Refusal::bad("the header has both Content-Length and Transfer-Encoding")),
+        ([], [_]) if is_1_1 => Err(DoorRefusal::bad("Transfer-Encoding: only chunked is understood")),
+        ([], [_]) => Err(DoorRefusal::bad("HTTP/1.0 has no Transfer-Encoding")),
+        ([], _) => Err(DoorRefusal::bad("the header has more than one Transfer-Encoding")),
+        (_, []) => Err(DoorRefusal::bad("the header has more than one Content-Length")),
+        _ => Err(DoorRefusal::bad("the header has both Content-Length and Transfer-Encoding")),
     }
 }
 
-fn content_length(value: &[u8]) -> Result<Framing, Refusal> {
-    // Digits alone: Rust would take a sign too.
+fn content_length(value: &[u8]) -> Result<Framing, DoorRefusal> {
+    // Digits alone: Rust's parser takes a sign, too.
     let digits = std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
-    let Some(digits) = digits else { return Err(Refusal::bad("Content-Length is not a number")) };
-    // What does not fit is too large, whatever the limit is.
+    let Some(digits) = digits else { return Err(DoorRefusal::bad("Content-Length is not a number")) };
+    // A number that does not fit is too large for any limit.
     Ok(Framing::Length(digits.parse().unwrap_or(u64::MAX)))
 }
 
-/// A path has one way to be written. What a proxy may normalise, and so route otherwise than we do, is refused.
-fn check_target(target: &str) -> Result<(), Refusal> {
+/// A path must have one spelling. One that a proxy may normalise, and then route differently, is refused.
+fn check_target(target: &str) -> Result<(), DoorRefusal> {
     if !target.starts_with('/') {
-        return Err(Refusal::bad("the target must be a path that begins with /"));
+        return Err(DoorRefusal::bad("the target must be a path that begins with /"));
     }
     if target.bytes().any(|b| !b.is_ascii_graphic() || b == b'#' || b == b'\\') {
-        return Err(Refusal::bad("the target holds a character that must be percent-encoded"));
+        return Err(DoorRefusal::bad("the target holds a character that must be percent-encoded"));
     }
     let path = target.split('?').next().unwrap_or_default();
     if path.contains("//") {
-        return Err(Refusal::bad("the path holds an empty segment"));
+        return Err(DoorRefusal::bad("the path holds an empty segment"));
     }
     let is_named_by_others = NAMED_BY_OTHERS.iter().any(|prefix| path.starts_with(prefix));
     path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, is_named_by_others && place == 3))
 }
 
-fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), Refusal> {
+fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefusal> {
     for (at, _) in segment.match_indices('%') {
         let code = segment.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match code {
-            None => return Err(Refusal::bad("the path holds a % that encodes nothing")),
-            Some(0..0x20 | 0x7f) => return Err(Refusal::bad("the path holds an encoded control character")),
+            None => return Err(DoorRefusal::bad("the path holds a % that encodes nothing")),
+            Some(0..0x20 | 0x7f) => return Err(DoorRefusal::bad("the path holds an encoded control character")),
             Some(b'/' | b'\\') if is_named_by_others => {}
-            Some(b'/' | b'\\' | b'.') => return Err(Refusal::bad("the path holds an encoded slash, backslash or dot")),
+            Some(b'/' | b'\\' | b'.') => return Err(DoorRefusal::bad("the path holds an encoded slash, backslash or dot")),
             Some(_) => {}
         }
     }
-    // Also as somebody would read it who decodes before looking.
+    // Also after decoding, as a proxy may see it.
     if segment.to_ascii_uppercase().replace("%5C", "%2F").split("%2F").any(|part| part == "." || part == "..") {
-        return Err(Refusal::bad("the path holds a . or .. segment"));
+        return Err(DoorRefusal::bad("the path holds a . or .. segment"));
     }
     Ok(())
 }
@@ -152,13 +154,13 @@ mod tests {
 
     const LIMIT: u64 = 1000;
 
-    fn found(text: &str) -> Found {
+    fn found(text: &str) -> HeadSearch {
         find(text.as_bytes(), 0, LIMIT)
     }
 
     fn refused(text: &str) -> String {
         match found(text) {
-            Found::Refused(refusal) => refusal.json(),
+            HeadSearch::Refused(refusal) => refusal.json(),
             other => panic!("{text:?}: {other:?}"),
         }
     }
@@ -166,22 +168,22 @@ mod tests {
     #[test]
     fn a_plain_head_is_found_with_its_body() {
         let get = "GET /v1/x?a=%2f.. HTTP/1.1\r\nhost: h\r\n\r\n";
-        assert_eq!(found(get), Found::Head(get.len(), Framing::Length(0)));
-        assert_eq!(found(&format!("{get}\nrest\r")), Found::Head(get.len(), Framing::Length(0)), "what follows is not the head's");
+        assert_eq!(found(get), HeadSearch::Head(get.len(), Framing::Length(0)));
+        assert_eq!(found(&format!("{get}\nrest\r")), HeadSearch::Head(get.len(), Framing::Length(0)), "what follows is not the head's");
         let post = "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 12\r\n\r\n";
-        assert_eq!(found(post), Found::Head(post.len(), Framing::Length(12)));
+        assert_eq!(found(post), HeadSearch::Head(post.len(), Framing::Length(12)));
         let chunks = "POST / HTTP/1.1\r\nhost: h\r\nTransfer-Encoding: Chunked\r\n\r\n";
-        assert_eq!(found(chunks), Found::Head(chunks.len(), Framing::chunked()));
-        assert_eq!(found("GET / HTTP/1.0\r\n\r\n"), Found::Head(18, Framing::Length(0)));
+        assert_eq!(found(chunks), HeadSearch::Head(chunks.len(), Framing::chunked()));
+        assert_eq!(found("GET / HTTP/1.0\r\n\r\n"), HeadSearch::Head(18, Framing::Length(0)));
     }
 
     #[test]
     fn a_head_may_come_byte_by_byte() {
         let get = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n";
         for length in 1..get.len() {
-            assert_eq!(find(&get[..length], length - 1, LIMIT), Found::Unfinished);
+            assert_eq!(find(&get[..length], length - 1, LIMIT), HeadSearch::Unfinished);
         }
-        assert_eq!(find(get, get.len() - 1, LIMIT), Found::Head(get.len(), Framing::Length(0)));
+        assert_eq!(find(get, get.len() - 1, LIMIT), HeadSearch::Head(get.len(), Framing::Length(0)));
     }
 
     #[test]
@@ -261,24 +263,24 @@ mod tests {
             "/v1/inbox/CORP%5Calice/stream",
             "/v1/entities/a%5c7/cancel",
         ] {
-            assert!(matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), Found::Head(..)), "{target}");
+            assert!(matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)), "{target}");
         }
     }
 
     #[test]
     fn each_limit_is_named_and_reached_exactly() {
         let with = |fields: usize| format!("GET / HTTP/1.1\r\nhost: h\r\n{}\r\n", "x: y\r\n".repeat(fields));
-        assert!(matches!(found(&with(HEADER_FIELDS - 1)), Found::Head(..)));
+        assert!(matches!(found(&with(HEADER_FIELDS - 1)), HeadSearch::Head(..)));
         assert!(refused(&with(HEADER_FIELDS)).contains("100 header fields at most"));
         let long = |bytes: usize| {
             let frame = "GET / HTTP/1.1\r\nhost: h\r\nx: \r\n\r\n".len();
             format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "y".repeat(bytes - frame))
         };
-        assert!(matches!(found(&long(HEAD_BYTES)), Found::Head(..)));
+        assert!(matches!(found(&long(HEAD_BYTES)), HeadSearch::Head(..)));
         assert!(refused(&long(HEAD_BYTES + 1)).contains("32768 bytes at most"));
         assert!(refused(&long(HEAD_BYTES + 1)[..HEAD_BYTES]).contains("\"status\":431"), "without waiting for its end");
         let body = |length: &str| format!("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: {length}\r\n\r\n");
-        assert!(matches!(found(&body("1000")), Found::Head(..)));
+        assert!(matches!(found(&body("1000")), HeadSearch::Head(..)));
         assert!(refused(&body("1001")).contains("1000 bytes at most"));
         assert!(refused(&body("99999999999999999999999")).contains("\"status\":413"));
     }

@@ -1,11 +1,11 @@
-//! What the door itself answers: `application/problem+json`, as everything else that is refused.
+//! Answers of the door itself: `application/problem+json`, as for every refusal.
 
 use std::borrow::Cow;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 
-/// The slugs of `type`, which stay, and the status that goes with each.
+/// The slugs of `type`, which are part of the contract, and the status of each.
 const BAD_REQUEST: (&str, u16) = ("bad-request", 400);
 const TOO_SLOW: (&str, u16) = ("too-slow", 408);
 const BODY_TOO_LARGE: (&str, u16) = ("body-too-large", 413);
@@ -13,17 +13,17 @@ const HEADER_TOO_LARGE: (&str, u16) = ("header-too-large", 431);
 const FAILED: (&str, u16) = ("internal", 500);
 const TOO_MANY: (&str, u16) = ("too-many-connections", 503);
 
-/// Why a request was turned away before, or instead of, its handler's answer.
+/// Why the door refused a request, before its handler or in place of its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct DoorRefusal {
     kind: (&'static str, u16),
     title: &'static str,
     detail: Cow<'static, str>,
     limit: Option<u64>,
 }
 
-impl Refusal {
-    /// It is not HTTP as we take it.
+impl DoorRefusal {
+    /// It is not valid HTTP.
     pub fn bad(detail: impl Into<Cow<'static, str>>) -> Self {
         Self { kind: BAD_REQUEST, title: "The request is malformed", detail: detail.into(), limit: None }
     }
@@ -53,7 +53,7 @@ impl Refusal {
         Self { kind: HEADER_TOO_LARGE, title: "The header is too large", detail: detail.into(), limit: u64::try_from(limit).ok() }
     }
 
-    /// The handler panicked. What it said is in the log, not here.
+    /// The handler panicked; the log has the message.
     pub fn failed() -> Self {
         let detail = "this request failed inside the server; its log has the reason under the request id".into();
         Self { kind: FAILED, title: "Something went wrong here", detail, limit: None }
@@ -83,7 +83,8 @@ impl Refusal {
         problem.to_string()
     }
 
-    /// As an answer. After all but a panic we do not know where the next request would begin, or do not want to wait for it.
+    /// The answer. Except after a panic the connection is closed: the start of the next request is not known, or not
+    /// worth waiting for.
     pub fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.json()));
         *response.status_mut() = self.status();

@@ -1,4 +1,4 @@
-//! `[server]`: where the door is, who may come in, and for how long.
+//! `[server]`: the address, the limits and the deadlines of the door.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-/// `[server]`. `default.toml` says what each is, and what is allowed.
+/// `[server]`; `default.toml` describes each setting and its range.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerSettings {
@@ -29,17 +29,17 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Where a browser on this machine finds it.
+    /// The URL for a browser on this machine.
     pub fn url(&self) -> String {
         format!("http{}://{}", if self.tls_certificate.is_empty() { "" } else { "s" }, self.listen)
     }
 
-    /// Whether nobody but this machine can ask: no proxy stands before it, as far as we know.
+    /// Whether only this machine can connect, and no proxy is configured.
     pub fn is_loopback(&self) -> bool {
         self.listen.parse().is_ok_and(|listen: SocketAddr| listen.ip().is_loopback()) && self.trusted_proxies.is_empty()
     }
 
-    /// Holds each setting to its range.
+    /// Checks the range of each setting.
     ///
     /// # Errors
     /// With the setting's name and what is allowed.
@@ -61,7 +61,7 @@ impl ServerSettings {
                 return Err(format!("server.{name}: is {value}; {low} to {high} are allowed"));
             }
         }
-        // A stream holds a connection for hours: they must never be all there are.
+        // A stream holds a connection for hours: streams must not use all of them.
         if self.streams >= self.connections {
             return Err(format!("server.streams: is {}; fewer than server.connections ({}) are allowed", self.streams, self.connections));
         }

@@ -1,4 +1,5 @@
-//! Answers that go on for hours. They have a cap of their own, below that of connections, and are told when the server stops.
+//! Answers that last for hours. They have a limit of their own, below that of connections, and end when the server
+//! stops.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,42 +12,42 @@ use postcommit_engine::dispatch::Stop;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// An extension of every request: the way to an answer that goes on.
+/// An extension of every request: the way to an answer that lasts.
 #[derive(Clone)]
 pub struct Streams {
     places: Arc<Semaphore>,
-    held: Held,
+    held: OpenByTenant,
     share: usize,
     stop: watch::Receiver<Stop>,
     metrics: Metrics,
 }
 
-/// How many each tenant has open.
-type Held = Arc<Mutex<HashMap<i32, usize>>>;
+/// Open streams by tenant.
+type OpenByTenant = Arc<Mutex<HashMap<i32, usize>>>;
 
-/// Why there is no place for another one.
+/// Why no further stream may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
-    /// There are `server.streams` already.
+pub enum StreamsFull {
+    /// `server.streams` are open.
     ForAll,
-    /// The tenant has its share, which is so many: the others find a place all the same.
+    /// The tenant has its share of this many; other tenants may still open streams.
     ForTenant(usize),
 }
 
-/// The right to one such answer; free again when dropped.
+/// The right to one stream; returned when dropped.
 pub struct LongAnswer {
-    place: (OwnedSemaphorePermit, Open),
+    place: (OwnedSemaphorePermit, OpenStream),
     stop: watch::Receiver<Stop>,
 }
 
-/// Counted as open until it is dropped.
-struct Open {
+/// Counts as open until it is dropped.
+struct OpenStream {
     tenant: i32,
-    held: Held,
+    held: OpenByTenant,
     metrics: Metrics,
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.metrics.streams.add(-1);
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,26 +62,26 @@ impl Drop for Open {
 
 impl Streams {
     pub(super) fn new(most: usize, stop: watch::Receiver<Stop>, metrics: Metrics) -> Self {
-        Self { places: Arc::new(Semaphore::new(most)), held: Held::default(), share: (most / 2).max(1), stop, metrics }
+        Self { places: Arc::new(Semaphore::new(most)), held: OpenByTenant::default(), share: (most / 2).max(1), stop, metrics }
     }
 
     /// A place, unless all are taken, or half of them by that tenant.
-    pub fn begin(&self, tenant: i32) -> Result<LongAnswer, Full> {
+    pub fn begin(&self, tenant: i32) -> Result<LongAnswer, StreamsFull> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.get(&tenant).is_some_and(|count| *count >= self.share) {
-            return Err(Full::ForTenant(self.share));
+            return Err(StreamsFull::ForTenant(self.share));
         }
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Full::ForAll)?;
+        let place = self.places.clone().try_acquire_owned().map_err(|_| StreamsFull::ForAll)?;
         *held.entry(tenant).or_default() += 1;
         drop(held);
         self.metrics.streams.add(1);
-        let open = Open { tenant, held: self.held.clone(), metrics: self.metrics.clone() };
+        let open = OpenStream { tenant, held: self.held.clone(), metrics: self.metrics.clone() };
         Ok(LongAnswer { place: (place, open), stop: self.stop.clone() })
     }
 }
 
 impl LongAnswer {
-    /// A body that ends when `frames` do, or, with a last word so that who listens knows how to come back, when the server stops.
+    /// A body that ends with `frames`, or when the server stops; then `farewell` tells the client how to come back.
     pub fn body_ending_with<E: Into<BoxError> + Send + 'static>(
         self,
         frames: impl Stream<Item = Result<Bytes, E>> + Send + 'static,

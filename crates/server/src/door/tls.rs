@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::settings::ServerSettings;
 
-/// How often the files are looked at. SIGHUP looks at once.
+/// How often the files are checked for changes. SIGHUP checks immediately.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The certificate in force.
@@ -22,7 +22,7 @@ pub struct Tls {
     config: RwLock<Arc<ServerConfig>>,
 }
 
-/// What the files hold.
+/// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
@@ -30,7 +30,7 @@ struct Files {
 }
 
 impl Tls {
-    /// Reads certificate and key; None when there are to be none. Watches the files as long as somebody holds the result.
+    /// Reads certificate and key; none when TLS is off. Watches the files until the result is dropped.
     ///
     /// # Errors
     /// With the setting's name and what is wrong with its file.
@@ -42,7 +42,7 @@ impl Tls {
         let files = Files::read(&certificate, &key)?;
         let config = RwLock::new(files.config(&certificate, &key)?);
         let tls = Arc::new(Self { certificate, key, config });
-        // Heard of from now on: until somebody listens, this signal ends the process.
+        // Register now: an unhandled SIGHUP ends the process.
         let hangup = signal(SignalKind::hangup()).ok();
         tokio::spawn(watch(Arc::downgrade(&tls), files, hangup));
         Ok(Some(tls))
@@ -52,7 +52,7 @@ impl Tls {
         TlsAcceptor::from(self.config.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Takes what the files hold now, if it is new and good.
+    /// Takes the content of the files if it is new and valid.
     fn look(&self, seen: &mut Result<Files, String>) {
         let now = Files::read(&self.certificate, &self.key);
         if now == *seen {

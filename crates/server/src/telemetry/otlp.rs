@@ -1,4 +1,5 @@
-//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0025). In batches; a collector that is away costs spans, never time.
+//! Spans to a collector: OTLP over HTTP as JSON, through our own egress (docs/decisions/0025). They go in batches; an
+//! unreachable collector costs spans, never time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +16,9 @@ use url::Url;
 
 use super::TelemetrySettings;
 
-/// Spans sent at once at most.
+/// Most spans of a batch.
 const BATCH: usize = 512;
-/// How long the first of a batch waits for others.
+/// How long the first span of a batch waits for others.
 const GATHER: Duration = Duration::from_secs(1);
 /// How long the collector may take, and how long a stop waits for it.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Waits until what was handed in is sent, but not for long.
+    /// Waits a bounded time until the queued spans are sent.
     pub async fn finish(self) {
         self.finish.notify_one();
         let _ = tokio::time::timeout(TIMEOUT, self.task).await;
@@ -42,7 +43,7 @@ impl Exporter {
 /// When the endpoint or the egress cannot be used.
 pub fn start(settings: &TelemetrySettings, egress: &EgressSettings, metrics: &Metrics) -> Result<(Tracer, Option<Exporter>), String> {
     let Some(url) = settings.traces_url()? else { return Ok((Tracer::default(), None)) };
-    // The operator names the collector, no user does: it may be on this machine or in this network.
+    // The operator names the collector, not a user: it may be on this machine or in this network.
     let everywhere = ["0.0.0.0/0", "::/0"].iter().filter_map(|net| net.parse().ok()).collect();
     let egress = Egress::new(&EgressSettings { allow: everywhere, ..egress.clone() }).map_err(|e| e.to_string())?;
     let (tracer, spans) = Tracer::new(settings.sample_ratio, metrics.clone());
@@ -67,7 +68,7 @@ impl Sending {
                 biased;
                 taken = spans.recv_many(&mut batch, BATCH) => if taken == 0 { return },
                 () = finish.notified() => {
-                    // Nothing more is taken in; what is there is sent.
+                    // Nothing more is queued; send the rest.
                     spans.close();
                     continue;
                 }
@@ -102,7 +103,7 @@ impl Sending {
             None => self.metrics.spans_exported.add(count),
             Some(_) => self.metrics.spans_dropped.add(count),
         }
-        // Said when it changes, not every second.
+        // Logged when it changes, not every second.
         if let (Some(problem), true) = (&problem, self.reached) {
             tracing::warn!(problem, "the collector of traces does not take them; they are dropped and counted");
         }

@@ -1,5 +1,6 @@
-//! Charts as SVG, for the pages of the user interface and the report of the benchmark. Across, everything is in percent and the text is in pixels, so that a drawing fills a phone or a
-//! desk without its letters shrinking. The room left of the zero, for labels, is the padding of `.plot`.
+//! Charts as SVG, for the pages and for the report of the benchmark. Horizontal positions are in percent and text is
+//! in pixels, so that a chart fills any screen and its text keeps its size. The labels left of the zero stand in the
+//! padding of `.plot`.
 
 mod number;
 mod scale;
@@ -7,13 +8,15 @@ mod scale;
 pub use number::{duration, exact, plain, ratio, spread, told_apart, value, with_unit};
 pub use scale::Scale;
 
+use crate::html::escape;
+
 /// Pixels of a chart from top to bottom.
 const CHART: f64 = 200.0;
 
 /// Lines with at most this many points show each of them.
 const POINTS: usize = 40;
 
-/// Tells lines apart without colour; the fifth begins again.
+/// Markers that distinguish lines without colour; the fifth line starts over.
 const MARKERS: [&str; 4] = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M0,-5L5,0L0,5L-5,0z", "M-4,-4H4V4H-4z", "M0,-5L5,4H-5z"];
 
 /// A named line and its points.
@@ -32,7 +35,7 @@ pub fn lines(all: &[Line], label: &str) -> String {
     drawing(CHART + 20.0, label, &format!("{grid}{}{}", ticks_across(&x, CHART), curves.collect::<String>()))
 }
 
-/// What is not a number is a gap in the line. A point between two gaps is marked however many there are.
+/// A value that is not a number is a gap in the line. A point between two gaps always has its mark.
 fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
     let pairs = places.iter().zip(places.iter().skip(1));
     let line: String = pairs.filter_map(|(a, b)| Some(segment((*a)?, (*b)?))).collect();
@@ -43,7 +46,7 @@ fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
     format!(r#"<g class="line{}">{line}{marks}</g>"#, i % MARKERS.len())
 }
 
-/// A line's mark by itself, for legends.
+/// A line's mark alone, for legends.
 pub fn key(i: usize) -> String {
     format!(r#"<svg class="key line{}" width="12" height="12" aria-hidden="true">{}</svg>"#, i % MARKERS.len(), mark(i, 50.0, 6.0))
 }
@@ -52,7 +55,7 @@ pub fn drawing(height: f64, label: &str, inside: &str) -> String {
     format!(r#"<div class="plot"><svg width="100%" height="{height}" role="img" aria-label="{}">{inside}</svg></div>"#, escape(label))
 }
 
-/// A path cannot stand at a percentage; an `svg` of its own can.
+/// A path cannot be placed at a percentage; a nested `svg` can.
 pub fn mark(i: usize, p: f64, y: f64) -> String {
     format!(r#"<svg x="{p:.2}%" y="{y:.1}" overflow="visible"><path d="{}"/></svg>"#, MARKERS[i % MARKERS.len()])
 }
@@ -87,23 +90,6 @@ pub fn text(p: f64, y: f64, text: &str) -> String {
 /// To the left of the drawing.
 pub fn side(y: f64, text: &str) -> String {
     format!(r#"<text x="-8" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text))
-}
-
-/// Safe as text and within quotes; control characters, which HTML forbids, are replaced.
-pub fn escape(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The list of deliveries: which rows match a filter, and which index it reads.
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{LEDGER_STATES, LIVE_STATES};
+use postcommit_channel::model::DeliveryState;
 use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
@@ -31,21 +31,22 @@ impl<'a> DeliveryList<'a> {
 
     /// Those of the given states that the filter asks for. They are constants, so they can be written into the
     /// statement, and the planner recognises a partial index.
-    fn wanted_states<'n>(&self, of: &[&'n str]) -> Vec<&'n str> {
-        of.iter().copied().filter(|name| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name)).collect()
+    fn wanted_states(&self, of: &[DeliveryState]) -> Vec<&'static str> {
+        let is_wanted = |name: &&str| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name);
+        of.iter().map(|state| state.name()).filter(is_wanted).collect()
     }
 
     /// The wanted states in the queue.
     fn live(&self) -> Vec<&'static str> {
         let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
-        let mut live = if only_ended { vec![] } else { self.wanted_states(LIVE_STATES) };
+        let mut live = if only_ended { vec![] } else { self.wanted_states(&DeliveryState::LIVE) };
         live.retain(|state| self.stuck_since.is_none() || *state != "sending");
         live
     }
 
     /// The wanted states in the ledger.
     fn ended(&self) -> Vec<&'static str> {
-        if self.stuck_since.is_some() { vec![] } else { self.wanted_states(LEDGER_STATES) }
+        if self.stuck_since.is_some() { vec![] } else { self.wanted_states(&DeliveryState::ENDED) }
     }
 
     /// The conditions on the columns of the notification.
@@ -94,7 +95,7 @@ impl<'a> DeliveryList<'a> {
 
     fn queue_conditions(&self, states: &[&str], parameters: &mut SqlParameters) -> String {
         let mut on = self.row_conditions(parameters);
-        if states.len() < LIVE_STATES.len() {
+        if states.len() < DeliveryState::LIVE.len() {
             on.push_str(&format!(" AND {LIVE_STATE} IN ({})", quoted(states)));
         }
         if let Some(since) = self.stuck_since {
@@ -107,7 +108,7 @@ impl<'a> DeliveryList<'a> {
         let mut on = self.row_conditions(parameters);
         match states {
             ["parked"] => on.push_str(" AND q.state = 'parked'"),
-            _ if states.len() < LEDGER_STATES.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
+            _ if states.len() < DeliveryState::ENDED.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
             _ => {}
         }
         if let Some(reason) = &self.filter.reason {

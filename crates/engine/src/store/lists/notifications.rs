@@ -1,7 +1,7 @@
 //! The list of notifications: which rows match a filter, and which index it reads.
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{LIVE_STATES, STATES};
+use postcommit_channel::model::DeliveryState;
 use uuid::Uuid;
 
 use crate::db::Row;
@@ -52,7 +52,7 @@ impl<'a> NotificationList<'a> {
             };
             return Some(IndexScan { table: "idempotency", id: "notification_id", which });
         }
-        if self.stuck_since.is_some() || status.is_some_and(|status| LIVE_STATES.contains(&status)) {
+        if self.stuck_since.is_some() || status.is_some_and(|status| DeliveryState::LIVE.iter().any(|live| live.name() == status)) {
             return Some(IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() });
         }
         if status == Some("parked") {
@@ -106,7 +106,7 @@ impl<'a> NotificationList<'a> {
         );
         let mut on = String::new();
         if let Some(status) = &self.filter.status {
-            let (strpos, states, status) = (self.dialect.strpos(), STATES.join(" "), parameters.add(status.as_str()));
+            let (strpos, states, status) = (self.dialect.strpos(), DeliveryState::LEAST_FINISHED_FIRST.map(DeliveryState::name).join(" "), parameters.add(status.as_str()));
             on.push_str(&format!(
                 " AND coalesce((SELECT x.state FROM {of_note} ORDER BY {strpos}('{states}', x.state) LIMIT 1),
                  'skipped') = {status}"

@@ -17,6 +17,7 @@ use crate::db::sqlite::{Id, Prepared, Sqlite};
 use crate::db::{Cells, Db, DbError, Row, postgres, sqlite};
 use crate::store::Store;
 use crate::store::notifications::readable;
+use crate::store::queue::closed::{closed_postgres, closed_sqlite};
 use crate::store::queue::due_lanes::{
     CLAIM_READING_POSTGRES, CLAIM_SEARCHING_POSTGRES, NOTE, Search, Searched, claim_fresh_sqlite, search_sqlite, split,
 };
@@ -85,10 +86,10 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
       SELECT r.ctid FROM due r WHERE NOT EXISTS (
         SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND {held})
     )";
-/// A lane from which nothing is taken: paused, held, limited, or its tenant is suspended. Who is, is asked once for a claim.
-const HELD_POSTGRES: &str = "(p.paused IS NOT NULL OR p.not_before > now() OR p.rate_per_s IS NOT NULL OR p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)))";
-pub(in crate::store) const SUSPENDED: &str =
-    "p.tenant = ANY (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL))";
+/// A claim leaves closed lanes alone, and rate-limited ones to [`Store::claim_limited`].
+fn held_postgres() -> String {
+    format!("({} OR p.rate_per_s IS NOT NULL)", closed_postgres("p"))
+}
 /// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
@@ -105,10 +106,10 @@ pub(in crate::store) fn lease() -> String {
 pub(in crate::store) static CLAIM_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("WITH {}, picked AS MATERIALIZED ({}) {}", want(""), PICK.replace("{is_due}", IS_DUE), lease()));
 pub(in crate::store) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| format!("{OF_IT}, {} {}", PICKED_OF_IT.replace("{held}", HELD_POSTGRES), lease()));
+    LazyLock::new(|| format!("{OF_IT}, {} {}", PICKED_OF_IT.replace("{held}", &held_postgres()), lease()));
 /// Those of the lanes asked for that are open.
 pub(in crate::store) fn want(commit: &str) -> String {
-    WANT.replace("{commit}", commit).replace("{held}", HELD_POSTGRES)
+    WANT.replace("{commit}", commit).replace("{held}", &held_postgres())
 }
 
 /// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
@@ -128,21 +129,26 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 pub(in crate::store) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
 /// Whether a lane is left alone by a claim of limited lanes, or by one of those that are not.
-const HELD_SQLITE: &str =
-    "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2 OR (rate_per_s IS NOT NULL) <> ?3
-    OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
+static HELD_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let closed = closed_sqlite("p", "?2");
+    format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND ({closed} OR (p.rate_per_s IS NOT NULL) <> ?3)")
+});
 pub(in crate::store) const SET_LEASE_SQLITE: &str = "UPDATE postcommit_delivery_queue SET leased_at = ?1, lease_until = ?2, lease_token = ?3,
     lost_since = CASE WHEN lease_token IS NOT NULL THEN coalesce(lost_since, leased_at) ELSE lost_since END, losses = losses + (lease_token IS NOT NULL),
     first_try_at = CASE WHEN lease_token IS NOT NULL THEN coalesce(first_try_at, leased_at) ELSE first_try_at END";
 
-const OF_NOTIFICATION_SQLITE: &str = "tenant = ?4 AND notification_id = ?5 AND due_at <= ?6 AND (lease_until IS NULL OR lease_until < ?1)
-    AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND (p.paused IS NOT NULL OR p.not_before > ?1 OR p.rate_per_s IS NOT NULL
-      OR p.tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL)))";
-static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let claimed = claimed_sqlite();
-    format!("SELECT {claimed} FROM postcommit_delivery_queue q WHERE ?2 > 0 AND ?3 IS NOT NULL AND {OF_NOTIFICATION_SQLITE}")
+static OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let closed = closed_sqlite("p", "?1");
+    format!(
+        "tenant = ?4 AND notification_id = ?5 AND due_at <= ?6 AND (lease_until IS NULL OR lease_until < ?1)
+        AND NOT EXISTS (SELECT 1 FROM postcommit_provider p WHERE p.id = lane AND ({closed} OR p.rate_per_s IS NOT NULL))"
+    )
 });
-static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {OF_NOTIFICATION_SQLITE}"));
+static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    let (claimed, of_notification) = (claimed_sqlite(), &*OF_NOTIFICATION_SQLITE);
+    format!("SELECT {claimed} FROM postcommit_delivery_queue q WHERE ?2 > 0 AND ?3 IS NOT NULL AND {of_notification}")
+});
+static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {}", *OF_NOTIFICATION_SQLITE));
 
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
@@ -400,7 +406,7 @@ pub(in crate::store) fn claim_lane_sqlite(connection: &Connection, want: Want, t
 
 /// Those that want something, are neither paused nor held, and are limited or not, as asked.
 pub(in crate::store) fn open_lanes(connection: &Connection, wants: &[Want], now: Timestamp, limited: bool) -> Result<Vec<Want>, DbError> {
-    let mut held = Prepared::on(connection, HELD_SQLITE)?;
+    let mut held = Prepared::on(connection, &HELD_SQLITE)?;
     let mut open = Vec::with_capacity(wants.len());
     for want in wants.iter().filter(|want| want.quota > 0) {
         if held.first((want.lane, now.as_micros(), limited), |_| Ok(()))?.is_none() {

@@ -12,7 +12,8 @@ use crate::db::sqlite::Prepared;
 use crate::db::{Cells, DbError};
 use crate::store::Want;
 use crate::store::notifications::reading_postgres;
-use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, PICK, SUSPENDED, Term, claim_lane_sqlite, lease, want};
+use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, PICK, Term, claim_lane_sqlite, lease, want};
+use crate::store::queue::closed::{closed_postgres, closed_sqlite};
 use crate::store::queue::row::{Leased, width};
 
 /// Where a claim looks for lanes with due work beside those it asks for.
@@ -69,7 +70,7 @@ const SEEN: &str = "seen AS (
       UNION ALL
       SELECT DISTINCT due.lane, NULL::int FROM due CROSS JOIN LATERAL (SELECT 1 FROM postcommit.delivery_queue q WHERE {free} LIMIT 1) free
       WHERE due.lane > 0 AND NOT EXISTS (
-        SELECT FROM postcommit.provider p WHERE p.id = due.lane AND (p.paused IS NOT NULL OR p.not_before > now() OR {suspended}))
+        SELECT FROM postcommit.provider p WHERE p.id = due.lane AND {closed})
     )";
 /// Stands before the names of a notification's columns, where a claim reads it along.
 pub(in crate::store) const NOTE: &str = "note_";
@@ -88,7 +89,7 @@ pub(in crate::store) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock:
 fn searching(commit: &str) -> String {
     let (want, scan) = (want(commit), SCAN.replace("{commit}", commit));
     let (pick, fresh) = (PICK.replace("{is_due}", IS_DUE), PICK_FRESH.replace("{free}", &free("fresh", "p")));
-    let seen = SEEN.replace("{free}", &free("due", "due")).replace("{suspended}", SUSPENDED);
+    let seen = SEEN.replace("{free}", &free("due", "due")).replace("{closed}", &closed_postgres("p"));
     let (lease, nothing) = (lease(), vec!["NULL"; width()].join(", "));
     format!(
         "WITH RECURSIVE {want}, {scan}, {FRESH}, picked AS MATERIALIZED ({pick} UNION ALL ({fresh})), claimed AS ({lease}), {seen},
@@ -118,8 +119,8 @@ pub(in crate::store) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tok
 /// A row whose place was edited into something that is no number stands in nobody's way: it is passed over, and `doctor` tells of it.
 const NEXT_SQLITE: &str = "SELECT lane, priority, due_at FROM postcommit_delivery_queue WHERE (lane, priority) > (?1, ?2) AND lane < ?3
     AND typeof(lane) = 'integer' AND typeof(priority) = 'integer' AND +priority BETWEEN 0 AND 9 AND typeof(due_at) = 'integer' ORDER BY lane, priority, due_at LIMIT 1";
-const SHUT_SQLITE: &str = "SELECT 1 FROM postcommit_provider WHERE id = ?1 AND (paused IS NOT NULL OR not_before > ?2
-    OR tenant IN (SELECT t.id FROM postcommit_tenant t WHERE t.suspended_at IS NOT NULL))";
+static CLOSED_SQLITE: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND {}", closed_sqlite("p", "?2")));
 
 /// The same on SQLite, apart from the claim: lanes of tenants that have something to expand, and what is told of the rest.
 pub(in crate::store) fn search_sqlite(
@@ -129,7 +130,7 @@ pub(in crate::store) fn search_sqlite(
     latest: Timestamp,
 ) -> Result<(Vec<i32>, Searched), DbError> {
     let (mut next, mut is_due) = (Prepared::on(connection, NEXT_SQLITE)?, Prepared::on(connection, IS_DUE_SQLITE)?);
-    let mut shut = Prepared::on(connection, SHUT_SQLITE)?;
+    let mut closed = Prepared::on(connection, &CLOSED_SQLITE)?;
     let (mut fresh, mut searched) = (vec![], Searched::default());
     for (after, until) in &search.between {
         let (mut lane, mut priority) = (*after, i32::from(i16::MAX));
@@ -151,7 +152,7 @@ pub(in crate::store) fn search_sqlite(
             }
             if lane < 0 {
                 fresh.push(lane);
-            } else if shut.first((lane, now.as_micros()), |_| Ok(()))?.is_none() {
+            } else if closed.first((lane, now.as_micros()), |_| Ok(()))?.is_none() {
                 searched.lanes.push(lane);
             }
         }

@@ -15,6 +15,7 @@ use crate::db::columns::find;
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
 use crate::store::queue::claim::{IS_DUE, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, lease, open_lanes};
+use crate::store::queue::closed::closed_postgres;
 use crate::store::queue::row::{Leased, Places, claimed_sqlite};
 use crate::store::{Claim, Store, Want};
 
@@ -56,8 +57,7 @@ const METER: &str = "locked AS MATERIALIZED (
         greatest(r.used - of_lane.rate_per_s * greatest(extract(epoch FROM now() - r.as_of)::float8, 0), 0) AS used,
         CASE WHEN r.as_of > now() + interval '1 second' THEN now() ELSE greatest(r.as_of, now()) END AS as_of
       FROM {wanted} JOIN postcommit.provider of_lane ON of_lane.id = want.lane JOIN postcommit.lane_rate r ON r.lane = want.lane
-      WHERE of_lane.rate_per_s IS NOT NULL AND of_lane.paused IS NULL AND coalesce(of_lane.not_before <= now(), true)
-        AND of_lane.tenant <> ALL (ARRAY(SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL)) AND EXISTS ({due})
+      WHERE of_lane.rate_per_s IS NOT NULL AND {closed} IS NOT TRUE AND EXISTS ({due})
       FOR UPDATE OF r SKIP LOCKED
     ), want AS MATERIALIZED (
       SELECT lane, place, per_s, burst, used, as_of, greatest(least(quota, floor(coalesce(burst, greatest(floor(per_s), 1)) - used)), 0)::int AS quota FROM locked
@@ -86,7 +86,7 @@ pub(in crate::store) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String
 });
 
 fn meter(wanted: &str, due: &str) -> String {
-    METER.replace("{wanted}", wanted).replace("{due}", due)
+    METER.replace("{wanted}", wanted).replace("{due}", due).replace("{closed}", &closed_postgres("of_lane"))
 }
 
 fn spend_and_lease() -> String {

@@ -1,4 +1,4 @@
-//! Pages of the tenant's own call the inbox from a browser, which asks us whether they may.
+//! CORS for the inbox routes, which the tenant's own pages call from browsers.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -9,15 +9,16 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::InboxSettings;
-use crate::api::Shared;
+use crate::app::AppState;
+use crate::settings::InboxSettings;
 
-/// Answers browsers about the inbox routes, and leaves all others alone: those are for servers. Cookies are never asked for; the token says who it is.
-pub async fn answer_browsers(State(api): State<Shared>, request: Request, next: Next) -> Response {
+/// Answers browsers about the inbox routes; all others are for servers. Cookies are never allowed: the token
+/// identifies the user.
+pub async fn answer_browsers(State(app): State<AppState>, request: Request, next: Next) -> Response {
     if !request.uri().path().starts_with("/v1/inbox/") {
         return next.run(request).await;
     }
-    let origin = allowed(&api.inbox, request.headers());
+    let origin = allowed(&app.inbox, request.headers());
     let asks_first = request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match (&origin, asks_first) {
         (Some(_), true) => StatusCode::NO_CONTENT.into_response(),
@@ -37,7 +38,7 @@ pub async fn answer_browsers(State(api): State<Shared>, request: Request, next: 
     response
 }
 
-/// The origin that asks, if it may.
+/// The origin of the request, if it is allowed.
 fn allowed(settings: &InboxSettings, headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(ORIGIN)?;
     let is_named = |named: &String| named == "*" || named.as_bytes() == origin.as_bytes();

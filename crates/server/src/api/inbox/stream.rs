@@ -1,8 +1,9 @@
 //! The live stream of an inbox: server-sent events, resumed by `Last-Event-ID`.
 //!
-//! `message`: a message came. `mark`: one was read or archived, or that was undone. `unread-count`: how many are unread now; it ends every group, and alone
-//! carries an `id`, so that who is cut off within a group is told all of it again. `reload`: too much has changed, read the list again. `refused`: who follows
-//! may no longer; it is the last.
+//! `message`: a message arrived. `mark`: one was read or archived, or that was undone. `unread-count`: how many are
+//! unread now. It ends every group and alone carries an `id`, so that a client cut off within a group gets all of it
+//! again. `reload`: too much has changed, read the list again. `refused`: the reader lost its right; it is the last
+//! event.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -22,17 +23,18 @@ use utoipa::IntoParams;
 
 use super::visitor::Visitor;
 use super::{InboxMessage, UnreadCount, check_position};
-use crate::api::problem::{Kind, Problem};
-use crate::api::read::Params;
-use crate::api::{OfTenant, Refusals, Shared};
-use crate::door::{Full, Streams};
+use crate::api::{ProblemResponses, TenantQuery};
+use crate::app::AppState;
+use crate::door::{Streams, StreamsFull};
 use crate::output;
+use crate::problem::{Problem, ProblemKind};
+use crate::read::Params;
 
-/// How long one goes on at most: whoever comes back shows once more that they may.
+/// The longest time of a stream: a client that reconnects proves its right again.
 const LONGEST: Duration = Duration::from_secs(600);
 /// Pages that one user may have open at one server.
 const PAGES_OF_ONE: usize = 20;
-/// What every stream ends with: come back, but not all at once.
+/// The end of every stream: reconnect, at a spread of times.
 const FAREWELL: &str = "retry: 2000\n\n";
 /// Frames that wait for a slow reader.
 const WAITING: usize = 16;
@@ -44,34 +46,35 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Following {
-    /// `position` of the list that is shown: what happened after it is told first. `Last-Event-ID` overrules it. Without either: from now on.
+    /// `position` of the list that is shown: later changes are sent first. `Last-Event-ID` takes precedence. Without
+    /// either, the stream begins now.
     #[param(minimum = 0)]
     after: Option<i64>,
-    /// A user token, for `EventSource`, which cannot send headers. On no other route.
+    /// A user token, for `EventSource`, which cannot send headers. On this route alone.
     #[allow(dead_code, reason = "whoever follows is known by then; this describes it")]
     token: Option<String>,
 }
 
-/// A visitor who may show the token in the query.
+/// A visitor whose token may stand in the query.
 pub struct Follower(Visitor);
 
-impl FromRequestParts<Shared> for Follower {
+impl FromRequestParts<AppState> for Follower {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or("");
         let token = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "token").map(|(_, value)| value.into_owned());
-        Visitor::of(parts, api, token).await.map(Self)
+        Visitor::of(parts, app, token).await.map(Self)
     }
 }
 
-/// What happens in an inbox, as it happens: server-sent events `message`, `mark`, `unread-count`, `reload`, `refused`.
+/// The changes of an inbox as they happen: server-sent events `message`, `mark`, `unread-count`, `reload`, `refused`.
 #[utoipa::path(get, path = "/v1/inbox/{user}/stream", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), Following, OfTenant,
+    params(("user" = String, Path, description = "The user's id"), Following, TenantQuery,
         ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
-    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), Refusals))]
+    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), ProblemResponses))]
 pub async fn follow_inbox(
-    State(api): State<Shared>,
+    State(app): State<AppState>,
     Follower(visitor): Follower,
     Extension(streams): Extension<Streams>,
     headers: HeaderMap,
@@ -79,29 +82,28 @@ pub async fn follow_inbox(
 ) -> Result<Response, Problem> {
     check_position("after", following.after.unwrap_or(0))?;
     let after = last_event_id(&headers)?.or(following.after);
-    if api.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
-        return Err(
-            Problem::new(Kind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit")).retry_after(30)
-        );
+    if app.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
+        return Err(Problem::new(ProblemKind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit"))
+            .retry_after(30));
     }
     let answer = streams.begin(visitor.tenant).map_err(no_place)?;
-    let page = api.inboxes.open(visitor.tenant, &visitor.user);
+    let page = app.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
-    // In a task of its own: who hangs up must not cancel a look into the database.
-    tokio::spawn(Reader::new(api, visitor, page, told).follow(after));
+    // In its own task: a client that hangs up must not cancel a query.
+    tokio::spawn(InboxStream::new(app, visitor, page, told).follow(after));
     let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    // Proxies of the nginx family would gather it otherwise.
+    // nginx and its relatives would buffer the stream otherwise.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
     Ok((kind, unbuffered, answer.body_ending_with(frames, FAREWELL)).into_response())
 }
 
-fn no_place(full: Full) -> Problem {
+fn no_place(full: StreamsFull) -> Problem {
     let detail = match full {
-        Full::ForAll => "as many streams are open as server.streams allows".to_owned(),
-        Full::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
+        StreamsFull::ForAll => "as many streams are open as server.streams allows".to_owned(),
+        StreamsFull::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
     };
-    Problem::new(Kind::TooManyStreams, detail).retry_after(5)
+    Problem::new(ProblemKind::TooManyStreams, detail).retry_after(5)
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
@@ -111,31 +113,31 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 }
 
 /// One reader of a stream.
-struct Reader {
-    api: Shared,
+struct InboxStream {
+    app: AppState,
     visitor: Visitor,
     page: OpenInbox,
     told: mpsc::Sender<Bytes>,
     heartbeat: Interval,
-    /// When the token expires, or the stream was long enough.
+    /// When the token expires, or the stream reaches its longest time.
     over: Pin<Box<Sleep>>,
 }
 
-impl Reader {
-    fn new(api: Shared, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
-        let mut heartbeat = tokio::time::interval(Duration::from_millis(api.inbox.heartbeat_ms));
+impl InboxStream {
+    fn new(app: AppState, visitor: Visitor, page: OpenInbox, told: mpsc::Sender<Bytes>) -> Self {
+        let mut heartbeat = tokio::time::interval(Duration::from_millis(app.inbox.heartbeat_ms));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let over = Box::pin(tokio::time::sleep(visitor.left.unwrap_or(LONGEST).min(LONGEST)));
-        Self { api, visitor, page, told, heartbeat, over }
+        Self { app, visitor, page, told, heartbeat, over }
     }
 
-    /// Tells what has happened, and waits for more, until the reader is gone or may no longer read.
+    /// Sends changes until the reader leaves or loses its right.
     async fn follow(mut self, after: Option<i64>) {
         let mut position = after;
         loop {
             let Visitor { store, tenant, user, .. } = &self.visitor;
-            // From now on is from beyond everything: nothing is told but where the inbox stands.
+            // Beginning now: the first event is only the state of the inbox.
             let changes = match store.inbox_changes(*tenant, user, position.unwrap_or(i64::MAX)).await {
                 Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
                 Ok(changes) => changes,
@@ -151,19 +153,20 @@ impl Reader {
         }
     }
 
-    /// Waits until the inbox has moved on; gives signs of life, and asks each time whether the reader may still read. False when the stream is over.
+    /// Waits for the next change; sends heartbeats, and checks the reader's right at each. False when the stream is
+    /// over.
     async fn wait(&mut self, position: i64) -> bool {
         loop {
             let is_over = tokio::select! {
-                // In this order: whoever took long to take something is asked about before more of the inbox is read for them.
+                // In this order: a slow reader's right is checked before more of the inbox is read.
                 biased;
                 () = self.told.closed() => return false,
                 () = &mut self.over => true,
                 _ = self.heartbeat.tick() => false,
                 () = self.page.beyond(position) => return true,
             };
-            // Not within the select: a question to the database is never cancelled.
-            if let Err(problem) = self.visitor.may_stay(&self.api).await {
+            // Outside the select: a query is never cancelled.
+            if let Err(problem) = self.visitor.may_stay(&self.app).await {
                 self.tell(refusal(&problem)).await;
                 return false;
             }
@@ -173,7 +176,8 @@ impl Reader {
         }
     }
 
-    /// False when nobody listens any more, or the reader has taken nothing for as long as a heartbeat: it would be told later what it may no longer read by then.
+    /// False when the reader has left, or has read nothing for a heartbeat: it would get later what it may no longer
+    /// read by then.
     async fn tell(&mut self, frames: Bytes) -> bool {
         let patience = self.heartbeat.period();
         tokio::select! {
@@ -187,7 +191,7 @@ impl Reader {
     }
 }
 
-/// The last word to somebody who may no longer read: why, as they will be told when they come back.
+/// The last event for a reader that lost its right, with the reason that it will get when it reconnects.
 fn refusal(problem: &Problem) -> Bytes {
     let mut text = String::new();
     event(&mut text, "refused", None, &problem.body());
@@ -214,7 +218,7 @@ fn frames_of(changes: &InboxChanges) -> Bytes {
 }
 
 fn event(text: &mut String, name: &str, id: Option<i64>, data: &impl Serialize) {
-    // A line break in JSON is white space between its parts; in a stream it would end the line.
+    // A line break in JSON is white space; in a stream it would end the line.
     let data = output::escaped(serde_json::to_string(data).unwrap_or_default().replace(['\n', '\r'], " "));
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     text.push_str(&format!("event: {name}\n{id}data: {data}\n\n"));

@@ -1,4 +1,4 @@
-//! Who opens an inbox: the user, by a token; or one of the tenant's keys.
+//! The reader of an inbox: the user, by a token; or one of the tenant's keys.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,26 +15,26 @@ use postcommit_engine::store::Store;
 use postcommit_engine::user_token::{self, Bearer, PREFIX, TokenError};
 
 use super::refused;
-use crate::api::Shared;
-use crate::api::problem::{Kind, Problem};
-use crate::auth::{self, Caller, Shown};
+use crate::app::AppState;
+use crate::auth::{self, Caller, Credential};
 use crate::door::Client;
+use crate::problem::{Problem, ProblemKind};
 
-/// Somebody who may open the inbox that the path names.
+/// A caller that may open the inbox of the path.
 pub struct Visitor {
-    /// As they may see it.
+    /// The store as the caller may see it.
     pub store: Store,
     pub tenant: i32,
     pub user: String,
-    /// How long the token still holds, by the database's clock.
+    /// How long the token is still valid, by the database's clock.
     pub left: Option<Duration>,
     pass: Pass,
 }
 
-/// What let them in.
+/// What the caller was admitted by.
 enum Pass {
     Token(Secret),
-    Caller(Shown),
+    Caller(Credential),
 }
 
 impl Visitor {
@@ -42,68 +42,70 @@ impl Visitor {
         self.store.inbox_unread(self.tenant, &self.user).await
     }
 
-    /// Whether they may still look on: a token or key may have expired or been taken back since, a session be over, the tenant suspended.
-    pub(super) async fn may_stay(&self, api: &Shared) -> Result<(), Problem> {
+    /// Refuses a reader that lost its right: the token or key expired or was revoked, the session is over, the tenant
+    /// is suspended.
+    pub(super) async fn may_stay(&self, app: &AppState) -> Result<(), Problem> {
         match &self.pass {
             // Revealed to be verified.
-            Pass::Token(token) => admitted(api, token.reveal(), None).await.map(drop),
-            Pass::Caller(shown) => shown.still_allows(api, Scope::Read).await,
+            Pass::Token(token) => admitted(app, token.reveal(), None).await.map(drop),
+            Pass::Caller(credential) => credential.still_allows(app, Scope::Read).await,
         }
     }
 
-    /// Whoever the request comes from, by its header, or by a token found elsewhere.
-    pub(super) async fn of(parts: &mut Parts, api: &Shared, token: Option<String>) -> Result<Self, Problem> {
-        let user = inbox_named(parts, api).await?;
+    /// The caller by its header, or by a token given elsewhere.
+    pub(super) async fn of(parts: &mut Parts, app: &AppState, token: Option<String>) -> Result<Self, Problem> {
+        let user = inbox_named(parts, app).await?;
         let in_header = auth::bearer(&parts.headers)?.filter(|token| token.starts_with(PREFIX)).map(str::to_owned);
         match in_header.or(token) {
-            Some(token) => Self::by_token(parts, api, &token, user).await,
-            None => Self::by_key(Caller::from_request_parts(parts, api).await?, parts, api, user),
+            Some(token) => Self::by_token(parts, app, &token, user).await,
+            None => Self::by_key(Caller::from_request_parts(parts, app).await?, parts, app, user),
         }
     }
 
-    fn by_key(caller: Caller, parts: &Parts, api: &Shared, user: String) -> Result<Self, Problem> {
+    fn by_key(caller: Caller, parts: &Parts, app: &AppState, user: String) -> Result<Self, Problem> {
         let looks_only = matches!(parts.method, Method::GET | Method::HEAD);
         caller.may(if looks_only { Scope::Read } else { Scope::Operate })?;
-        let pass = Pass::Caller(caller.shown().clone());
-        Ok(Self { store: caller.store(api), tenant: caller.tenant(), user, left: None, pass })
+        let pass = Pass::Caller(caller.credential().clone());
+        Ok(Self { store: caller.store(app), tenant: caller.tenant(), user, left: None, pass })
     }
 
-    async fn by_token(parts: &Parts, api: &Shared, token: &str, user: String) -> Result<Self, Problem> {
+    async fn by_token(parts: &Parts, app: &AppState, token: &str, user: String) -> Result<Self, Problem> {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
-        let bearer = admitted(api, token, from).await?;
+        let bearer = admitted(app, token, from).await?;
         if bearer.user != user {
-            return Err(Problem::new(Kind::Forbidden, "the token is another user's"));
+            return Err(Problem::new(ProblemKind::Forbidden, "the token is another user's"));
         }
-        api.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
+        app.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
         let pass = Pass::Token(Secret::new(token));
-        let store = api.store.of_tenant(bearer.tenant).by(Actor::user(&user));
+        let store = app.store.of_tenant(bearer.tenant).by(Actor::user(&user));
         Ok(Self { store, tenant: bearer.tenant, user, left: Some(bearer.left), pass })
     }
 }
 
-/// Whom a token speaks for, unless the tenant is suspended. Guesses are counted, as with keys; one that has expired was nobody's guess.
-async fn admitted(api: &Shared, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
-    let guessed = || api.auth.failed(from, refused(TokenError::Bad));
-    let bearer = user_token::verify(&api.store, token).await.map_err(|error| match error {
+/// The user of a token, unless the tenant is suspended. Guesses are counted as with keys; an expired token is not a
+/// guess.
+async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<Bearer, Problem> {
+    let guessed = || app.auth.failed(from, refused(TokenError::Bad));
+    let bearer = user_token::verify(&app.store, token).await.map_err(|error| match error {
         TokenError::Bad => guessed(),
         other => refused(other),
     })?;
-    let tenant = api.store.tenant_row(bearer.tenant).await?.ok_or_else(guessed)?;
+    let tenant = app.store.tenant_row(bearer.tenant).await?.ok_or_else(guessed)?;
     if tenant.suspended_at.is_some() { Err(auth::suspended()) } else { Ok(bearer) }
 }
 
 /// The user whose inbox the path names.
-async fn inbox_named(parts: &mut Parts, api: &Shared) -> Result<String, Problem> {
-    let named = Path::<HashMap<String, String>>::from_request_parts(parts, api).await.map_err(|_| Problem::not_found("inbox"))?;
+async fn inbox_named(parts: &mut Parts, app: &AppState) -> Result<String, Problem> {
+    let named = Path::<HashMap<String, String>>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("inbox"))?;
     let user = named.0.get("user").cloned().unwrap_or_default();
     Recipient::user(&user).check().map_err(|problem| Problem::invalid("user", problem))?;
     Ok(user)
 }
 
-impl FromRequestParts<Shared> for Visitor {
+impl FromRequestParts<AppState> for Visitor {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Shared) -> Result<Self, Problem> {
-        Self::of(parts, api, None).await
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
+        Self::of(parts, app, None).await
     }
 }

@@ -1,32 +1,32 @@
-//! `postcommit deliveries cancel`: some by their ids, or all about an entity.
+//! `postcommit deliveries cancel`: by ids, or all about an entity.
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::Store;
+use postcommit_engine::store::{Act, Store};
 
 use crate::cli;
-use crate::output::{Done, Format};
+use crate::output::{CommandResult, Format};
 
 #[derive(Debug, Args)]
-pub struct Cancel {
+pub struct CancelArgs {
     /// Ids of deliveries, NOTIFICATION.N; one or more
     #[arg(required_unless_present = "entity", conflicts_with = "entity")]
     ids: Vec<DeliveryId>,
-    /// Everything about this thing that is not sent yet, e.g. a cancelled booking's reminders
+    /// Everything about this entity that is not sent yet, e.g. the reminders of a cancelled booking
     #[arg(long)]
     entity: Option<String>,
     /// Of that, only this event type
     #[arg(long, requires = "entity")]
     event_type: Option<String>,
-    /// Whose thing it is
+    /// The entity's tenant
     #[arg(long, requires = "entity", default_value = "default")]
     tenant: String,
 }
 
-impl Cancel {
-    pub async fn run(&self, format: Format, store: &Store) -> Done {
+impl CancelArgs {
+    pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
         let Some(entity) = &self.entity else {
-            return super::each(format, store, &self.ids, "cancel", "cancelled", "only what waits is cancelled").await;
+            return super::act_on_ids(format, store, &self.ids, Act::Cancel).await;
         };
         let tenant = cli::known_tenant(store, &self.tenant).await?;
         let (cancelled, under_way) = store.cancel_entity(tenant, entity, self.event_type.as_deref()).await?;

@@ -6,25 +6,26 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::cli;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::notifications::resend;
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
-pub struct Again {
-    /// About what, e.g. a booking's id
+pub struct ResendArgs {
+    /// The entity, e.g. a booking's id
     entity: String,
-    /// Over which channel
+    /// The channel
     #[arg(long)]
     channel: String,
-    /// Only of this event type [default: whatever was last]
+    /// Only of this event type [default: the last one sent]
     #[arg(long)]
     event_type: Option<String>,
-    /// The same again is not sent again [default: every call is a new send]
+    /// A repeated id is not sent again [default: every call is a new send]
     #[arg(long, value_name = "ID")]
     request_id: Option<String>,
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Wait until it is sent or given up, and show it
+    /// Wait until it is sent or parked, and show it
     #[arg(long)]
     wait: bool,
     /// How long to wait, in seconds
@@ -32,25 +33,17 @@ pub struct Again {
     timeout: u64,
 }
 
-impl Again {
-    pub async fn run(&self, format: Format, store: &Store) -> Done {
-        let tenant = cli::tenant(store, Some(&self.tenant)).await?;
-        let tenant = tenant.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {:?}", self.tenant)))?;
+impl ResendArgs {
+    pub async fn run(&self, format: Format, store: &Store) -> CommandResult {
+        let tenant = cli::known_tenant(store, &self.tenant).await?;
         let wish = Resend {
             entity: self.entity.clone(),
             channel: self.channel.clone(),
             event_type: self.event_type.clone(),
             request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
         };
-        wish.check().map_err(cli::refused)?;
-        let accepted = match store.resent(tenant, &wish).await.map_err(cli::refused)? {
-            Some(before) => before,
-            None => {
-                let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
-                let copied = store.copied(tenant, &wish).await.map_err(cli::refused)?.ok_or_else(none)?;
-                store.resend(tenant, &wish, copied).await.map_err(cli::refused)?
-            }
-        };
+        let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
+        let accepted = resend(store, store, tenant, &wish, |incoming| incoming).await.map_err(cli::refused)?.ok_or_else(none)?;
         if accepted.conflict {
             let problem = format!("--request-id {} was used before, for notification {}; nothing is sent", wish.request_id, accepted.id);
             return Err(Failure::new(Exit::Refused, problem));

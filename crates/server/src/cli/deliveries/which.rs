@@ -1,7 +1,8 @@
-//! Which deliveries: of a list, and of an act on all that match.
+//! The filter of deliveries, of a list and of an act on all that match.
 
 use clap::Args;
 use postcommit::Timestamp;
+use postcommit_channel::model::{DeliveryState, Reason};
 use postcommit_engine::store::{DeliveryFilter, Store};
 use uuid::Uuid;
 
@@ -14,11 +15,11 @@ pub struct Which {
     /// Only this tenant's [default: every tenant's]
     #[arg(long)]
     tenant: Option<String>,
-    /// Where they stand
-    #[arg(long, value_parser = postcommit_channel::model::STATES)]
+    /// Their state
+    #[arg(long, value_parser = DeliveryState::ALL.map(DeliveryState::name))]
     pub state: Option<String>,
-    /// Of parked ones: why
-    #[arg(long, value_parser = ["rejected", "exhausted", "outcome_unknown", "config"])]
+    /// Only parked for this reason
+    #[arg(long, value_parser = Reason::ALL.map(Reason::name))]
     reason: Option<String>,
     #[arg(long)]
     channel: Option<String>,
@@ -26,7 +27,7 @@ pub struct Which {
     provider: Option<String>,
     #[arg(long)]
     event_type: Option<String>,
-    /// About this thing
+    /// About this entity
     #[arg(long)]
     entity: Option<String>,
     /// From this site
@@ -40,7 +41,7 @@ pub struct Which {
     /// Enqueued before this time
     #[arg(long, value_name = "TIME")]
     to: Option<Timestamp>,
-    /// With so many attempts in this round, or more
+    /// With this many attempts in this round, or more
     #[arg(long, value_name = "COUNT")]
     attempts: Option<u16>,
     /// With this code of the last error, e.g. http_503
@@ -49,13 +50,13 @@ pub struct Which {
     /// To exactly this address
     #[arg(long, value_name = "ADDRESS")]
     target: Option<String>,
-    /// What may have arrived without our knowing; =false: what certainly has not
+    /// Those that may have arrived without confirmation; =false: those that certainly have not
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     unclear: Option<bool>,
 }
 
 impl Which {
-    /// Nothing was said.
+    /// Whether no condition is given.
     pub fn is_any(&self) -> bool {
         let texts = [
             &self.tenant,
@@ -73,7 +74,7 @@ impl Which {
         texts.iter().all(|text| text.is_none()) && !others.contains(&true)
     }
 
-    /// As the store looks for them; the page is the caller's matter.
+    /// The filter of the store, without a page.
     pub async fn filter(&self, store: &Store) -> Result<DeliveryFilter, Failure> {
         Ok(DeliveryFilter {
             tenant: cli::tenant(store, self.tenant.as_deref()).await?,

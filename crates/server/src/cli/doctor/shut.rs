@@ -1,4 +1,5 @@
-//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is told with its provider.
+//! Lanes and hosts that are held, and hosts that are paused: what waits for them is not sent. A paused lane is
+//! reported with its provider.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,20 +8,20 @@ use postcommit::Timestamp;
 use postcommit_channel::model::Provider;
 use postcommit_engine::store::{ClosedHost, Store};
 
-use super::{Finding, finding};
+use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A hold that lasts longer is worth a look.
+/// A hold that lasts longer is reported.
 const LONG: Duration = Duration::from_secs(600);
-/// Hosts that are told one by one.
+/// Hosts reported one by one.
 const TOLD: usize = 20;
 
-pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<Finding>, Failure> {
+pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<CheckResult>, Failure> {
     let (now, hosts, count) = (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
-    let named = |provider: &Provider| Named::of(provider, tenants);
+    let named = |provider: &Provider| NamedProvider::of(provider, tenants);
     let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.not_before?, now));
     let told = hosts.iter().filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
-    let mut findings: Vec<Finding> = lanes.chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
+    let mut findings: Vec<CheckResult> = lanes.chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
     let untold = count.hosts_paused + count.hosts_held - i64::try_from(hosts.len()).unwrap_or(0);
     if hosts.len() == TOLD && untold > 0 {
         let detail =
@@ -30,13 +31,13 @@ pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i
     Ok(findings)
 }
 
-/// How a provider is named here, and on the command line.
-struct Named {
+/// The name of a provider, as on the command line.
+struct NamedProvider {
     shown: String,
     arguments: String,
 }
 
-impl Named {
+impl NamedProvider {
     fn of(provider: &Provider, tenants: &BTreeMap<i32, String>) -> Self {
         let name = &provider.name;
         match tenants.get(&provider.tenant).map(String::as_str) {
@@ -50,14 +51,14 @@ fn severity(until: Timestamp, now: Timestamp) -> &'static str {
     if until.since(now) > LONG { "warning" } else { "ok" }
 }
 
-fn held_lane(name: &Named, until: Timestamp, now: Timestamp) -> Option<Finding> {
-    let Named { shown, arguments } = name;
+fn held_lane(name: &NamedProvider, until: Timestamp, now: Timestamp) -> Option<CheckResult> {
+    let NamedProvider { shown, arguments } = name;
     let detail =
         format!("{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before");
     (until > now).then(|| finding("lane", severity(until, now), detail))
 }
 
-fn shut_host(name: &Named, host: &ClosedHost, now: Timestamp) -> Finding {
+fn shut_host(name: &NamedProvider, host: &ClosedHost, now: Timestamp) -> CheckResult {
     let resume = format!("`postcommit providers resume {} --host {}`", name.arguments, host.host);
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {

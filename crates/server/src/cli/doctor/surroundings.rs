@@ -1,30 +1,30 @@
-//! What the PostgreSQL server around us means for what we promise: durable commits, and rows that can be cleaned away.
+//! What the PostgreSQL server means for our promises: durable commits, and rows that vacuum can remove.
 
 use std::time::Duration;
 
 use postcommit_engine::store::{Durability, HeldSnapshot, Holder, Store};
 
-use super::{Finding, finding};
+use super::{CheckResult, finding};
 use crate::output::Failure;
 
-/// A snapshot held for longer is told. A backup takes longer, and is right to.
+/// A snapshot held for longer is reported. A backup may take longer.
 const HELD: Duration = Duration::from_secs(5 * 60);
-/// One held for longer is nobody's backup.
+/// No backup holds one for longer than this.
 const HELD_TOO_LONG: Duration = Duration::from_secs(24 * 3600);
-/// Where nobody can tell for how long: so many transactions.
+/// Where the time is not known: this many transactions.
 const HELD_TRANSACTIONS: i64 = 100_000;
 
-/// What a crash of the server may cost.
-pub async fn durability(store: &Store) -> Result<Vec<Finding>, Failure> {
+/// What a crash of the server may lose.
+pub async fn durability(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.durability().await?.map(|durability| told(&durability)).unwrap_or_default())
 }
 
-/// Who keeps vacuum from its work.
-pub async fn held_snapshots(store: &Store) -> Result<Vec<Finding>, Failure> {
+/// What keeps vacuum from removing rows.
+pub async fn held_snapshots(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     Ok(store.held_snapshots(HELD, HELD_TRANSACTIONS).await?.iter().map(held).collect())
 }
 
-fn told(durability: &Durability) -> Vec<Finding> {
+fn told(durability: &Durability) -> Vec<CheckResult> {
     let mut findings = vec![];
     if !durability.fsync {
         let cost = "fsync is off on the server: when its machine crashes, the whole cluster may be lost, and with it what Postcommit has accepted and sent";
@@ -64,7 +64,7 @@ fn named(place: &str) -> String {
     }
 }
 
-fn held(snapshot: &HeldSnapshot) -> Finding {
+fn held(snapshot: &HeldSnapshot) -> CheckResult {
     let result = if snapshot.age.is_some_and(|age| age > HELD_TOO_LONG) { "problem" } else { "warning" };
     let since = match snapshot.age {
         Some(age) => format!("for {}", spelt(age)),

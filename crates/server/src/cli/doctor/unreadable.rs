@@ -1,12 +1,12 @@
-//! Columns of a SQLite file that hold something else than they should.
+//! Columns of a SQLite file with values of the wrong type.
 
 use postcommit_engine::store::Store;
 
-use super::{Finding, finding};
+use super::{CheckResult, finding};
 use crate::output::Failure;
 
 /// One finding for each column; none on PostgreSQL.
-pub async fn look(store: &Store) -> Result<Vec<Finding>, Failure> {
+pub async fn look(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let found = store.unreadable().await?;
     let tell = |found: &postcommit_engine::store::Unreadable| {
         let (table, column, rows, sql) = (&found.table, &found.column, found.rows, &found.sql);

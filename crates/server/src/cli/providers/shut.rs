@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::output::{Exit, Failure};
 
-/// Pauses the lane or one host of it, and says what became of that.
+/// Pauses the lane or one host of it, and returns what to print.
 pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reason: &str) -> Result<String, Failure> {
     let shut = match host {
         Some(host) => store.pause_host(provider.id, host, None, reason).await?,
@@ -26,10 +26,10 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
     }
 }
 
-/// Hosts that a refusal names at most.
+/// Most hosts that a message names.
 const NAMED: i64 = 10;
 
-/// Opens one host, and says so. Where that host is open already, the ones that are not are named: a port is easily forgotten.
+/// Resumes one host. If it is open already, names those that are not: a port is easily forgotten.
 pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: &str) -> Result<String, Failure> {
     if store.resume_host(provider.id, host).await? {
         return Ok(format!("resumed for host {host}"));

@@ -1,15 +1,13 @@
 //! `postcommit providers test`.
 
 use clap::Args;
-use postcommit::Recipient;
 use postcommit_channel::driver::{self, Destination};
-use postcommit_engine::dispatch::try_provider;
-use postcommit_engine::store::{AuditEntry, Store, masked};
-use serde_json::{Value, json};
+use postcommit_engine::store::Store;
 
 use super::{find, usage};
 use crate::app;
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
+use crate::providers::{self, ProviderError, TEST_TEXT, TestResult};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -20,45 +18,38 @@ pub struct Test {
     /// An address that the provider understands
     #[arg(long, value_name = "ADDRESS")]
     to: String,
-    /// What to say, at most 1000 bytes
-    #[arg(long, default_value = "This is a test of the provider.")]
+    /// The text, at most 1000 bytes
+    #[arg(long, default_value = TEST_TEXT)]
     text: String,
 }
 
 impl Test {
-    pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> Done {
-        let (tenant, provider) = find(store, &self.tenant, &self.name).await?;
-        let destination = driver::destination(&provider.driver);
-        if destination == Destination::Inbox {
-            let instead = "an inbox's message is written by the delivery that brings it; enqueue one to the user instead";
-            return Err(Failure::new(Exit::Refused, instead));
-        }
-        Recipient::at(&self.name, &self.to).check().map_err(|problem| usage(format!("--to: {problem}")))?;
-        if self.text.len() > 1000 {
-            return Err(usage(format!("--text: has {} bytes; at most 1000 are allowed", self.text.len())));
-        }
+    pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
+        let (_, provider) = find(store, &self.tenant, &self.name).await?;
         let tools = app::tools(settings, store.clone())?;
-        let tried = try_provider(&tools, &provider, &self.tenant, &self.to, &self.text).await.map_err(|e| Failure::new(Exit::Failed, e))?;
-        let (outcome, evidence) = (tried.report.outcome, tried.report.evidence);
-        let mut told = json!({
-            "outcome": outcome.name(), "code": outcome.code(), "detail": evidence.detail, "provider_ref": evidence.provider_ref,
-            "latency_ms": u64::try_from(tried.latency.as_millis()).unwrap_or(u64::MAX),
-        });
-        // The log has no excerpt: what a driver records may be the message itself, with the address in full.
-        let mut details = told.clone();
-        details["address"] = masked(&self.to).into();
-        store.note(AuditEntry::new(tenant, "provider.test", self.name.as_str()).details(details)).await?;
-        told["excerpt"] = json!(evidence.excerpt);
-        output::one(format, &told, |told| text(told, destination == Destination::Record));
-        Ok(if ["sent", "delivered"].contains(&outcome.name()) { Exit::Ok } else { Exit::Failed })
+        let result = providers::test(&tools, store, &provider, &self.tenant, &self.to, &self.text).await.map_err(by_option)?;
+        let is_record = driver::destination(&provider.driver) == Destination::Record;
+        output::one(format, &result, |result| text(result, is_record));
+        Ok(if ["sent", "delivered"].contains(&result.outcome) { Exit::Ok } else { Exit::Failed })
     }
 }
 
-fn text(told: &Value, is_captured: bool) -> String {
-    let word = |name: &str| told[name].as_str().map(|text| format!("  {text}")).unwrap_or_default();
+/// Names the option instead of the field.
+fn by_option(error: ProviderError) -> Failure {
+    match error {
+        ProviderError::Field(problem) => usage(match problem.strip_prefix("address: ") {
+            Some(problem) => format!("--to: {problem}"),
+            None => format!("--{problem}"),
+        }),
+        error => error.into(),
+    }
+}
+
+fn text(result: &TestResult, is_captured: bool) -> String {
+    let word = |text: &Option<String>| text.as_ref().map(|text| format!("  {text}")).unwrap_or_default();
     let note = if is_captured { " (recorded, not sent)" } else { "" };
-    let outcome = told["outcome"].as_str().unwrap_or_default();
-    let answer =
-        told["excerpt"].as_str().filter(|_| told["code"].is_string()).map(|text| format!("\n  answer: {text}")).unwrap_or_default();
-    format!("{outcome}{note}  {} ms{}{}{}{answer}", told["latency_ms"], word("provider_ref"), word("code"), word("detail"))
+    let answer = result.excerpt.as_ref().filter(|_| result.code.is_some());
+    let answer = answer.map(|text| format!("\n  answer: {text}")).unwrap_or_default();
+    let (reference, code, detail) = (word(&result.provider_ref), word(&result.code), word(&result.detail));
+    format!("{}{note}  {} ms{reference}{code}{detail}{answer}", result.outcome, result.latency_ms)
 }

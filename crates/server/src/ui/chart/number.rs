@@ -25,7 +25,7 @@ pub fn exact(v: f64, unit: &str) -> String {
     with_unit(text, v, unit)
 }
 
-/// `text`, which is `v` rounded, with as many more digits as it takes not to read like `bar`: 0.798 has not reached 0.8.
+/// `text`, which is `v` rounded, with as many more digits as needed to differ from `bar`: 0.798 has not reached 0.8.
 pub fn told_apart(text: String, v: f64, bar: f64) -> String {
     let reads_like_bar = |t: &str| t.replace(',', "").parse::<f64>() == Ok(bar);
     if v == bar || !v.is_finite() || !reads_like_bar(&text) {

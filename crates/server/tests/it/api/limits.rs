@@ -11,6 +11,12 @@ use crate::installation::{Guarantee, Hooks, Installation, Kind};
 fn told_to_wait(answer: Answer) {
     let seconds: u64 = answer.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {}", answer.text())).parse().unwrap();
     assert!(seconds >= 1);
+    // Pages refuse by a page.
+    if answer.header("content-type").is_some_and(|kind| kind.starts_with("text/html")) {
+        let page = answer.expect(429).text();
+        assert!(page.contains("<h1>Too many requests</h1>"), "{page}");
+        return;
+    }
     assert_eq!(refused(answer, 429, None)["type"], "urn:postcommit:problem:rate-limited");
 }
 

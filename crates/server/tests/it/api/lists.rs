@@ -92,7 +92,7 @@ on_both! {
         app.server.signal("STOP");
         let mut visitor = Visitor::at(app.address());
         visitor.say(format!(
-            "POST /v1/notifications/batch HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{batch}",
+            "POST /v1/notifications/batch HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{batch}",
             batch.len()
         ));
         drop(visitor);

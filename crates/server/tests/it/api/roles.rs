@@ -32,7 +32,7 @@ on_both! {
         let (first, rest) = body.split_at(10);
         let mut visitor = Visitor::at(app.address());
         visitor.say(format!(
-            "POST /v1/notifications HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
+            "POST /v1/notifications HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
             body.len()
         ));
         // The handler asks for the body: the request is under way.

@@ -18,7 +18,11 @@ pub fn sign_in(client: &Client, token: &str) -> Answer {
 
 /// The browser of somebody who signed in, and what a page of ours sends along.
 fn signed_in(app: &App) -> (Client, String) {
-    let answer = sign_in(&app.nobody(), &link(app)).expect(303);
+    session_of(app, &link(app))
+}
+
+fn session_of(app: &App, link: &str) -> (Client, String) {
+    let answer = sign_in(&app.nobody(), link).expect(303);
     let cookie = answer.header("set-cookie").unwrap().to_owned();
     for part in ["__Host-postcommit=", "; Path=/", "; Secure", "; HttpOnly", "; SameSite=Strict"] {
         assert!(cookie.contains(part), "{part}: {cookie}");
@@ -28,7 +32,51 @@ fn signed_in(app: &App) -> (Client, String) {
     (browser, csrf)
 }
 
+/// Another session of the same installation.
+fn another_session(app: &App) -> (Client, String) {
+    let made = app.installation.run(&["keys", "login-link"]);
+    let token = made.split("token=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    session_of(app, &token)
+}
+
+/// Pages answer with the HTML form of a problem: what was wrong and what to do.
+fn refused_by_page(answer: Answer, status: u16, detail: &str) {
+    let answer = answer.expect(status);
+    assert!(answer.header("content-type").unwrap().starts_with("text/html"));
+    let page = answer.text();
+    assert!(page.contains("<h1>") && page.contains(detail) && page.matches("<p>").count() == 2, "{page}");
+}
+
 on_both! {
+    fn a_change_by_a_session_needs_its_csrf_token_in_the_header_or_the_form(kind) {
+        let app = App::at_rest(kind);
+        let (browser, csrf) = signed_in(&app);
+        let (_, others) = another_session(&app);
+        let form = |client: &Client, body: &str| client.send_as("application/x-www-form-urlencoded", "POST", "/v1/dispatch", body.as_bytes());
+        let header = |token: &str| browser.clone().with("X-CSRF-Token", token);
+        for refusal in [
+            form(&browser, ""),
+            form(&browser, "other=1"),
+            form(&browser, "csrf_token="),
+            form(&browser, "csrf_token=nonsense"),
+            form(&browser, &format!("csrf_token={others}")),
+            browser.send_as("application/json", "POST", "/v1/dispatch", format!("csrf_token={csrf}").as_bytes()),
+            form(&header("nonsense"), ""),
+            form(&header(&others), ""),
+            form(&header("nonsense"), &format!("csrf_token={csrf}")),
+        ] {
+            refused(refusal, 403, None);
+        }
+        let _ = form(&browser, &format!("csrf_token={csrf}")).expect(200);
+        let _ = form(&browser, &format!("other=1&csrf_token={csrf}")).expect(200);
+        let _ = form(&header(&csrf), "").expect(200);
+        // Another site's page cannot use a token even if it had one.
+        refused(form(&browser.clone().with("Origin", "https://evil.example"), &format!("csrf_token={csrf}")), 403, None);
+        // Reading needs no token, and a key needs none at all.
+        let _ = browser.get("/v1/session").expect(200);
+        let _ = form(&app.ops(), "").expect(200);
+    }
+
     fn a_link_signs_in_once_and_the_session_ends_when_told(kind) {
         let app = App::at_rest(kind);
         let token = link(&app);
@@ -42,10 +90,12 @@ on_both! {
         // A browser hides where a form comes from if the page told it so: ours must not.
         assert_eq!(app.nobody().get("/login").expect(200).header("referrer-policy"), Some("same-origin"));
         for foreign in ["https://evil.example", "null"] {
-            refused(sign_in(&app.nobody().with("Origin", foreign), &token), 403, None);
+            refused_by_page(sign_in(&app.nobody().with("Origin", foreign), &token), 403, "sent by another site");
         }
         let (browser, csrf) = signed_in(&app);
-        assert_eq!(refused(sign_in(&app.nobody(), &token), 401, None)["type"], "urn:postcommit:problem:unauthenticated");
+        refused_by_page(sign_in(&app.nobody(), &token), 401, "the link was used or is too old");
+        refused_by_page(app.nobody().get("/login?tokn=x"), 422, "unknown parameter `tokn`");
+        refused_by_page(app.nobody().send("DELETE", "/login", None), 405, "not with this method");
         let session = browser.get("/v1/session").expect(200).json();
         assert_eq!((&session["tenant"], &session["scopes"]), (&json!("default"), &json!(["ops"])), "{session}");
         assert!(text(&session, "actor").starts_with("cli:"), "{session}");

@@ -1,7 +1,9 @@
-//! Between the socket and hyper. A head goes through only when it is whole and was looked at; the clocks run here, because here is known what is
-//! waited for: the next request, the rest of a head, or a client that does not read.
+//! The stream between the socket and hyper. It hands on a head only when the head is complete and was checked. The
+//! deadlines run here, because only here is known what is waited for: the next request, the rest of a head, or a
+//! client that does not read.
 //!
-//! A head that is refused is replaced by [`STAND_IN`], so that the refusal is answered like any request: in its turn, flushed, logged, closed.
+//! A refused head is replaced by [`STAND_IN`], so that the refusal is answered like a request: in order, flushed,
+//! logged, closed.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -18,29 +20,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::framing::Framing;
-use super::head::{self, Found};
-use super::refusal::Refusal;
+use super::head::{self, HeadSearch};
+use super::refusal::DoorRefusal;
 use super::settings::ServerSettings;
 
-/// What hyper reads instead of a head that we refused.
+/// The head that hyper reads in place of a refused one.
 const STAND_IN: &[u8] = b"GET /refused HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
-/// How long a client that was refused may go on sending before the connection is cut. A close with bytes unread would take our answer away from it.
+/// How long a refused client may go on sending before the connection is cut. Closing with unread bytes would discard
+/// our answer.
 const LINGER: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 8 * 1024;
 
-/// Whose turn it is on one connection; the wire and the service both know it.
+/// The request under way on one connection; shared by the stream and the service.
 #[derive(Default)]
-pub struct Turn {
-    /// A request was handed over and is not answered in full.
+pub struct Exchange {
+    /// A request was handed on and is not fully answered.
     busy: AtomicBool,
-    /// No further request is wanted.
+    /// The connection takes no further request.
     closing: AtomicBool,
-    refusal: Mutex<Option<Refusal>>,
+    refusal: Mutex<Option<DoorRefusal>>,
     reader: AtomicWaker,
 }
 
-impl Turn {
-    fn begin(&self, refusal: Option<Refusal>) {
+impl Exchange {
+    fn begin(&self, refusal: Option<DoorRefusal>) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
         self.busy.store(true, Ordering::SeqCst);
     }
@@ -51,58 +54,58 @@ impl Turn {
         self.reader.wake();
     }
 
-    /// Ends a connection on which nothing is under way, now or when it is done.
+    /// Closes the connection: now if it is idle, otherwise after its request.
     pub fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.reader.wake();
     }
 
-    /// Why the request at hand is only a stand-in.
-    pub fn refusal(&self) -> Option<Refusal> {
+    /// Why the request was refused, if it is the stand-in.
+    pub fn refusal(&self) -> Option<DoorRefusal> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-enum Reading {
+enum ReadState {
     Head,
-    /// So many bytes of a head, then its body.
+    /// The bytes of a head that are left to hand on, and the framing of its body.
     Request(usize, Framing),
-    /// So many bytes of the stand-in, then nothing more.
+    /// The bytes of the stand-in that are left; nothing follows.
     Refused(usize),
 }
 
-/// What the clock runs for.
+/// What the deadline is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waiting {
+enum Deadline {
     NextRequest,
     Head,
 }
 
-pub struct Wire<S> {
+pub struct CheckedStream<S> {
     inner: S,
-    turn: Arc<Turn>,
+    exchange: Arc<Exchange>,
     settings: Arc<ServerSettings>,
-    /// Read, and not handed on yet.
+    /// Bytes read and not handed on yet.
     buffer: BytesMut,
-    /// How much of it was looked at already.
+    /// How many of them were searched for the end of a head.
     seen: usize,
-    reading: Reading,
-    waiting: Option<Waiting>,
+    reading: ReadState,
+    waiting: Option<Deadline>,
     clock: Pin<Box<Sleep>>,
     is_first: bool,
-    /// Runs while the client takes nothing.
+    /// Runs while the client reads nothing.
     stalled: Option<Pin<Box<Sleep>>>,
     linger: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
-    pub fn new(inner: S, turn: Arc<Turn>, settings: Arc<ServerSettings>) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
+    pub fn new(inner: S, exchange: Arc<Exchange>, settings: Arc<ServerSettings>) -> Self {
         Self {
             inner,
-            turn,
+            exchange,
             buffer: BytesMut::new(),
             seen: 0,
-            reading: Reading::Head,
+            reading: ReadState::Head,
             waiting: None,
             clock: Box::pin(sleep(settings.header_deadline())),
             settings,
@@ -112,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Reads more; 0 is the end.
+    /// Reads more into the buffer; 0 is the end of the stream.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut chunk = [const { MaybeUninit::uninit() }; READ_BYTES];
         let mut read = ReadBuf::uninit(&mut chunk);
@@ -121,12 +124,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Poll::Ready(Ok(read.filled().len()))
     }
 
-    /// Waits for the next head; false when there will be none.
+    /// Waits for the next head; false at the end of the stream.
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
-            self.turn.reader.register(cx.waker());
-            if self.turn.busy.load(Ordering::SeqCst) {
-                // Read all the same: the end tells hyper that nobody waits for the answer any more.
+            self.exchange.reader.register(cx.waker());
+            if self.exchange.busy.load(Ordering::SeqCst) {
+                // Keep reading: the end of the stream tells hyper that the client has left.
                 if !self.buffer.is_empty() {
                     return Poll::Pending;
                 }
@@ -138,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             if self.look() {
                 return Poll::Ready(Ok(true));
             }
-            if self.buffer.is_empty() && self.turn.closing.load(Ordering::SeqCst) {
+            if self.buffer.is_empty() && self.exchange.closing.load(Ordering::SeqCst) {
                 return Poll::Ready(Ok(false));
             }
             self.start_clock();
@@ -150,16 +153,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                     if self.buffer.is_empty() {
                         return Poll::Ready(Ok(false));
                     }
-                    self.refuse(Refusal::slow_header(self.settings.header_deadline_ms));
+                    self.refuse(DoorRefusal::slow_header(self.settings.header_deadline_ms));
                     return Poll::Ready(Ok(true));
                 }
             }
         }
     }
 
-    /// Whether what was read holds a head; it is the one to hand on then, or its stand-in is.
+    /// Whether the buffer holds a head, or a refused one, which its stand-in replaces.
     fn look(&mut self) -> bool {
-        // Some clients end a body with an empty line too many.
+        // Some clients end a body with a superfluous empty line.
         while self.buffer.starts_with(b"\r\n") {
             self.buffer.advance(2);
             self.seen = 0;
@@ -170,15 +173,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
             return false;
         }
         match head::find(&self.buffer, self.seen, self.settings.body_bytes) {
-            Found::Unfinished => {
+            HeadSearch::Unfinished => {
                 self.seen = self.buffer.len();
                 return false;
             }
-            Found::Head(length, body) => {
-                self.turn.begin(None);
-                self.reading = Reading::Request(length, body);
+            HeadSearch::Head(length, body) => {
+                self.exchange.begin(None);
+                self.reading = ReadState::Request(length, body);
             }
-            Found::Refused(refusal) => self.refuse(refusal),
+            HeadSearch::Refused(refusal) => self.refuse(refusal),
         }
         self.seen = 0;
         self.is_first = false;
@@ -186,18 +189,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         true
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
-        self.turn.begin(Some(refusal));
+    fn refuse(&mut self, refusal: DoorRefusal) {
+        self.exchange.begin(Some(refusal));
         self.buffer = BytesMut::from(STAND_IN);
-        self.reading = Reading::Refused(STAND_IN.len());
+        self.reading = ReadState::Refused(STAND_IN.len());
     }
 
-    /// A head has its time from its first byte; the first one from the connection's beginning.
+    /// The deadline of a head runs from its first byte; that of the first head from the start of the connection.
     fn start_clock(&mut self) {
-        let waiting = if self.buffer.is_empty() && !self.is_first { Waiting::NextRequest } else { Waiting::Head };
+        let waiting = if self.buffer.is_empty() && !self.is_first { Deadline::NextRequest } else { Deadline::Head };
         if self.waiting != Some(waiting) {
             self.waiting = Some(waiting);
-            let length = if waiting == Waiting::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
+            let length = if waiting == Deadline::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
             self.clock.as_mut().reset(Instant::from_std(clock::monotonic() + length));
         }
     }
@@ -211,14 +214,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     fn hand_on_body(&mut self, out: &mut ReadBuf<'_>) -> io::Result<()> {
-        let Reading::Request(0, body) = &mut self.reading else { return Ok(()) };
+        let ReadState::Request(0, body) = &mut self.reading else { return Ok(()) };
         let room = out.remaining().min(self.buffer.len());
         let length = body.take(&self.buffer[..room]).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
         self.hand_on(length, out);
         Ok(())
     }
 
-    /// Gives up on a client that takes nothing.
+    /// Ends a connection whose client reads nothing.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let deadline = self.settings.write_deadline();
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
@@ -237,13 +240,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     fn owes_nothing(&self) -> bool {
         self.buffer.is_empty()
             && match &self.reading {
-                Reading::Head => true,
-                Reading::Request(head, body) => *head == 0 && body.is_over(),
-                Reading::Refused(_) => false,
+                ReadState::Head => true,
+                ReadState::Request(head, body) => *head == 0 && body.is_over(),
+                ReadState::Refused(_) => false,
             }
     }
 
-    /// Reads and forgets what the client still sends, for a while.
+    /// Reads and discards what the client still sends, for a while.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -259,28 +262,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CheckedStream<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
             match &mut this.reading {
-                Reading::Head => {
+                ReadState::Head => {
                     if !ready!(this.poll_head(cx))? {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                // The answer is on its way, and hyper will close.
-                Reading::Refused(0) => return Poll::Pending,
-                Reading::Refused(left) | Reading::Request(left @ 1.., _) => {
+                // The answer is being written, and hyper will close.
+                ReadState::Refused(0) => return Poll::Pending,
+                ReadState::Refused(left) | ReadState::Request(left @ 1.., _) => {
                     let most = *left;
                     let handed = this.hand_on(most, out);
-                    if let Reading::Refused(left) | Reading::Request(left, _) = &mut this.reading {
+                    if let ReadState::Refused(left) | ReadState::Request(left, _) = &mut this.reading {
                         *left -= handed;
                     }
                     return Poll::Ready(Ok(()));
                 }
-                Reading::Request(0, body) if body.is_over() => this.reading = Reading::Head,
-                Reading::Request(0, _) => {
+                ReadState::Request(0, body) if body.is_over() => this.reading = ReadState::Head,
+                ReadState::Request(0, _) => {
                     if this.buffer.is_empty() && ready!(this.poll_fill(cx))? == 0 {
                         return Poll::Ready(Ok(()));
                     }
@@ -291,7 +294,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Wire<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write(cx, bytes);

@@ -1,4 +1,5 @@
-//! How many may be in at once: in all, and from one address, so that one client alone cannot shut the others out.
+//! How many connections may be open concurrently: in all, and from one address, so that one client cannot block the
+//! others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,63 +10,65 @@ use postcommit_channel::clock;
 use postcommit_engine::metrics::Metrics;
 use tokio::sync::Notify;
 
-use super::refusal::Refusal;
+use super::refusal::DoorRefusal;
 
-/// How often it is said that somebody was turned away.
+/// How often a log line reports refused connections.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-pub struct Room {
+pub struct ConnectionLimit {
     connections: usize,
     per_address: usize,
-    state: Mutex<State>,
+    state: Mutex<OpenConnections>,
     left: Notify,
     metrics: Metrics,
 }
 
 #[derive(Default)]
-struct State {
+struct OpenConnections {
     inside: usize,
-    /// Those that are counted by address.
+    /// Connections that are counted by address.
     by_address: HashMap<IpAddr, usize>,
     refused: u64,
     said: Option<Instant>,
 }
 
-/// A place inside. Free again when dropped.
+/// The right to one connection; returned when dropped.
 pub struct Slot {
-    room: Arc<Room>,
+    limit: Arc<ConnectionLimit>,
     address: Option<IpAddr>,
 }
 
-impl Room {
+impl ConnectionLimit {
     pub fn new(connections: usize, per_address: usize, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self { connections, per_address, state: Mutex::default(), left: Notify::new(), metrics })
     }
 
-    /// A place, or why there is none. A proxy speaks for many and is not counted by address.
-    pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, Refusal> {
+    /// A slot, or why there is none. Proxies carry many clients and are not counted by address.
+    pub fn enter(self: &Arc<Self>, peer: IpAddr, is_proxy: bool) -> Result<Slot, DoorRefusal> {
         let address = (!is_proxy).then(|| holder(peer));
         let mut state = self.state();
         if state.inside >= self.connections {
             let limit = self.connections;
-            return Err(state.refuse(Refusal::full(format!("{limit} connections are open, as many as may be; come again"), limit)));
+            return Err(
+                state.refuse(DoorRefusal::full(format!("{limit} connections are open, which is the limit; try again later"), limit))
+            );
         }
         if let Some(address) = address {
             let held = state.by_address.entry(address).or_default();
             if *held >= self.per_address {
                 let limit = self.per_address;
                 return Err(
-                    state.refuse(Refusal::full(format!("{limit} connections from this address are open, as many as may be"), limit))
+                    state.refuse(DoorRefusal::full(format!("{limit} connections from this address are open, which is the limit"), limit))
                 );
             }
             *held += 1;
         }
         state.inside += 1;
         self.metrics.connections.add(1);
-        Ok(Slot { room: self.clone(), address })
+        Ok(Slot { limit: self.clone(), address })
     }
 
-    /// Waits until everybody has left.
+    /// Waits until every connection is closed.
     pub async fn emptied(&self) {
         loop {
             let left = self.left.notified();
@@ -82,14 +85,14 @@ impl Room {
         self.state().inside
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OpenConnections> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Counts it, and says so now and then: ten thousand lines would be a second attack.
-    fn refuse(&mut self, refusal: Refusal) -> Refusal {
+impl OpenConnections {
+    /// Counts a refusal, and logs now and then: a log line for each would multiply an attack.
+    fn refuse(&mut self, refusal: DoorRefusal) -> DoorRefusal {
         self.refused += 1;
         let now = clock::monotonic();
         if self.said.is_none_or(|said| now - said >= SAY_EVERY) {
@@ -102,9 +105,9 @@ impl State {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut state = self.room.state();
+        let mut state = self.limit.state();
         state.inside -= 1;
-        self.room.metrics.connections.add(-1);
+        self.limit.metrics.connections.add(-1);
         if let Some(address) = self.address
             && let Some(held) = state.by_address.get_mut(&address)
         {
@@ -114,11 +117,11 @@ impl Drop for Slot {
             }
         }
         drop(state);
-        self.room.left.notify_waiters();
+        self.limit.left.notify_waiters();
     }
 }
 
-/// Whoever has one IPv6 address has the 2⁶⁴ of its network.
+/// The owner of one IPv6 address has all 2⁶⁴ of its network.
 pub fn holder(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
@@ -132,8 +135,8 @@ mod tests {
 
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one() {
-        let room = Room::new(3, 2, Metrics::default());
-        let enter = |peer: &str, is_proxy| room.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
+        let limit = ConnectionLimit::new(3, 2, Metrics::default());
+        let enter = |peer: &str, is_proxy| limit.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
         let first = enter("192.0.2.1", false).unwrap();
         let _second = enter("192.0.2.1", false).unwrap();
         assert!(enter("192.0.2.1", false).err().unwrap().starts_with("2 connections from this address"));
@@ -142,16 +145,16 @@ mod tests {
         drop(other);
         drop(first);
         let _third = enter("192.0.2.1", false).unwrap();
-        assert_eq!(room.inside(), 2);
+        assert_eq!(limit.inside(), 2);
         assert!(enter("192.0.2.1", false).is_err());
         let _proxy = enter("192.0.2.1", true).unwrap();
     }
 
     #[test]
     fn a_network_of_version_six_is_one_client() {
-        let room = Room::new(9, 1, Metrics::default());
-        let _slot = room.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
-        assert!(room.enter("2001:db8::2".parse().unwrap(), false).is_err());
-        assert!(room.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());
+        let limit = ConnectionLimit::new(9, 1, Metrics::default());
+        let _slot = limit.enter("2001:db8::1".parse().unwrap(), false).unwrap_or_else(|_| panic!("there is room"));
+        assert!(limit.enter("2001:db8::2".parse().unwrap(), false).is_err());
+        assert!(limit.enter("2001:db8:0:1::2".parse().unwrap(), false).is_ok());
     }
 }

@@ -1,16 +1,16 @@
-//! Reading a request: a JSON body or a query, whose errors name the field.
+//! Reading a request: a JSON body, a form or a query. Errors name the field.
 
 use std::borrow::Cow;
 
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::header;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::problem::{Kind, Problem};
+use crate::auth::csrf;
+use crate::problem::{Problem, ProblemKind};
 
 /// A JSON body.
 pub struct Body<T>(pub T);
@@ -28,12 +28,12 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// PostgreSQL keeps it in no text, and what one database refuses the other must not take.
+/// PostgreSQL stores no NUL in text, and both databases must refuse the same.
 const NUL: &str = "must not hold NUL";
 
-/// The first field of a JSON document that has the character NUL in its value or its name.
+/// The first field of a JSON document with a NUL in its value or its name.
 fn holds_nul(json: &[u8]) -> Option<String> {
-    // It has one spelling, which hardly any document has: the others are not read twice.
+    // NUL has one spelling, and few documents have it: only those are parsed a second time.
     if !json.windows(6).any(|window| window == br"\u0000") {
         return None;
     }
@@ -52,7 +52,7 @@ fn nul_within(value: &Value, path: String) -> Option<String> {
     }
 }
 
-/// A JSON body as it was written, for what is passed on digit for digit.
+/// A JSON body as it was written, for what is kept digit for digit.
 pub struct Text(pub String);
 
 impl<S: Send + Sync> FromRequest<S> for Text {
@@ -60,83 +60,79 @@ impl<S: Send + Sync> FromRequest<S> for Text {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = json_of(request, state).await?;
-        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(Kind::Malformed, "the body is not UTF-8"))
+        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8"))
     }
 }
 
-/// The bytes of a JSON body. Nothing at all is an object without fields: where one is needed, its name is the answer.
+/// The bytes of a JSON body. An empty body is an object without fields; if one is required, the refusal names it.
 async fn json_of<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, Problem> {
     let says_json = says_json(request.headers());
-    let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
+    let bytes = Bytes::from_request(request, state).await?;
     match (bytes.trim_ascii().is_empty(), says_json) {
         (true, _) => Ok(Bytes::from_static(b"{}")),
         (false, true) => Ok(bytes),
-        (false, false) => Err(Problem::new(Kind::NotJson, "say `Content-Type: application/json`")),
+        (false, false) => Err(Problem::new(ProblemKind::NotJson, "send `Content-Type: application/json`")),
     }
 }
 
-/// Nobody sends JSON under another name on purpose; a form of a foreign page cannot send it under this one.
+/// Whether the content type is JSON. A form of another site cannot send it.
 fn says_json(headers: &axum::http::HeaderMap) -> bool {
     let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let kind = named.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-fn unread(rejection: BytesRejection) -> Problem {
-    match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(Kind::TooLarge, rejection.body_text()),
-        _ => Problem::new(Kind::Malformed, "the body did not arrive whole"),
-    }
-}
-
 /// Reads JSON; an error names the field.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|problem| refused(&problem))?;
-    json.end().map_err(|e| Problem::new(Kind::Malformed, format!("the body is not one JSON document: {e}")))?;
+    json.end().map_err(|e| Problem::new(ProblemKind::Malformed, format!("the body is not one JSON document: {e}")))?;
     Ok(read)
 }
 
 fn refused(problem: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     match problem.inner().classify() {
         serde_json::error::Category::Data => located(&problem.path().to_string(), without_place(problem.inner())),
-        _ => Problem::new(Kind::Malformed, format!("the body is not JSON: {}", problem.inner())),
+        _ => Problem::new(ProblemKind::Malformed, format!("the body is not JSON: {}", problem.inner())),
     }
 }
 
-/// Its words: the field says where, and a line and column would only repeat it less well.
+/// The message without line and column: the field says where.
 fn without_place(problem: &serde_json::Error) -> String {
     let (words, place) = (problem.to_string(), format!(" at line {} column {}", problem.line(), problem.column()));
     words.strip_suffix(&place).map(str::to_owned).unwrap_or(words)
 }
 
-/// A refusal that names the field. Where one is missing or not known, the path leads to what should hold it or should not, and the words name the field.
+/// A problem that names the field. For a missing or unknown field, the path leads to its object and the message names
+/// the field.
 fn located(path: &str, words: String) -> Problem {
     let after = |beginning: &str| words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned());
     let missing = after("missing field `");
     let unknown = after("unknown field `").or_else(|| after("unknown parameter `")).filter(|name| path.rsplit('.').next() != Some(name));
     match (path, missing.or(unknown)) {
-        (".", None) => Problem::new(Kind::Invalid, words),
+        (".", None) => Problem::new(ProblemKind::Invalid, words),
         (".", Some(name)) => Problem::invalid(name, words),
         (path, Some(name)) => Problem::invalid(format!("{path}.{name}"), words),
         (path, None) => Problem::invalid(path, words),
     }
 }
 
-/// A form as a browser sends it.
+/// A form as a browser sends it. Its CSRF token is left out: `auth::csrf` checks it.
 pub struct Form<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Form<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state).await.map_err(unread)?;
-        let pairs = form_urlencoded::parse(&bytes);
-        T::deserialize(serde_urlencoded::Deserializer::new(pairs)).map(Self).map_err(|problem| located(".", problem.to_string()))
+        let bytes = Bytes::from_request(request, state).await?;
+        let pairs = form_urlencoded::parse(&bytes).filter(|(name, _)| name != csrf::FIELD);
+        let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+        let pairs = serde_urlencoded::Deserializer::new(form_urlencoded::parse(text.as_bytes()));
+        T::deserialize(pairs).map(Self).map_err(|problem| located(".", problem.to_string()))
     }
 }
 
-/// An id in the path. What is none is nobody's.
+/// An id in the path; an invalid one is not found.
 pub struct Id<T>(pub T);
 
 impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
@@ -149,7 +145,7 @@ impl<S: Send + Sync, T: std::str::FromStr> FromRequestParts<S> for Id<T> {
     }
 }
 
-/// What a path is about, in the singular.
+/// The noun of a path, in the singular.
 fn noun(path: &str) -> &'static str {
     match path.split('/').nth(2) {
         Some("notifications") => "notification",
@@ -164,7 +160,7 @@ fn noun(path: &str) -> &'static str {
     }
 }
 
-/// Holds what a list or a job filters by to a length that could match.
+/// Refuses a filter value that is too long to match.
 pub fn check_lengths(fields: &[(&str, Option<&str>)], most: usize) -> Result<(), Problem> {
     for (name, value) in fields {
         let length = value.map_or(0, |value| value.chars().count());
@@ -175,7 +171,7 @@ pub fn check_lengths(fields: &[(&str, Option<&str>)], most: usize) -> Result<(),
     Ok(())
 }
 
-/// A query, every parameter of which is known.
+/// A query whose parameters are all known.
 pub struct Params<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
@@ -189,7 +185,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 /// A parameter of a query and its value.
 pub type Pair<'a> = (Cow<'a, str>, Cow<'a, str>);
 
-/// The parameters of a query but `tenant`, which is the caller's business.
+/// The parameters of a query except `tenant`, which `auth` reads.
 pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
     let pairs: Vec<Pair<'_>> = form_urlencoded::parse(parts.uri.query().unwrap_or("").as_bytes()).collect();
     if let Some((name, _)) = pairs.iter().find(|(_, value)| value.contains('\0')) {
@@ -198,7 +194,7 @@ pub fn query(parts: &Parts) -> Result<Vec<Pair<'_>>, Problem> {
     Ok(pairs.into_iter().filter(|(name, _)| name != "tenant").collect())
 }
 
-/// Reads parameters, every one of which must be known. Some are read elsewhere (`others`); who is told which there are is told of those too.
+/// Reads parameters, all of which must be known. `others` are read elsewhere; the refusal lists them as well.
 pub fn of_pairs<T: DeserializeOwned>(pairs: Vec<Pair<'_>>, others: &[&str]) -> Result<T, Problem> {
     let text = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
     let pairs = form_urlencoded::parse(text.as_bytes());
@@ -210,7 +206,7 @@ fn with_others(words: String, others: &[&str]) -> String {
     if !words.starts_with("unknown field `") {
         return words;
     }
-    // serde quotes the name that it does not know, then those that it does.
+    // serde quotes the unknown name first, then the known ones.
     let mut quoted = words.split('`').skip(1).step_by(2);
     let unknown = quoted.next().unwrap_or_default().to_owned();
     let known: Vec<&str> = quoted.chain(others.iter().copied()).collect();

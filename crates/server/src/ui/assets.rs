@@ -1,11 +1,11 @@
-//! What browsers are given: the inbox component, a page that shows it, and what the pages of signing in are made of.
+//! Asset files: the inbox component, a page that shows it, and the style and script of the pages.
 
 use axum::Router;
 use axum::http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-/// Name, kind and content of each.
+/// Path, media type and content of each.
 const ASSETS: [(&str, &str, &str); 7] = [
     ("/inbox.js", "text/javascript; charset=utf-8", include_str!("assets/inbox.js")),
     ("/inbox/demo", "text/html; charset=utf-8", include_str!("assets/inbox_demo.html")),
@@ -16,8 +16,8 @@ const ASSETS: [(&str, &str, &str); 7] = [
     ("/icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
 ];
 
-/// The same for everybody, wherever their page is: there is nothing in them but code.
-pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+/// Any site may load them: they hold code alone, the same for every visitor.
+pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     ASSETS.into_iter().fold(Router::new(), |router, (path, kind, text)| {
         let headers = [
             (CONTENT_TYPE, kind),

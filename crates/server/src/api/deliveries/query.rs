@@ -1,30 +1,30 @@
-//! Which deliveries: of a list, and of a job that acts on all that match.
+//! The filter of deliveries, of a list and of a job.
 
 use std::time::Duration;
 
 use postcommit::{Timestamp, limits};
+use postcommit_channel::model::{DeliveryState, Reason};
 use postcommit_engine::store::DeliveryFilter;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::api::problem::Problem;
-use crate::api::read::check_lengths;
-use crate::api::{AnyReason, AnyState};
+use crate::problem::Problem;
+use crate::read::check_lengths;
 
-/// Which deliveries. What is not given does not matter.
+/// Which deliveries. A condition that is left out is not checked.
 #[derive(Debug, Deserialize, IntoParams, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WantedDeliveries {
-    /// Only in this state. What is retried or discarded is `parked`, whether this says so or not.
+pub struct DeliveryQuery {
+    /// Only in this state. Retry and discard take `parked` ones alone.
     #[param(inline)]
     #[schema(inline)]
-    state: Option<AnyState>,
+    state: Option<DeliveryState>,
     /// Only parked for this reason.
     #[param(inline)]
     #[schema(inline)]
-    reason: Option<AnyReason>,
+    reason: Option<Reason>,
     /// Only on this channel.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
@@ -51,7 +51,7 @@ pub struct WantedDeliveries {
     from: Option<Timestamp>,
     /// Only enqueued before this time.
     to: Option<Timestamp>,
-    /// Only with so many attempts in this round, or more.
+    /// Only with this many attempts in this round, or more.
     #[param(minimum = 0, maximum = 65_535)]
     #[schema(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
@@ -63,14 +63,14 @@ pub struct WantedDeliveries {
     #[param(max_length = 2048)]
     #[schema(max_length = 2048)]
     target: Option<String>,
-    /// `true`: only what may have arrived without our knowing; `false`: only what certainly has not.
+    /// `true`: only those that may have arrived without confirmation; `false`: only those that certainly have not.
     unclear: Option<bool>,
-    /// `true`: only due for longer than the threshold and not under way. What is parked is never stuck.
+    /// `true`: only those due for longer than the threshold and not under way. Parked ones are never stuck.
     stuck: Option<bool>,
 }
 
-impl WantedDeliveries {
-    /// As the store looks for them; the page is the caller's matter.
+impl DeliveryQuery {
+    /// The filter of the store, without a tenant and a page.
     pub fn filter(self, stuck_after: Duration) -> Result<DeliveryFilter, Problem> {
         let names = [
             ("channel", self.channel.as_deref()),
@@ -100,22 +100,5 @@ impl WantedDeliveries {
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             ..DeliveryFilter::default()
         })
-    }
-
-    /// For a job that retries or discards: both are for what is parked. All of it must be asked for in so many words, for a filter that was forgotten
-    /// looks like one that is empty.
-    pub fn parked(self) -> Result<DeliveryFilter, Problem> {
-        if let Some(state) = self.state.filter(|state| *state != AnyState::Parked) {
-            let detail = format!("is {}; only what is parked can be retried or discarded", state.name());
-            return Err(Problem::invalid("filter.state", detail));
-        }
-        if self.stuck == Some(true) {
-            return Err(Problem::invalid("filter.stuck", "only what is parked can be retried or discarded, and that is never stuck"));
-        }
-        let filter = self.filter(Duration::ZERO).map_err(|problem| problem.within("filter"))?;
-        if filter == DeliveryFilter::default() {
-            return Err(Problem::invalid("filter", r#"name at least one condition; {"state": "parked"} is all that is parked"#));
-        }
-        Ok(filter)
     }
 }

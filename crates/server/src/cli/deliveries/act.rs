@@ -1,28 +1,29 @@
-//! Retry and discard: some by their ids, answered at once; or all that match, as a job.
+//! Retry and discard: by ids, answered immediately; or all that match, as a job.
 
 use clap::Args;
 use postcommit_channel::model::DeliveryId;
-use postcommit_engine::store::{Act, Job, JobDraft, PACE, PACE_MOST, Store};
+use postcommit_engine::store::{Act, Job, PACE, PACE_MOST, Store};
 use serde_json::json;
 
 use super::which::Which;
+use crate::acts::{self, FilterError};
 use crate::cli::{self, jobs};
-use crate::output::{self, Done, Exit, Failure, Format};
+use crate::output::{self, CommandResult, Exit, Failure, Format};
 use crate::telemetry::say;
 
 #[derive(Debug, Args)]
-pub struct Many {
-    /// Ids of deliveries, NOTIFICATION.N; or none, and say which by the options below
+pub struct ActArgs {
+    /// Ids of deliveries, NOTIFICATION.N; or none, with the options below as a filter
     pub ids: Vec<DeliveryId>,
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
-    how: How,
+    how: ActOptions,
 }
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How")]
-struct How {
+struct ActOptions {
     /// Only count what matches
     #[arg(long, conflicts_with_all = ["yes", "no_wait", "pace"])]
     dry_run: bool,
@@ -32,13 +33,13 @@ struct How {
     /// Leave it to the processes that deliver, and do not wait for it
     #[arg(long)]
     no_wait: bool,
-    /// So many a second at most [default: 500]
+    /// At most this many per second [default: 500]
     #[arg(long, value_name = "A SECOND", value_parser = clap::value_parser!(i32).range(1..=i64::from(PACE_MOST)))]
     pace: Option<i32>,
 }
 
-impl Many {
-    /// Which is meant, if it is a filter; ids and a filter are two ways to say it.
+impl ActArgs {
+    /// Whether a filter is given. Ids and a filter exclude each other.
     pub fn by_filter(&self) -> Result<bool, Failure> {
         match (self.ids.is_empty(), self.which.is_any()) {
             (true, true) => Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked")),
@@ -47,12 +48,13 @@ impl Many {
         }
     }
 
-    pub async fn run(&self, format: Format, store: &Store, act: Act) -> Done {
-        if let Some(state) = self.which.state.as_ref().filter(|state| *state != "parked") {
-            return Err(usage(&format!("--state {state}: only what is parked can be retried or discarded")));
-        }
+    pub async fn run(&self, format: Format, store: &Store, act: Act) -> CommandResult {
         let filter = self.which.filter(store).await?;
-        let (tenant, draft) = (filter.tenant, JobDraft { act, filter, pace_per_s: self.how.pace });
+        let tenant = filter.tenant;
+        let draft = acts::job(act, filter, self.how.pace).map_err(|error| match error {
+            FilterError::NotParked(_) => usage(&format!("--state {error}")),
+            FilterError::Stuck | FilterError::Empty => usage(&error.to_string()),
+        })?;
         let (count, is_exact) = store.count_for_job(tenant, &draft).await?;
         let counted = format!("{}{count}", if is_exact { "" } else { "at least " });
         if self.how.dry_run {
@@ -71,7 +73,7 @@ impl Many {
         self.follow(format, store, job).await
     }
 
-    async fn follow(&self, format: Format, store: &Store, job: Job) -> Done {
+    async fn follow(&self, format: Format, store: &Store, job: Job) -> CommandResult {
         let seconds = job.total / i64::from(self.how.pace.unwrap_or(PACE));
         if seconds > 2 {
             say!("postcommit: job {} takes about {seconds} s; `postcommit jobs cancel {}` ends it", job.id, job.id);
@@ -82,7 +84,7 @@ impl Many {
     }
 }
 
-/// How a job that has ended lets its command end.
+/// The exit code for an ended job.
 fn ending(job: &Job) -> Exit {
     match (job.state.as_str(), job.done, job.skipped) {
         ("done", _, 0) => Exit::Ok,

@@ -1,0 +1,71 @@
+//! The check against cross-site request forgery. Another site can make a browser send our cookie, but it can neither
+//! read the session's CSRF token nor claim our origin.
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use postcommit_channel::secret::Secret;
+use postcommit_engine::store::Session;
+
+use crate::problem::{Problem, ProblemKind};
+
+/// The header in which scripts of our pages send the token.
+pub const HEADER: &str = "x-csrf-token";
+/// The field in which forms of our pages send the token.
+pub const FIELD: &str = "csrf_token";
+
+/// The token of a form, kept from its body for [`check`].
+#[derive(Clone)]
+struct FormToken(Secret);
+
+/// Refuses a change by a session unless it comes from our origin and carries the session's token, in the header or in
+/// the form. Reading needs no token, and a request with a key is never sent by a browser on its own.
+pub fn check(parts: &Parts, session: &Session) -> Result<(), Problem> {
+    if matches!(parts.method, Method::GET | Method::HEAD) {
+        return Ok(());
+    }
+    let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    if !same_origin(text("origin"), text("host")) {
+        return Err(Problem::new(ProblemKind::Forbidden, "the request comes from another site"));
+    }
+    // Revealed to be compared.
+    let in_form = || parts.extensions.get::<FormToken>().map(|token| token.0.reveal());
+    match text(HEADER).or_else(in_form) {
+        Some(token) if session.accepts_csrf(token) => Ok(()),
+        _ => {
+            let detail = format!("send the session's csrf_token as the header {HEADER} or as the form field {FIELD}");
+            Err(Problem::new(ProblemKind::Forbidden, detail))
+        }
+    }
+}
+
+/// Reads the token of a form ahead of the handlers, since [`check`] sees no body. A form has at most 2 MB.
+pub async fn keep_form_token(request: Request, next: Next) -> Response {
+    if !is_form(request.headers()) || super::cookie(request.headers()).is_none() {
+        return next.run(request).await;
+    }
+    let (mut parts, body) = request.into_parts();
+    let bytes = match Bytes::from_request(Request::new(body), &()).await {
+        Ok(bytes) => bytes,
+        Err(rejection) => return Problem::from(rejection).into_response(),
+    };
+    if let Some((_, token)) = form_urlencoded::parse(&bytes).find(|(name, _)| name == FIELD) {
+        parts.extensions.insert(FormToken(Secret::new(token)));
+    }
+    next.run(Request::from_parts(parts, Body::from(bytes))).await
+}
+
+fn is_form(headers: &HeaderMap) -> bool {
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    media_type.split(';').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded"))
+}
+
+/// Whether a request comes from our own pages. Browsers name the origin of a change; other clients name none.
+pub fn same_origin(origin: Option<&str>, host: Option<&str>) -> bool {
+    let Some(origin) = origin else { return true };
+    let Some((_, from)) = origin.split_once("://") else { return false };
+    host.is_some_and(|host| from.eq_ignore_ascii_case(host))
+}

@@ -1,0 +1,293 @@
+//! The one way to refuse a request: a stable type, the field, what is wrong and what is allowed.
+//!
+//! The API answers with the JSON form, `application/problem+json`; pages answer with the HTML form, [`ProblemPage`].
+
+use std::fmt;
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use postcommit::Error;
+use postcommit_engine::db::DbError;
+use postcommit_engine::store::NotAccepted;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::html;
+
+/// The kinds of problem. Their names are part of the contract: a client may decide by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The request cannot be read at all.
+    Malformed,
+    /// A field is missing, malformed or beyond its limit.
+    Invalid,
+    /// No key, or an unknown one.
+    Unauthenticated,
+    /// The key may not do this.
+    Forbidden,
+    /// The tenant is suspended.
+    Suspended,
+    /// The object does not exist, or belongs to another tenant.
+    NotFound,
+    /// The path is known, the method is not.
+    MethodNotAllowed,
+    /// The idempotency key was used with other content.
+    KeyConflict,
+    /// The object is in a state that does not allow this.
+    StateConflict,
+    /// The body is larger than allowed.
+    TooLarge,
+    /// The content type is not JSON.
+    NotJson,
+    /// Too many requests.
+    RateLimited,
+    /// The limit of open streams is reached.
+    TooManyStreams,
+    /// The request names another host.
+    Misdirected,
+    /// An error of the server.
+    Internal,
+    /// The database cannot be reached, or takes no writes. Nothing was accepted.
+    Unavailable,
+}
+
+impl ProblemKind {
+    fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::Malformed => (StatusCode::BAD_REQUEST, "malformed", "The request cannot be read"),
+            Self::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "A field is invalid"),
+            Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "unauthenticated", "Not signed in"),
+            Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The key may not do this"),
+            Self::Suspended => (StatusCode::FORBIDDEN, "suspended", "The tenant is suspended"),
+            Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "Not found"),
+            Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed"),
+            Self::KeyConflict => (StatusCode::CONFLICT, "key-conflict", "The idempotency key was used with other content"),
+            Self::StateConflict => (StatusCode::CONFLICT, "state-conflict", "Not in this state"),
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large"),
+            Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
+            Self::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many requests"),
+            Self::Misdirected => (StatusCode::MISDIRECTED_REQUEST, "misdirected", "The request names another host"),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error"),
+            Self::TooManyStreams => (StatusCode::SERVICE_UNAVAILABLE, "too-many-streams", "Too many streams"),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is unavailable"),
+        }
+    }
+}
+
+impl ProblemKind {
+    /// What a person who sees the page can do.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Unauthenticated => "Sign in with a new link: `postcommit keys login-link` prints one.",
+            Self::Forbidden | Self::Suspended => "Ask the operator of this server.",
+            Self::NotFound | Self::MethodNotAllowed | Self::Misdirected => "Check the address.",
+            Self::RateLimited | Self::TooManyStreams | Self::Unavailable => "Wait a moment, then try again.",
+            Self::Internal => "Ask the operator of this server to read its log.",
+            Self::Malformed | Self::Invalid | Self::KeyConflict | Self::StateConflict | Self::TooLarge | Self::NotJson => {
+                "Go back, correct what was sent and send it again."
+            }
+        }
+    }
+}
+
+/// Most characters of a detail: it may quote what was refused, which may be as long as a body.
+const SAID_CHARS: usize = 1000;
+
+/// A refused request.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    kind: ProblemKind,
+    detail: String,
+    field: Option<String>,
+    first: Option<uuid::Uuid>,
+    retry_after_s: Option<u64>,
+}
+
+/// What a refusal looks like on the wire (RFC 9457).
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub struct ProblemBody {
+    /// `urn:postcommit:problem:` and a stable name.
+    #[schema(example = "urn:postcommit:problem:invalid")]
+    r#type: String,
+    /// The kind, in words.
+    title: String,
+    /// The status of the answer.
+    pub status: u16,
+    /// What is wrong and what is allowed.
+    pub detail: String,
+    /// The field it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    /// The notification that holds the key, on a key conflict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = Uuid, value_type = Option<String>)]
+    first: Option<uuid::Uuid>,
+}
+
+impl Problem {
+    /// A refusal of that kind; the detail says what to do.
+    pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), field: None, first: None, retry_after_s: None }
+    }
+
+    /// A field is not as it must be.
+    pub fn invalid(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(ProblemKind::Invalid, detail) }
+    }
+
+    /// A problem whose text begins with the field's name, as those of the store do.
+    pub fn of_field(text: &str) -> Self {
+        match text.split_once(": ") {
+            Some((field, problem)) => Self::invalid(field, problem),
+            None => Self::new(ProblemKind::Invalid, text),
+        }
+    }
+
+    /// The object does not exist or belongs to another tenant; the answer does not tell which.
+    pub fn not_found(what: &str) -> Self {
+        Self::new(ProblemKind::NotFound, format!("there is no such {what}"))
+    }
+
+    /// The key was used with the content of that notification.
+    pub fn key_conflict(first: uuid::Uuid) -> Self {
+        let detail = format!("the key was used with other content by notification {first}; nothing was enqueued");
+        Self { field: Some("idempotency_key".into()), first: Some(first), ..Self::new(ProblemKind::KeyConflict, detail) }
+    }
+
+    /// Names the field.
+    pub fn about(mut self, field: &str) -> Self {
+        self.field = Some(field.to_owned());
+        self
+    }
+
+    /// Prefixes the field with the object that holds it.
+    pub fn within(mut self, object: &str) -> Self {
+        self.field = self.field.map(|field| format!("{object}.{field}"));
+        self
+    }
+
+    /// Sets `Retry-After`.
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after_s = Some(seconds.max(1));
+        self
+    }
+
+    fn add_headers(&self, headers: &mut HeaderMap) {
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind == ProblemKind::Unauthenticated {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"postcommit\""));
+        }
+    }
+
+    /// The JSON form, also for one item of a batch.
+    pub fn body(&self) -> ProblemBody {
+        let (status, name, title) = self.kind.parts();
+        ProblemBody {
+            r#type: format!("urn:postcommit:problem:{name}"),
+            title: title.into(),
+            status: status.as_u16(),
+            detail: cut(&self.detail),
+            field: self.field.as_deref().map(cut),
+            first: self.first,
+        }
+    }
+}
+
+fn cut(said: &str) -> String {
+    match said.char_indices().nth(SAID_CHARS) {
+        Some((end, _)) => format!("{}…", &said[..end]),
+        None => said.to_owned(),
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.kind.parts().0, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        self.add_headers(headers);
+        response
+    }
+}
+
+/// The HTML form of a problem: what was wrong and what to do, for the person at a page.
+pub struct ProblemPage(Problem);
+
+impl<E: Into<Problem>> From<E> for ProblemPage {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for ProblemPage {
+    fn into_response(self) -> Response {
+        let (status, _, title) = self.0.kind.parts();
+        let wrong = html::escape(&cut(&self.0.detail));
+        let content = format!("<p>{wrong}.</p>\n<p>{}</p>", html::escape(self.0.kind.advice()));
+        let mut response = html::page(status, title, &content);
+        self.0.add_headers(response.headers_mut());
+        response
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Self {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Self::new(ProblemKind::TooLarge, rejection.body_text()),
+            _ => Self::new(ProblemKind::Malformed, "the body did not arrive whole"),
+        }
+    }
+}
+
+impl From<DbError> for Problem {
+    fn from(error: DbError) -> Self {
+        if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } | DbError::OtherFunctions = error {
+            tracing::warn!(problem = %error, "a request could not be served");
+            return Self::new(ProblemKind::Unavailable, "the database cannot be reached or takes no writes; nothing was done")
+                .retry_after(1);
+        }
+        tracing::error!(problem = %error, "a request failed");
+        Self::new(ProblemKind::Internal, "the server's log has details under the request id")
+    }
+}
+
+impl From<NotAccepted> for Problem {
+    fn from(refusal: NotAccepted) -> Self {
+        match refusal {
+            NotAccepted::Invalid { field: Some(field), problem } => Self::invalid(field, problem),
+            NotAccepted::Invalid { field: None, problem } => Self::new(ProblemKind::Invalid, problem),
+            NotAccepted::Held => {
+                let detail = "is in use by a transaction that is still open; repeat it when that has ended";
+                Self::new(ProblemKind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
+            }
+            NotAccepted::Unavailable(problem) => {
+                tracing::warn!(%problem, "a notification could not be accepted");
+                Self::new(ProblemKind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
+            }
+        }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Invalid { field, problem } => Self::invalid(field, problem),
+            Error::Conflict { first, .. } => Self::key_conflict(first),
+            other => {
+                tracing::error!(problem = %other, "a request failed");
+                Self::new(ProblemKind::Internal, "the server's log has details under the request id")
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Everything that a process serves, by its role.
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::{from_fn, from_fn_with_state};
+use postcommit_engine::dispatch::Tools;
+
+use crate::api::inbox::cors;
+use crate::app::AppState;
+use crate::auth::csrf;
+use crate::problem::{Problem, ProblemKind};
+use crate::settings::Settings;
+use crate::{api, door, health, hosts, ui, watching};
+
+/// The probes and `/metrics`; with `app` the API and the pages as well. A worker has none.
+pub fn router(settings: &Settings, tools: &Tools, app: Option<AppState>) -> Router {
+    let metrics = watching::routes(tools, &settings.metrics, settings.server.is_loopback());
+    let probes = health::routes(tools.store.clone()).merge(metrics);
+    let all = match app {
+        Some(app) => probes.merge(hosts::guarded(api_and_pages(app), settings)),
+        None => probes.fallback(not_by_a_worker),
+    };
+    // The door has the one limit for bodies.
+    watching::watched(door::named_routes(all), tools).layer(DefaultBodyLimit::disable())
+}
+
+fn api_and_pages(app: AppState) -> Router {
+    api::router()
+        .merge(ui::router())
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn(csrf::keep_form_token))
+        .layer(from_fn_with_state(app.clone(), cors::answer_browsers))
+        .with_state(app)
+}
+
+async fn no_such_route() -> Problem {
+    Problem::new(ProblemKind::NotFound, "there is no such route; /openapi.json lists them")
+}
+
+async fn method_not_allowed() -> Problem {
+    Problem::new(ProblemKind::MethodNotAllowed, "the route is known, but not with this method")
+}
+
+async fn not_by_a_worker() -> Problem {
+    let detail = "this process delivers, and serves /healthz, /readyz and /metrics alone; \
+        `serve --role api` or `--role all` has the API";
+    Problem::new(ProblemKind::NotFound, detail)
+}
