@@ -8,7 +8,7 @@ use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::{SHUT_HOSTS, Shut, ShutHost};
-use postcommit_testkit::{HttpServer, Refusal, Reply, Request};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply, Request};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -297,7 +297,7 @@ on_both! {
     }
 
     async fn a_host_whose_hold_or_pause_is_refused_stays_shut_in_this_process(world) {
-        const VERSION: Refusal = Refusal::of("UPDATE", "provider_version");
+        const VERSION: RefusedWrite = RefusedWrite::of("UPDATE", "provider_version");
         let answers = HashMap::from([(401, "parked"), (429, "retrying")]);
         for (status, state) in answers {
             let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };

@@ -1,14 +1,14 @@
 //! A lane's pause or hold that the database refuses: the lane stays shut, and no provider sees a request more for it. On both databases.
 
 use postcommit_channel::model::{Guarantee, ProviderDraft};
-use postcommit_testkit::{HttpServer, Refusal, Reply};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::world::World;
 
 /// What a publication of all tables refused, before the table had a key: neither a pause nor a hold can be written then.
-const VERSION: Refusal = Refusal::of("UPDATE", "provider_version");
+const VERSION: RefusedWrite = RefusedWrite::of("UPDATE", "provider_version");
 
 async fn hooks(world: &World, guarantee: Guarantee, concurrency: i32) -> i32 {
     world.provider(ProviderDraft { guarantee, concurrency, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) }).await

@@ -4,7 +4,7 @@
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::store::{Lease, Store};
-use postcommit_testkit::{HttpServer, Refusal, Reply};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use tokio_postgres::NoTls;
 use uuid::Uuid;
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::store::claim;
 use crate::world::World;
 
-const ENTER: Refusal = Refusal::of("INSERT", "delivery_ledger");
-const POISON: Refusal = ENTER.when("NEW.target LIKE '%poison%'");
-const TEXTS: Refusal = Refusal::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
-const ANNOUNCE: Refusal = Refusal::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
-const EXPAND: Refusal = Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0");
-const MESSAGE: Refusal = Refusal::of("INSERT", "inbox_message");
+const ENTER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
+const POISON: RefusedWrite = ENTER.when("NEW.target LIKE '%poison%'");
+const TEXTS: RefusedWrite = RefusedWrite::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
+const ANNOUNCE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
+const EXPAND: RefusedWrite = RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0");
+const MESSAGE: RefusedWrite = RefusedWrite::of("INSERT", "inbox_message");
 
 async fn hooks(world: &World, guarantee: Guarantee) {
     world.provider(ProviderDraft { guarantee, ..world.draft("hooks", "webhook", json!({})) }).await;

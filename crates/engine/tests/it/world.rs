@@ -12,7 +12,7 @@ use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
-use postcommit_testkit::Refusal;
+use postcommit_testkit::RefusedWrite;
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -260,14 +260,14 @@ impl World {
     }
 
     /// From now on the database refuses such writes.
-    pub async fn refuse(&self, refusal: Refusal) {
+    pub async fn refuse(&self, refusal: RefusedWrite) {
         for sql in refusal.begin(self.is_postgres()) {
             self.execute(&sql, vec![]).await;
         }
     }
 
     /// It does so no more.
-    pub async fn heal(&self, refusal: Refusal) {
+    pub async fn heal(&self, refusal: RefusedWrite) {
         self.execute(&refusal.end(self.is_postgres()), vec![]).await;
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
 use crate::api::app::{address, text};
@@ -47,8 +47,8 @@ fn user_tokens_go_by_the_databases_clock() {
     let ahead = serve(&installation, &shim, HOURS);
     let key = ahead.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
     let behind = serve(&installation, &shim, -HOURS);
-    let clients = [&ahead, &behind].map(|server| Client::new(address(server)));
-    let mint = |client: &Client, ttl: u32| -> Value {
+    let clients = [&ahead, &behind].map(|server| HttpClient::new(address(server)));
+    let mint = |client: &HttpClient, ttl: u32| -> Value {
         client.clone().key(&key).post(&format!("/v1/inbox/zoe/token?ttl_s={ttl}"), &json!({})).expect(200).json()
     };
     for client in &clients {

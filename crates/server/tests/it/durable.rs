@@ -1,6 +1,6 @@
 //! What was acknowledged survives a crash of PostgreSQL, although server, database, role and URL all say that commits need not wait for the disk.
 
-use postcommit_testkit::{Client, Cluster, HttpServer, Reply};
+use postcommit_testkit::{Cluster, HttpClient, HttpServer, Reply};
 use serde_json::json;
 
 use crate::api::app::{address, text};
@@ -28,7 +28,7 @@ fn a_crash_of_the_server_loses_nothing_that_was_acknowledged_whatever_it_is_set_
     };
     let server = serve();
     let key = server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let client = Client::new(address(&server)).key(&key);
+    let client = HttpClient::new(address(&server)).key(&key);
     // What was there before is not in question.
     installation.rows("CHECKPOINT");
 
@@ -51,7 +51,7 @@ fn a_crash_of_the_server_loses_nothing_that_was_acknowledged_whatever_it_is_set_
     server.kill9();
     cluster.start_again();
     let server = serve();
-    let client = Client::new(address(&server)).key(&made);
+    let client = HttpClient::new(address(&server)).key(&made);
     for id in &accepted {
         let _ = client.get(&format!("/v1/notifications/{id}")).expect(200);
     }

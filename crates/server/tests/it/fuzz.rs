@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind};
@@ -32,8 +32,8 @@ fn each_answer_is_one_that_the_description_promises_on_postgres() {
 
 /// A server, and a client with a key that may do everything.
 struct Served {
-    client: Client,
-    nobody: Client,
+    client: HttpClient,
+    nobody: HttpClient,
     _server: Child,
     _installation: Installation,
 }
@@ -44,12 +44,12 @@ fn served(kind: Kind) -> Served {
     let line = server.wait_for_line("/healthz");
     let address = line.split("http://").nth(1).unwrap().strip_suffix("/healthz").unwrap().parse().unwrap();
     let key = server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let nobody = Client::new(address);
+    let nobody = HttpClient::new(address);
     Served { client: nobody.clone().key(&key), nobody, _server: server, _installation: installation }
 }
 
 /// Status and field of an answer.
-fn refusal(client: &Client, method: &str, path: &str, body: Option<&Value>) -> (u16, Option<String>) {
+fn refusal(client: &HttpClient, method: &str, path: &str, body: Option<&Value>) -> (u16, Option<String>) {
     let answer = client.send(method, path, body.map(Value::to_string).as_deref().map(str::as_bytes));
     let problem = answer.json();
     (answer.status, problem["field"].as_str().map(str::to_owned))

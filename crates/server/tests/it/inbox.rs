@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{KeyDraft, Store};
-use postcommit_testkit::{Answer, Child, Client, GUARD, TestDatabase};
+use postcommit_testkit::{Child, GUARD, HttpClient, HttpResponse, TestDatabase};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -83,11 +83,11 @@ impl Place {
 }
 
 impl Server {
-    fn client(&self) -> Client {
-        Client::new(self.address)
+    fn client(&self) -> HttpClient {
+        HttpClient::new(self.address)
     }
 
-    fn with(&self, token: &str) -> Client {
+    fn with(&self, token: &str) -> HttpClient {
         self.client().key(token)
     }
 
@@ -114,7 +114,7 @@ fn titles(page: &Value) -> Vec<&str> {
     page["items"].as_array().unwrap().iter().map(|message| message["title"].as_str().unwrap()).collect()
 }
 
-fn problem(answer: Answer) -> (u16, String) {
+fn problem(answer: HttpResponse) -> (u16, String) {
     let status = answer.status;
     (status, answer.json()["type"].as_str().unwrap().trim_start_matches("urn:postcommit:problem:").to_owned())
 }

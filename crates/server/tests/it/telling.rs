@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client, HttpServer, Reply};
+use postcommit_testkit::{Child, HttpClient, HttpServer, Reply};
 use serde_json::Value;
 
 use crate::cli::Shell;
@@ -151,7 +151,7 @@ fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
     shell.run(&["providers", "create", "hook", "--driver", "webhook"]).ends(0);
     let key = shell.run(&["keys", "create", "test", "--scope", "enqueue", "--scope", "read", "-o", "json"]).ends(0).json();
     let (server, address) = serve(&shell);
-    let client = Client::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
+    let client = HttpClient::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
     let note = serde_json::json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/hook")}], "correlation_id": "c-7"});
     assert!(client.post("/v1/notifications", &note).expect(202).header("location").is_some());
     let told = block_on(receiver.wait_for(1))[0].header("traceparent").unwrap().to_owned();

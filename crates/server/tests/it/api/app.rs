@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use postcommit_testkit::{Answer, Child, Client};
+use postcommit_testkit::{Child, HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
@@ -63,12 +63,12 @@ impl App {
     }
 
     /// Without a key.
-    pub fn nobody(&self) -> Client {
-        Client::new(self.address)
+    pub fn nobody(&self) -> HttpClient {
+        HttpClient::new(self.address)
     }
 
     /// By the first key, which may do everything.
-    pub fn ops(&self) -> Client {
+    pub fn ops(&self) -> HttpClient {
         self.nobody().key(&self.first_key)
     }
 
@@ -86,7 +86,7 @@ impl App {
     }
 
     /// A client with a new key of that tenant and those scopes.
-    pub fn client(&self, tenant: &str, scopes: &[&str]) -> Client {
+    pub fn client(&self, tenant: &str, scopes: &[&str]) -> HttpClient {
         self.nobody().key(&self.create_key(tenant, scopes).token)
     }
 
@@ -98,7 +98,7 @@ impl App {
     }
 
     /// Enqueues something new; returns its id.
-    pub fn enqueue(&self, client: &Client, notification: &Value) -> String {
+    pub fn enqueue(&self, client: &HttpClient, notification: &Value) -> String {
         text(&client.post("/v1/notifications", notification).expect(202).json(), "id")
     }
 
@@ -138,12 +138,12 @@ pub fn text(json: &Value, field: &str) -> String {
 }
 
 /// The rows of a list that must be one.
-pub fn items(answer: Answer) -> Vec<Value> {
+pub fn items(answer: HttpResponse) -> Vec<Value> {
     answer.expect(200).json()["items"].as_array().unwrap().clone()
 }
 
 /// Insists on a refusal: its status, its form, and the field it names.
-pub fn refused(answer: Answer, status: u16, field: Option<&str>) -> Value {
+pub fn refused(answer: HttpResponse, status: u16, field: Option<&str>) -> Value {
     let answer = answer.expect(status);
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{}", answer.text());
     let problem = answer.json();

@@ -6,7 +6,7 @@ use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
@@ -92,7 +92,7 @@ fn endless_chunks(app: &App, token: &str) -> String {
 }
 
 /// Posts of somebody else, one after the other, until told to stop: how many.
-fn others(client: &Client, is_over: &AtomicBool) -> usize {
+fn others(client: &HttpClient, is_over: &AtomicBool) -> usize {
     let mut posted = 0;
     while !is_over.load(Ordering::Relaxed) || posted == 0 {
         let _ = client.post(PATH, &sound()).expect(202);

@@ -1,6 +1,6 @@
 //! How often somebody may knock, and settings that are refused.
 
-use postcommit_testkit::{Answer, Child};
+use postcommit_testkit::{Child, HttpResponse};
 use serde_json::json;
 
 use super::app::{App, refused, text};
@@ -8,7 +8,7 @@ use super::sessions::{link, sign_in};
 use crate::installation::{Guarantee, Hooks, Installation, Kind};
 
 /// Insists on being told to come later, and when.
-fn told_to_wait(answer: Answer) {
+fn told_to_wait(answer: HttpResponse) {
     let seconds: u64 = answer.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {}", answer.text())).parse().unwrap();
     assert!(seconds >= 1);
     assert_eq!(refused(answer, 429, None)["type"], "urn:postcommit:problem:rate-limited");
@@ -32,7 +32,7 @@ on_both! {
         let from = |address: &str| app.nobody().with("X-Forwarded-For", address);
         let guess = |n: usize| format!("pc_{n:016}_{}", "b".repeat(43));
         let in_office = || from("203.0.113.7");
-        let exhausted = |guess: &dyn Fn(usize) -> Answer| {
+        let exhausted = |guess: &dyn Fn(usize) -> HttpResponse| {
             let refused = (0..40).map(guess).find(|answer| answer.status != 401);
             told_to_wait(refused.unwrap_or_else(|| panic!("forty guesses were let through")));
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use crate::door::Visitor;
@@ -14,7 +14,7 @@ fn mail(event: &str) -> Value {
 }
 
 /// Every row of a list, a page at a time.
-fn walked(client: &Client, path: &str) -> Vec<Value> {
+fn walked(client: &HttpClient, path: &str) -> Vec<Value> {
     let (mut rows, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = client.get(&format!("{path}{cursor}")).expect(200).json();

@@ -1,6 +1,6 @@
 //! B7, B9: what nobody could deliver, and what is done about it; and passes that are asked for.
 
-use postcommit_testkit::{Client, HttpServer, Reply};
+use postcommit_testkit::{HttpClient, HttpServer, Reply};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ impl Moody {
 }
 
 /// So many parked deliveries: their ids, oldest first.
-fn park(app: &App, client: &Client, receiver: &Moody, event: &str, count: usize) -> Vec<String> {
+fn park(app: &App, client: &HttpClient, receiver: &Moody, event: &str, count: usize) -> Vec<String> {
     let one = json!({"event_type": event, "recipients": [{"webhook": receiver.server.url("/")}]});
     let batch = client.post("/v1/notifications/batch", &json!({"notifications": vec![one; count]})).expect(200).json();
     assert_eq!(batch["accepted"], count);
@@ -152,6 +152,6 @@ on_both! {
 }
 
 /// The server is another, and so is the client.
-fn client_again(app: &App) -> Client {
+fn client_again(app: &App) -> HttpClient {
     app.client("default", &["operate"])
 }

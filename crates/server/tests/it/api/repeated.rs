@@ -5,7 +5,7 @@ use std::sync::{Barrier, RwLock};
 use std::thread;
 use std::time::Instant;
 
-use postcommit_testkit::{Answer, Child, Client};
+use postcommit_testkit::{Child, HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, address, refused, text};
@@ -19,10 +19,10 @@ fn booking(key: &str) -> Value {
 }
 
 /// Sends until somebody answers: wherever the server is by then.
-fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> Answer {
+fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> HttpResponse {
     let deadline = Instant::now() + GUARD;
     loop {
-        let client = Client::new(*place.read().unwrap()).key(token);
+        let client = HttpClient::new(*place.read().unwrap()).key(token);
         match client.try_send("POST", "/v1/notifications", Some(body.as_bytes())) {
             Ok(answer) if answer.status != 503 => return answer,
             unanswered => assert!(Instant::now() < deadline, "{unanswered:?}"),
@@ -32,7 +32,7 @@ fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> Answer {
 }
 
 /// All callers at once against a server that ends itself as told; another takes its place when it has.
-fn answers_across_a_crash(installation: &Installation, token: &str, crash: &str, body: &str) -> Vec<Answer> {
+fn answers_across_a_crash(installation: &Installation, token: &str, crash: &str, body: &str) -> Vec<HttpResponse> {
     let doomed = installation.doomed(&["serve", "--role", "api"], crash);
     let place = RwLock::new(address(&doomed));
     let together = Barrier::new(CALLERS);

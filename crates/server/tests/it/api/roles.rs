@@ -11,7 +11,7 @@ on_both! {
     fn a_worker_serves_its_health_alone(kind) {
         let installation = Installation::new(kind, Hooks::of(Guarantee::Idempotent));
         let worker = Child::spawn(installation.command(&["serve", "--role", "worker"]));
-        let client = postcommit_testkit::Client::new(address(&worker));
+        let client = postcommit_testkit::HttpClient::new(address(&worker));
         for path in ["/healthz", "/readyz", "/metrics"] {
             let _ = client.get(path).expect(200);
         }

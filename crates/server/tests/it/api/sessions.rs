@@ -1,6 +1,6 @@
 //! People who sign in with a link: what their browser is given, and what another site can make it do.
 
-use postcommit_testkit::{Answer, Client};
+use postcommit_testkit::{HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
@@ -12,12 +12,12 @@ pub fn link(app: &App) -> String {
     line.split("token=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
 }
 
-pub fn sign_in(client: &Client, token: &str) -> Answer {
+pub fn sign_in(client: &HttpClient, token: &str) -> HttpResponse {
     client.send_as("application/x-www-form-urlencoded", "POST", "/login", format!("token={token}").as_bytes())
 }
 
 /// The browser of somebody who signed in, and what a page of ours sends along.
-fn signed_in(app: &App) -> (Client, String) {
+fn signed_in(app: &App) -> (HttpClient, String) {
     let answer = sign_in(&app.nobody(), &link(app)).expect(303);
     let cookie = answer.header("set-cookie").unwrap().to_owned();
     for part in ["__Host-postcommit=", "; Path=/", "; Secure", "; HttpOnly", "; SameSite=Strict"] {
@@ -92,7 +92,7 @@ on_both! {
     fn another_site_cannot_change_anything_with_a_cookie(kind) {
         let app = App::at_rest(kind);
         let (browser, csrf) = signed_in(&app);
-        let change = |client: &Client, name: &str| client.post("/v1/tenants", &json!({"name": name}));
+        let change = |client: &HttpClient, name: &str| client.post("/v1/tenants", &json!({"name": name}));
         refused(change(&browser, "a"), 403, None);
         refused(change(&browser.clone().with("X-CSRF-Token", "nonsense"), "a"), 403, None);
         let ours = browser.with("X-CSRF-Token", &csrf);

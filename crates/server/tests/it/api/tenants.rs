@@ -1,6 +1,6 @@
 //! Tenants that are suspended, and the log of who changed what.
 
-use postcommit_testkit::{Client, HttpServer, Reply};
+use postcommit_testkit::{HttpClient, HttpServer, Reply};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
@@ -15,7 +15,7 @@ fn entry(app: &App, action: &str) -> Value {
 /// Makes a change under a request id and insists on its entry.
 struct Auditor<'a> {
     app: &'a App,
-    client: Client,
+    client: HttpClient,
     actor: String,
 }
 
@@ -40,7 +40,7 @@ impl Auditor<'_> {
 }
 
 /// So many parked deliveries of the tenant `north`, oldest first.
-fn parked(app: &App, client: &Client, count: usize) -> Vec<String> {
+fn parked(app: &App, client: &HttpClient, count: usize) -> Vec<String> {
     let bad = json!({"event_type": "bad", "recipients": [{"email": "guest@example.com"}]});
     let _ = client.post("/v1/notifications/batch", &json!({"notifications": vec![bad; count]})).expect(200);
     app.pass();
@@ -80,7 +80,7 @@ on_both! {
     fn a_tenants_share_is_changed_by_whoever_may(kind) {
         let app = App::at_rest(kind);
         app.create_tenant("north");
-        let weigh = |client: &Client, name: &str, weight: i32| {
+        let weigh = |client: &HttpClient, name: &str, weight: i32| {
             client.send("PATCH", &format!("/v1/tenants/{name}"), Some(json!({"weight": weight}).to_string().as_bytes()))
         };
         let north = weigh(&app.ops(), "north", 5).expect(200).json();

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Scope, Scopes};
-use postcommit_testkit::{Answer, Client};
+use postcommit_testkit::{HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused};
@@ -40,7 +40,7 @@ impl Walk {
     }
 
     /// Calls an operation about `whose` things.
-    fn call(&self, client: &Client, operation: &Operation, whose: &Planted, query: &str) -> Answer {
+    fn call(&self, client: &HttpClient, operation: &Operation, whose: &Planted, query: &str) -> HttpResponse {
         let path = operation.filled(|parameter| whose.parameter(&operation.path, parameter));
         let body = whose.body(&operation.name).or_else(|| operation.smallest_body()).map(|body| body.to_string());
         let target = format!("{path}{query}");
@@ -51,15 +51,15 @@ impl Walk {
     }
 
     /// An answer without end: how it begins.
-    fn first_of_a_stream(&self, client: &Client, target: &str) -> Answer {
+    fn first_of_a_stream(&self, client: &HttpClient, target: &str) -> HttpResponse {
         let mut visitor = Visitor::at(self.app.address());
         visitor.say(client.head("GET", target));
         let heard = visitor.hear_head();
-        Answer { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
+        HttpResponse { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
     }
 
     /// From an address that nobody has failed from before.
-    fn stranger(&self, token: Option<&str>) -> Client {
+    fn stranger(&self, token: Option<&str>) -> HttpClient {
         let [.., a, b, c] = self.strangers.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let client = self.app.nobody().with("X-Forwarded-For", &format!("10.{a}.{b}.{c}"));
         token.map_or(client.clone(), |token| client.key(token))
@@ -192,7 +192,7 @@ on_both! {
 
     fn c15_who_may_is_served_as_the_description_says(kind) {
         let walk = Walk::begin(kind, &[]);
-        let clients: Vec<(Scope, Client)> =
+        let clients: Vec<(Scope, HttpClient)> =
             Scope::ALL.into_iter().map(|scope| (scope, walk.app.client(&walk.a.name, &[scope.name()]))).collect();
         // What takes things away comes last.
         let (last, first): (Vec<_>, Vec<_>) = walk.operations.iter().partition(|operation| operation.method == "DELETE");

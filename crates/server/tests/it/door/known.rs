@@ -1,6 +1,6 @@
 //! What was accepted before is answered so, although nothing can be written at the moment.
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
 use super::{House, after, shell};
@@ -13,7 +13,7 @@ fn booking(key: &str, payload: Value) -> Value {
 }
 
 /// The known one answers with its first id, other content is a conflict, and what is new is refused: by itself and beside others.
-fn hold_to_it(client: &Client, id: &str, too_much: &Value) {
+fn hold_to_it(client: &HttpClient, id: &str, too_much: &Value) {
     let again = client.post("/v1/notifications", &booking("known", json!({"n": 7}))).expect(200).json();
     assert_eq!(again, json!({"id": id, "duplicate": true}));
     let _ = client.post("/v1/notifications", &booking("known", json!({"n": 8}))).expect(409);
@@ -30,7 +30,7 @@ fn a_known_answer_is_kept_over_a_full_disk() {
     let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve", "--role", "api"])));
     let house = House::found(shell, server);
     let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let client = Client::new(house.address).key(&key);
+    let client = HttpClient::new(house.address).key(&key);
     let first = client.post("/v1/notifications", &booking("known", json!({"n": 7}))).expect(202).json();
     let large = |n: usize| booking(&format!("large {n}"), json!("x".repeat(200_000)));
     house.may_write(Some(0));

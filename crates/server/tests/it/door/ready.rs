@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use tokio_postgres::NoTls;
@@ -52,7 +52,7 @@ fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
     let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve", "--role", "api"])));
     let house = House::found(shell, server);
     let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let client = Client::new(house.address).key(&key);
+    let client = HttpClient::new(house.address).key(&key);
     let large = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}], "payload": "x".repeat(200_000)});
     let _ = client.post("/v1/notifications", &large).expect(202);
     let file = house.shell.path().join("postcommit-data/postcommit.db");

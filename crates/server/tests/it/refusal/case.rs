@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use postcommit_testkit::refusal::REFUSED;
-use postcommit_testkit::{Child, HttpServer, Refusal, Reply};
+use postcommit_testkit::refused_write::REFUSED;
+use postcommit_testkit::{Child, HttpServer, RefusedWrite, Reply};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
 
@@ -20,7 +20,7 @@ const NOTES: [usize; 5] = [2, 1, 2, 1, 0];
 #[derive(Debug)]
 pub struct Step {
     pub name: &'static str,
-    refusals: &'static [Refusal],
+    refusals: &'static [RefusedWrite],
     /// What the log says when it is met.
     sign: &'static str,
     /// The answer that leads here.
@@ -29,11 +29,11 @@ pub struct Step {
     isolate: &'static str,
 }
 
-const QUEUE: Refusal = Refusal::of("UPDATE", "delivery_queue");
-const LEDGER: Refusal = Refusal::of("INSERT", "delivery_ledger");
-const RENEW: Refusal = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
+const QUEUE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue");
+const LEDGER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
+const RENEW: RefusedWrite = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
 
-const fn step(name: &'static str, refusals: &'static [Refusal], meant_for: Answer) -> Step {
+const fn step(name: &'static str, refusals: &'static [RefusedWrite], meant_for: Answer) -> Step {
     Step { name, refusals, sign: REFUSED, meant_for, isolate: "host" }
 }
 
@@ -44,19 +44,19 @@ const fn of_lane(step: Step) -> Step {
 /// All of them, in the order of the flow.
 pub static STEPS: [Step; 14] = [
     step("claim", &[QUEUE.when("OLD.lease_token IS NULL AND NEW.lease_token IS NOT NULL")], Answer::Taken),
-    step("expand", &[Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
+    step("expand", &[RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
     step("announce", &[QUEUE.when("OLD.intent IS NULL AND NEW.intent IS NOT NULL")], Answer::Taken),
     step("settle", &[LEDGER], Answer::Taken),
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
-    step("log", &[Refusal::of("INSERT", "attempt")], Answer::Broken),
-    step("count", &[Refusal::of("INSERT", "rollup_fresh")], Answer::Taken),
+    step("log", &[RefusedWrite::of("INSERT", "attempt")], Answer::Broken),
+    step("count", &[RefusedWrite::of("INSERT", "rollup_fresh")], Answer::Taken),
     Step { name: "renew", refusals: &[LEDGER, RENEW], sign: "could not renew", meant_for: Answer::Taken, isolate: "host" },
-    of_lane(step("hold", &[Refusal::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
-    of_lane(step("pause", &[Refusal::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
-    step("hold host", &[Refusal::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
-    step("pause host", &[Refusal::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
-    step("provider version", &[Refusal::of("UPDATE", "provider_version")], Answer::Unwelcome),
-    step("inbox", &[Refusal::of("INSERT", "inbox_message")], Answer::Taken),
+    of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
+    of_lane(step("pause", &[RefusedWrite::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
+    step("hold host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
+    step("pause host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
+    step("provider version", &[RefusedWrite::of("UPDATE", "provider_version")], Answer::Unwelcome),
+    step("inbox", &[RefusedWrite::of("INSERT", "inbox_message")], Answer::Taken),
 ];
 
 /// How the receiver answers until all is healed.

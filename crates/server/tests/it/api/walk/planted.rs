@@ -1,6 +1,6 @@
 //! A tenant with one of everything, each text of which is a canary.
 
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use super::super::app::{App, items, text};
@@ -8,7 +8,7 @@ use super::super::app::{App, items, text};
 /// What a tenant has, and how to ask for it.
 pub struct Planted {
     pub name: String,
-    pub admin: Client,
+    pub admin: HttpClient,
     /// Texts that nobody else may ever be told.
     pub canaries: Vec<String>,
     notification: String,
