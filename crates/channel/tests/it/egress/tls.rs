@@ -1,4 +1,4 @@
-//! TLS: whom we believe, and that a failed handshake has sent nothing.
+//! TLS: which certificates are trusted, and that a failed handshake has sent nothing.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::peer::{OK, Peer, Script, answered, brief, failed, open, post, read_request};
 
-/// A TLS peer that names itself `tls.example`, and the PEM file of its certificate.
+/// A TLS peer with a certificate for `tls.example`, and the PEM file of its certificate.
 async fn tls_peer() -> (Peer, tempfile::NamedTempFile) {
     let made = rcgen::generate_simple_self_signed(["tls.example".to_owned()]).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -63,7 +63,7 @@ async fn a_peer_with_a_trusted_certificate_answers_and_is_kept() {
 }
 
 #[tokio::test]
-async fn a_peer_we_do_not_believe_sees_no_request() {
+async fn a_peer_with_an_untrusted_certificate_sees_no_request() {
     let (peer, file) = tls_peer().await;
     let wrong_name = failed(&trusting(&file), post(&url("other.example", &peer), "x")).await;
     assert_eq!(seen(&wrong_name), (Phase::Tls, "tls", 0));
@@ -88,7 +88,7 @@ async fn a_peer_that_does_not_speak_tls_sees_no_request() {
 }
 
 #[tokio::test]
-async fn a_tls_peer_that_hangs_up_leaves_it_unclear() {
+async fn a_tls_peer_that_disconnects_leaves_the_request_unclear() {
     let (peer, file) = tls_peer().await;
     let failure = failed(&trusting(&file), post(&url("tls.example", &peer), "hang up")).await;
     assert_eq!((failure.phase, failure.code), (Phase::Request, "closed"));
@@ -96,7 +96,7 @@ async fn a_tls_peer_that_hangs_up_leaves_it_unclear() {
 }
 
 #[test]
-fn an_unusable_ca_file_is_told_at_start() {
+fn an_unusable_ca_file_is_reported_at_start() {
     let empty = tempfile::NamedTempFile::new().unwrap();
     for path in [empty.path().to_owned(), empty.path().with_extension("missing")] {
         let settings = EgressSettings { ca_file: Some(path), ..EgressSettings::default() };
