@@ -1,4 +1,4 @@
-//! A migration is done as a whole or not at all, and only where it can be.
+//! A migration is applied as a whole or not at all, and only where it can be.
 
 use postcommit_engine::db::{DbError, LATEST, MIGRATIONS};
 use postcommit_engine::store::Store;
@@ -10,7 +10,7 @@ const POSTGRES_START: &str = "CREATE SCHEMA postcommit;
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 const SQLITE_START: &str =
     "CREATE TABLE postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
-/// How far the schema is before it is migrated, and an object of a later step that is somebody else's here.
+/// The schema version before the migration, and an object of a later step that exists already and is not Postcommit's.
 const FOUND: usize = 3;
 const IN_THE_WAY: &str = "inbox_message";
 
@@ -22,7 +22,7 @@ async fn an_encoding_that_cannot_hold_every_text_is_refused_before_the_first_ste
         assert!(matches!(&refused, DbError::Refused { code, .. } if code == "encoding"), "{refused:?}");
         let said = refused.to_string();
         assert!(said.contains(&format!("{} has the encoding {encoding}, and postcommit needs UTF8", database.name())), "{said}");
-        // What it says to do works here.
+        // The command in the error text works.
         let (_, create) = said.split_once("database.url: ").unwrap();
         let create = create.split_once(", or").unwrap().0.replace(" name ", &format!(" {}_utf8 ", database.name()));
         Postgres::shared().execute(&create).await;

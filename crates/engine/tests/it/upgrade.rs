@@ -1,9 +1,9 @@
-//! From each schema that has been released to this one: what was enqueued before is delivered, and what was known stays known.
+//! From each released schema to this one: earlier notifications are delivered, and no record is lost.
 
 use postcommit_engine::db::{Db, MIGRATIONS};
 use postcommit_engine::store::Store;
 
-/// What runs before the first migration.
+/// The statements before the first migration.
 const POSTGRES_START: &str = "CREATE SCHEMA postcommit;
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 const SQLITE_START: &str =
@@ -35,7 +35,9 @@ async fn from_schema_1_on_postgres_with_roles() {
     client.batch_execute(&enqueue.replace("1.0", "1")).await.unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 1));
     client.batch_execute(&format!("SET ROLE {worker}; SELECT version FROM postcommit.provider_version; RESET ROLE")).await.unwrap();
-    let held = "SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid::regclass::text LIKE 'postcommit.notification%'";
+    let held = "SELECT count(*) \
+        FROM pg_constraint \
+        WHERE contype = 'c' AND conrelid::regclass::text LIKE 'postcommit.notification%'";
     assert_eq!(store.db().query(held, vec![]).await.unwrap()[0].get::<i64>(0).unwrap(), 0, "limits are kept by the functions");
     store.check_isolation().await.unwrap();
     client.batch_execute(&format!("SET ROLE {reader}; SELECT * FROM postcommit.delivery; SELECT * FROM postcommit.notification_status; SELECT name FROM postcommit.api_key; RESET ROLE")).await.unwrap();
@@ -49,7 +51,7 @@ async fn from_schema_1_on_postgres_with_roles() {
 }
 
 #[tokio::test]
-async fn from_schema_2_on_postgres_keys_are_recognised_by_every_door() {
+async fn from_schema_2_on_postgres_keys_are_recognised_by_every_enqueue_function() {
     let database = postcommit_testkit::database().await;
     let store = Store::open(&database.url).await.unwrap();
     let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
@@ -61,7 +63,8 @@ async fn from_schema_2_on_postgres_keys_are_recognised_by_every_door() {
     client.batch_execute(one).await.unwrap();
 
     store.db().migrate().await.unwrap();
-    let many = "SELECT * FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"payload\": {\"x\": 1.0}, \"idempotency_key\": \"k\", \"title\": \"it''s\", \"channels\": [\"email\"]}]')";
+    let many = "SELECT * \
+        FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"payload\": {\"x\": 1.0}, \"idempotency_key\": \"k\", \"title\": \"it''s\", \"channels\": [\"email\"]}]')";
     client.batch_execute(&format!("{one}; {many}")).await.unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 0));
     client
@@ -74,7 +77,7 @@ async fn from_schema_2_on_postgres_keys_are_recognised_by_every_door() {
         .await
         .unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (1, 3));
-    // And what is enqueued now has the same fingerprint by both.
+    // A new notification has the same fingerprint by both functions.
     client.batch_execute(&format!("{}; {}", one.replace("'k'", "'k2'"), many.replace("\"k\"", "\"k2\""))).await.unwrap();
     assert_eq!((count(&store, "notification").await, count(&store, "key_conflict").await), (2, 3));
 }
@@ -86,7 +89,8 @@ async fn from_schema_1_on_sqlite() {
     let file = rusqlite::Connection::open(&path).unwrap();
     file.execute_batch(&format!("{SQLITE_START}; {}; INSERT INTO postcommit_migration VALUES (1, 'core', 0)", MIGRATIONS[0].sqlite))
         .unwrap();
-    let enqueue = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('a', '{\"x\": 1}', 'k', '[{\"email\": \"a@example.com\"}]')";
+    let enqueue = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) \
+        VALUES ('a', '{\"x\": 1}', 'k', '[{\"email\": \"a@example.com\"}]')";
     file.execute_batch(enqueue).unwrap();
 
     let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
@@ -101,9 +105,9 @@ async fn from_schema_1_on_sqlite() {
     store.check_isolation().await.unwrap();
 }
 
-/// What is in the tables of schema 3 is behind the wall of schema 4.
+/// The rows in the tables of schema 3 are protected by the row-level security of schema 4.
 #[tokio::test]
-async fn from_schema_3_on_postgres_what_was_there_is_walled_off() {
+async fn from_schema_3_on_postgres_existing_rows_get_row_level_security() {
     let database = postcommit_testkit::database().await;
     let store = Store::open(&database.url).await.unwrap();
     let Db::Postgres(db) = store.db() else { panic!("not PostgreSQL") };
@@ -113,7 +117,10 @@ async fn from_schema_3_on_postgres_what_was_there_is_walled_off() {
         .map(|step| format!("{}; INSERT INTO postcommit.migration VALUES ({}, '{}')", step.postgres, step.version, step.name));
     client.batch_execute(&format!("BEGIN; {POSTGRES_START}; {}; COMMIT", steps.collect::<Vec<_>>().join("; "))).await.unwrap();
     client
-        .batch_execute("SELECT postcommit.enqueue('a', '{}', 'k'); SELECT postcommit.enqueue('a', '{}', 'k', tenant => 'acme')")
+        .batch_execute(
+            "SELECT postcommit.enqueue('a', '{}', 'k'); \
+            SELECT postcommit.enqueue('a', '{}', 'k', tenant => 'acme')",
+        )
         .await
         .unwrap();
 

@@ -1,4 +1,5 @@
-//! Databases of schema 8, whose roles all databases of a cluster shared. A cluster for each test: the names are one per cluster.
+//! Databases of schema 8, whose roles were shared by all databases of a cluster. Every test has a cluster of its own,
+//! because role names are unique per cluster.
 
 use postcommit_engine::db::{LATEST, MIGRATIONS};
 use postcommit_engine::store::Store;
@@ -13,7 +14,7 @@ const START: &str = "CREATE SCHEMA postcommit;
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 const SHARED: &str = "SELECT rolname::text FROM pg_roles WHERE rolname ~ '^postcommit_[a-z]+$' ORDER BY 1";
 
-/// What the last release made, by the login that owns the database.
+/// A database as the last release created it, by the login that owns the database.
 async fn schema_8(cluster: &Cluster, owner: &str, with_roles: bool) -> TestDatabase {
     let admin = connect(&cluster.url()).await;
     if texts(&admin, SHARED).await.is_empty() {
@@ -51,7 +52,9 @@ async fn members_of_roles_that_one_database_used_are_carried_over() {
     let database = schema_8(&cluster, "app", true).await;
     members(&cluster).await;
     let admin = Store::open(&database.url).await.unwrap();
-    let forced = "SELECT count(*) FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace AND relforcerowsecurity";
+    let forced = "SELECT count(*) \
+        FROM pg_class \
+        WHERE relnamespace = 'postcommit'::regnamespace AND relforcerowsecurity";
     assert!(admin.db().query(forced, vec![]).await.unwrap()[0].get::<i64>(0).unwrap() > 20);
     let migrated = admin.db().migrate().await.unwrap();
     assert_eq!((migrated.applied.len() as i32, migrated.grants.as_slice()), (LATEST - 8, &[][..]));
@@ -73,7 +76,7 @@ async fn members_of_roles_that_one_database_used_are_carried_over() {
     assert_eq!(worker.of_tenant(1).tenants().await.unwrap().len(), 1);
 }
 
-/// Who is a member for the sake of one database must not become one in another.
+/// A member of a role for one database must not become a member for another.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_roles_that_two_databases_used_are_named_and_not_carried_over() {
     let cluster = Cluster::start();
@@ -105,7 +108,8 @@ async fn members_of_roles_that_two_databases_used_are_named_and_not_carried_over
     is_shut_out(&b, "worker_login").await;
 }
 
-/// A login without roles of its own, but a member of the tenants' role as every login was, read what another installation had.
+/// A login without roles of its own was a member of the shared tenants' role, like every login, and could read other
+/// installations.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_took_the_shared_tenants_role_reaches_only_its_own() {
     let cluster = Cluster::start();
@@ -123,7 +127,7 @@ async fn a_login_that_took_the_shared_tenants_role_reaches_only_its_own() {
     assert!(left.contains(&"postcommit_tenant".to_owned()), "it has members that nobody decided on, and stays: {left:?}");
 }
 
-/// A server that starts by a login without CREATEROLE changes nothing before it has what it needs.
+/// A server that starts with a login without CREATEROLE changes nothing before it has the privileges it needs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_that_may_make_no_roles_is_told_what_the_upgrade_needs() {
     let cluster = Cluster::start();
