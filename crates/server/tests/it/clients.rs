@@ -1,5 +1,6 @@
-//! The clients against the real binary, on both databases: the SDK's `http`, the package for Python and the one for TypeScript, and what docs/clients.md
-//! shows of them. Each package has its tests in its own language; here they get a server, a key and a database.
+//! The clients against the real binary, on both databases: the SDK's `http`, the packages for Python and TypeScript,
+//! and the snippets of docs/clients.md. Each package has tests in its own language; here they get a server, a key and a
+//! database.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,10 +13,10 @@ use tempfile::TempDir;
 use crate::docs::{python, snippet, succeeds};
 use crate::door::House;
 
-/// A server on a database that others may open, too.
+/// A server on a database that other processes may open, too.
 struct Place {
     house: House,
-    /// What a client needs to know, as its tests expect it.
+    /// The environment variables that the tests of the clients expect.
     environment: Vec<(&'static str, String)>,
     _folder: TempDir,
     _database: Option<TestDatabase>,
@@ -63,12 +64,12 @@ fn package(name: &str) -> PathBuf {
 
 fn python_command() -> Command {
     let mut command = Command::new(python());
-    // Warnings are errors: a connection that is left open is one.
+    // Warnings are errors: an unclosed connection is one.
     command.args(["-W", "error"]).env("PYTHONPATH", package("python").join("src")).env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
 
-/// The tests of one folder; each says what it needs by failing without it.
+/// The tests of one folder. Each fails when a variable that it needs is missing.
 fn python_tests(folder: &str) -> Command {
     let mut command = python_command();
     command.args(["-m", "unittest", "discover", "-t", ".", "-s"]).arg(Path::new("tests").join(folder)).current_dir(package("python"));
@@ -91,7 +92,7 @@ async fn the_python_client_on_both_databases() {
     }
 }
 
-/// A snippet of Python enqueues what it prints.
+/// A snippet of Python enqueues a notification and prints its id.
 fn prints_an_id(place: &Place, name: &str) {
     let mut command = python_command();
     command.args(["-c", &snippet("docs/clients.md", name)]);
@@ -104,7 +105,7 @@ fn knows(place: &Place, name: &str, printed: &str) {
     place.house.shell.run(&["notifications", "show", id]).ends(0);
 }
 
-/// The package is built once, for its tests and for those who import it; the tests run on what was built.
+/// The package is built once. Its tests and other importers use the build.
 fn node(arguments: &[&str]) -> Command {
     let mut command = Command::new("node");
     command.args(arguments).current_dir(package("typescript"));
@@ -127,14 +128,14 @@ async fn the_typescript_client_on_both_databases() {
     postgres.run(node(&["--test", "build/test/alone/", "build/test/server/", "build/test/postgres/"]));
     sqlite.run(node(&["--test", "build/test/server/"]));
     for (place, name) in [(&sqlite, "node-http-run"), (&postgres, "node-http-run"), (&postgres, "node-pg-run")] {
-        // Inside the package, where its own name is known to Node as it is to those who installed it.
+        // Inside the package, where Node resolves the package's own name as for users who installed it.
         let file = package("typescript").join("build").join(format!("{name}.mjs"));
         std::fs::write(&file, snippet("docs/clients.md", name)).unwrap();
         knows(place, name, &place.run(node(&[file.to_str().unwrap()])));
     }
 }
 
-/// A server with a certificate of its own making, which nobody trusts.
+/// A server with a self-signed certificate that no client trusts.
 fn untrusted_house(folder: &Path) -> House {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let path = |name: &str| folder.join(name).display().to_string();
@@ -157,7 +158,7 @@ for act in (lambda: client.enqueue("e"), lambda: next(client.inbox("u").stream()
 "#;
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_not_asked_again_by_python() {
+fn the_python_client_does_not_repeat_after_an_untrusted_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let house = untrusted_house(folder.path());
     let ran = python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
@@ -177,7 +178,7 @@ if (asked !== 2) throw new Error(`asked ${asked} times`);
 "#;
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_not_asked_again_by_typescript() {
+fn the_typescript_client_does_not_repeat_after_an_untrusted_certificate() {
     built();
     let folder = tempfile::tempdir().unwrap();
     let house = untrusted_house(folder.path());

@@ -1,5 +1,5 @@
-//! The door of the real binary: those who are slow, too many, too large or ambiguous are refused clearly, and everybody else is served meanwhile.
-//! What needs routes that misbehave is tested beside the door itself, in `src/door/tests.rs`.
+//! The connection handling of the real binary: clients that are slow, too many, too large or ambiguous are refused
+//! clearly, and all others are served. Tests that need misbehaving routes are in `src/door/tests.rs`.
 
 mod crowd;
 mod hosts;
@@ -18,7 +18,7 @@ use postcommit_testkit::Child;
 use crate::cli::Shell;
 use crate::installation::GUARD;
 
-/// A running server, and where it is.
+/// A running server and its address.
 pub struct House {
     pub shell: Shell,
     pub server: Child,
@@ -26,14 +26,14 @@ pub struct House {
 }
 
 impl House {
-    /// On a new SQLite file, with these settings beside the defaults.
+    /// A server on a new SQLite file, with settings beside the defaults.
     pub fn with(settings: &[(&str, &str)]) -> Self {
         let shell = shell(settings);
         let server = Child::spawn(shell.command(&["serve"]));
         Self::found(shell, server)
     }
 
-    /// The same as `command`.
+    /// A server that the test has started.
     pub fn found(shell: Shell, server: Child) -> Self {
         server.wait_for_line("is ready");
         let line = server.wait_for_line("/healthz");
@@ -45,7 +45,7 @@ impl House {
         Visitor::at(self.address)
     }
 
-    /// From another of the addresses that loopback has.
+    /// Connects from another loopback address.
     pub fn connect_from(&self, source: Ipv4Addr) -> Visitor {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let stream = runtime.block_on(async {
@@ -57,7 +57,7 @@ impl House {
         Visitor(stream).patient()
     }
 
-    /// The answer to a request that says all this and no more.
+    /// The answer to a request of exactly this text.
     pub fn ask(&self, request: &str) -> String {
         self.connect().ask(request)
     }
@@ -75,7 +75,7 @@ pub fn shell(settings: &[(&str, &str)]) -> Shell {
     shell
 }
 
-/// `command` by way of a shell that says something first.
+/// `command` through a shell that runs `first` before it.
 pub fn after(first: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{first}; exec \"$0\" \"$@\"")]).arg(command.get_program()).args(command.get_args());
@@ -83,7 +83,7 @@ pub fn after(first: &str, command: &Command) -> Command {
     shell
 }
 
-/// A client that says exactly what it is told to say.
+/// A client that sends exactly the given bytes.
 pub struct Visitor(pub TcpStream);
 
 impl Visitor {
@@ -91,7 +91,7 @@ impl Visitor {
         Self(TcpStream::connect(address).unwrap()).patient()
     }
 
-    /// One that waits forever would hang the test instead of failing it.
+    /// Sets a read timeout, so that a missing answer fails the test instead of blocking it.
     fn patient(self) -> Self {
         self.0.set_read_timeout(Some(GUARD)).unwrap();
         self.0.set_write_timeout(Some(GUARD)).unwrap();
@@ -112,7 +112,7 @@ impl Visitor {
         hear(&mut self.0)
     }
 
-    /// The head of an answer whose body may go on.
+    /// The head of an answer whose body may be endless.
     pub fn hear_head(&mut self) -> String {
         hear_head(&mut self.0)
     }
@@ -128,7 +128,7 @@ impl Visitor {
         self.ask("GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n").ends_with("\r\n\r\nok\n")
     }
 
-    /// What has come within a moment, if anything has.
+    /// The bytes that arrive within a short time, if any.
     pub fn heard_meanwhile(&mut self) -> Option<String> {
         self.0.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
         let mut first = [0; 1];

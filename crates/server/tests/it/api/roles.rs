@@ -8,7 +8,7 @@ use crate::door::Visitor;
 use crate::installation::{Guarantee, Hooks, Installation};
 
 on_both! {
-    fn a_worker_serves_its_health_alone(kind) {
+    fn a_worker_serves_only_its_health(kind) {
         let installation = Installation::new(kind, Hooks::of(Guarantee::Idempotent));
         let worker = Child::spawn(installation.command(&["serve", "--role", "worker"]));
         let client = postcommit_testkit::HttpClient::new(address(&worker));
@@ -25,7 +25,7 @@ on_both! {
         assert!(!worker.output().iter().any(|line| line.contains("pc_") || line.contains("sign in")), "a worker makes no keys: {:?}", worker.output());
     }
 
-    fn a_stop_finishes_the_request_that_is_under_way(kind) {
+    fn a_stop_finishes_the_request_in_progress(kind) {
         let app = App::start(kind);
         let token = app.create_key("default", &["enqueue"]).token;
         let body = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}]}).to_string();
@@ -35,7 +35,7 @@ on_both! {
             "POST /v1/notifications HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
             body.len()
         ));
-        // The handler asks for the body: the request is under way.
+        // The handler asks for the body: the request is in progress.
         assert!(visitor.hear_head().starts_with("HTTP/1.1 100 "));
         visitor.say(first);
         app.server.term();

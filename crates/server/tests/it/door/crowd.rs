@@ -1,4 +1,4 @@
-//! Many at once: ten thousand connections of one client, and a house that is full.
+//! Many connections: ten thousand of one client, and a server without free connections.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use super::{House, Visitor};
 use crate::installation::wait_until;
 
 const CROWD: usize = 10_000;
-/// The defaults.
+/// The default limits.
 const PER_ADDRESS: usize = 256;
 const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
@@ -16,7 +16,8 @@ fn is_turned_away(answer: &str) -> bool {
     answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1\r\n") && answer.contains("problem:too-many-connections")
 }
 
-/// This process holds the other end of every connection: as many as its limit of files lets it.
+/// The number of connections to open, limited by this process's file descriptors, because it holds the other end of
+/// each.
 fn crowd() -> usize {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
@@ -28,7 +29,7 @@ fn crowd() -> usize {
 }
 
 #[test]
-fn ten_thousand_connections_of_one_client_shut_nobody_out() {
+fn ten_thousand_connections_of_one_client_lock_out_no_other() {
     let house = House::with(&[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_IDLE_DEADLINE_MS", "3600000")]);
     let mut old = house.connect();
     assert!(old.is_well());
@@ -51,11 +52,11 @@ fn ten_thousand_connections_of_one_client_shut_nobody_out() {
 }
 
 #[test]
-fn a_full_house_says_so_and_has_room_again_when_somebody_leaves() {
+fn a_server_without_free_connections_says_so_and_recovers_when_one_closes() {
     let house = House::with(&[("SERVER_CONNECTIONS", "3"), ("SERVER_STREAMS", "1"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
     let mut inside = [house.connect(), house.connect()];
     assert!(inside.iter_mut().all(Visitor::is_well));
-    // The request is on its way already: the answer must arrive all the same.
+    // The request is already sent when the server refuses: the answer must arrive nevertheless.
     let answer = house.ask("GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n");
     assert!(is_turned_away(&answer) && answer.contains("2 connections from this address"), "{answer}");
     let mut third = house.connect_from(NEIGHBOUR);
@@ -69,7 +70,7 @@ fn a_full_house_says_so_and_has_room_again_when_somebody_leaves() {
 }
 
 #[test]
-fn a_trusted_proxy_speaks_for_many() {
+fn the_limit_per_address_does_not_apply_to_a_trusted_proxy() {
     let house = House::with(&[("SERVER_CONNECTIONS_PER_ADDRESS", "1"), ("SERVER_TRUSTED_PROXIES", "127.0.0.2/32")]);
     let mut many: Vec<Visitor> = (0..20).map(|_| house.connect_from(NEIGHBOUR)).collect();
     assert!(many.iter_mut().all(Visitor::is_well));

@@ -1,8 +1,9 @@
-//! A server on loopback answers to its own names: a site whose name points here (DNS rebinding) reads nothing through its visitors' browsers.
+//! A server on loopback answers only to its own names: a site whose name resolves to this address (DNS rebinding)
+//! cannot read it through its visitors' browsers.
 
 use super::House;
 
-/// What a browser would send for that path.
+/// A request as a browser would send it.
 fn get(path: &str, host: &str, more: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{more}\r\n")
 }
@@ -60,13 +61,13 @@ fn a_foreign_host_is_refused_everywhere_but_by_the_probes() {
 }
 
 #[test]
-fn the_public_url_is_a_name_of_ours_but_opens_no_metrics() {
+fn the_public_url_is_an_own_name_but_exposes_no_metrics() {
     let house = House::with(&[("API_PUBLIC_URL", "https://Notify.Example.com/"), ("METRICS_TOKEN", "0123456789abcdef")]);
     for host in ["notify.example.com", "NOTIFY.example.com.:443", "localhost"] {
         assert_eq!(status(&house.ask(&get("/", host, ""))), 200, "{host}");
     }
     assert_eq!(status(&house.ask(&get("/", "other.example.com", ""))), 421);
-    // A proxy that passes everything on would open them to everybody.
+    // A proxy that forwards everything would expose the metrics to everyone.
     assert_eq!(status(&house.ask(&get("/metrics", "notify.example.com", ""))), 421);
     assert_eq!(status(&house.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdef\r\n"))), 200);
     assert_eq!(status(&house.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdeF\r\n"))), 421);

@@ -1,4 +1,4 @@
-//! `/readyz`, and a stop that finishes what is under way.
+//! `/readyz`, and a stop that finishes the requests in progress.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ impl House {
         answer.starts_with("HTTP/1.1 503 ") && answer.contains(words)
     }
 
-    /// How far into a file it may write.
+    /// Limits the size of files that the server may write.
     pub(super) fn may_write(&self, bytes: Option<u64>) {
         let pid = Pid::from_raw(i32::try_from(self.server.pid()).unwrap()).unwrap();
         let now = prlimit(Some(pid), Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
@@ -32,9 +32,9 @@ impl House {
 }
 
 #[test]
-fn a_disk_that_takes_no_more_is_not_ready() {
+fn a_full_disk_is_not_ready() {
     let shell = shell(&[]);
-    // Past its limit of file size a write fails as on a full disk; without the trap it would end the process.
+    // Beyond its file size limit a write fails as on a full disk. Without the trap the signal would end the process.
     let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve"])));
     let house = House::found(shell, server);
     assert!(house.is_ready());
@@ -45,7 +45,7 @@ fn a_disk_that_takes_no_more_is_not_ready() {
     wait_until("room on the disk", || house.is_ready());
 }
 
-/// The log is written over from its beginning: while there is room in it a small write succeeds where others do not.
+/// SQLite's log is overwritten from its beginning: while there is room in it, a small write succeeds where others fail.
 #[test]
 fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
     let shell = shell(&[]);
@@ -66,7 +66,7 @@ fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
     wait_until("it to be ready", || house.is_ready());
 }
 
-/// On a small disk of its own; where none can be mounted, by root or in a user's own namespace, there is nothing to show it with.
+/// On a small disk of its own. Where none can be mounted, by root or in a user namespace, the test does nothing.
 #[test]
 fn a_disk_with_hardly_any_room_left_is_not_ready() {
     let shell = shell(&[]);
@@ -82,7 +82,7 @@ fn a_disk_with_hardly_any_room_left_is_not_ready() {
     apart.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let house = House::found(shell, Child::spawn(apart));
     assert!(house.is_ready());
-    // Its mounts are its own: they are seen through it alone.
+    // The mounts belong to the server's namespace and are visible only through its /proc entry.
     let folder = format!("/proc/{}/root{}/postcommit-data", house.server.pid(), house.shell.path().display());
     let filler = Path::new(&folder).join("filler");
     std::fs::write(&filler, vec![1; 20 * 1024 * 1024]).unwrap();
@@ -92,16 +92,16 @@ fn a_disk_with_hardly_any_room_left_is_not_ready() {
     wait_until("room on the disk", || house.is_ready());
 }
 
-/// It is answered while the lock is held: it is given back only then.
+/// The server answers while the lock is held; the test releases it only afterwards.
 #[test]
-fn a_lock_of_the_application_is_told_while_it_lasts() {
+fn a_lock_of_the_application_is_reported_while_it_lasts() {
     let house = House::with(&[]);
     for begin in ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"] {
         wait_until("it to be ready", || house.is_ready());
         let file = rusqlite::Connection::open(house.shell.path().join("postcommit-data/postcommit.db")).unwrap();
         file.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
         file.execute_batch(begin).unwrap();
-        // What was found a moment ago is believed for a second.
+        // A result is cached for a second.
         wait_until("the lock to be seen", || house.is_unready_because("has held a lock for longer than 1 s"));
         assert!(house.is_well());
         file.execute_batch("ROLLBACK").unwrap();
@@ -110,7 +110,7 @@ fn a_lock_of_the_application_is_told_while_it_lasts() {
 }
 
 #[test]
-fn files_that_are_removed_or_replaced_under_it_are_noticed() {
+fn removed_or_replaced_database_files_are_noticed() {
     for role in ["all", "api"] {
         for (ending, replace) in [("-wal", false), ("-wal", true), ("-shm", true), ("", false), ("", true)] {
             let shell = shell(&[]);
@@ -121,7 +121,7 @@ fn files_that_are_removed_or_replaced_under_it_are_noticed() {
             let content = std::fs::read(&file).unwrap();
             std::fs::remove_file(&file).unwrap();
             if replace {
-                // Another file, as a restored copy is. The old number may not be given again while the old file is open.
+                // Another file, like a restored copy. The inode number cannot be reused while the old file is open.
                 std::fs::write(&file, content).unwrap();
             }
             let words = format!("postcommit.db{ending} was moved, deleted or replaced under us; restart");
@@ -147,7 +147,7 @@ fn a_standby_is_not_ready() {
             driven.await.unwrap().unwrap();
         });
     };
-    // What a session on a standby says of itself; for new sessions, so the old ones end.
+    // The setting that a session on a standby has. It applies to new sessions, so the old ones are ended.
     let switch = |read_only: &str| {
         say(&format!(
             "BEGIN READ WRITE;
@@ -163,12 +163,12 @@ fn a_standby_is_not_ready() {
 }
 
 #[test]
-fn a_stop_finishes_the_request_under_way() {
+fn a_stop_finishes_the_request_in_progress() {
     let house = House::with(&[("LOG_LEVEL", "info,postcommit::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
     let mut idle = house.connect();
     assert!(idle.is_well());
     let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    // Somebody holds the file: what is to be written has to wait.
+    // Another connection locks the file: the server's write has to wait.
     let file = rusqlite::Connection::open(house.shell.path().join("postcommit-data/postcommit.db")).unwrap();
     file.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -190,7 +190,7 @@ fn a_stop_finishes_the_request_under_way() {
 }
 
 #[test]
-fn a_method_that_is_not_served_is_said() {
+fn an_unsupported_method_is_answered_with_405() {
     let house = House::with(&[]);
     for path in ["/healthz", "/readyz"] {
         assert!(house.ask(&format!("POST {path} HTTP/1.1\r\nhost: h\r\n\r\n")).starts_with("HTTP/1.1 405 "));

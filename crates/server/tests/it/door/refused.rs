@@ -1,4 +1,4 @@
-//! One at a time: slow, large, ambiguous; and whose address the log has.
+//! Single requests that are slow, large or ambiguous; and which client address is logged.
 
 use std::net::Ipv4Addr;
 
@@ -31,7 +31,7 @@ fn a_header_that_comes_byte_by_byte_is_cut_off() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_its_limit() {
+fn a_request_that_is_too_large_is_refused_with_the_limit() {
     let house = House::with(&[]);
     let post = |field: &str| house.ask(&format!("POST /healthz HTTP/1.1\r\nhost: h\r\n{field}\r\n\r\n"));
     assert!(is_problem(&post("content-length: 4194305"), 413, "\"limit\":4194304"));
@@ -42,7 +42,7 @@ fn what_is_too_large_is_refused_with_its_limit() {
 }
 
 #[test]
-fn what_a_proxy_could_read_otherwise_is_refused() {
+fn a_request_that_a_proxy_could_read_differently_is_refused() {
     let house = House::with(&[]);
     for fields in [
         "content-length: 3\r\ncontent-length: 3",

@@ -1,4 +1,4 @@
-//! TLS: the certificate in force, and one that takes its place.
+//! TLS: the current certificate, and its replacement.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::{House, hear};
 
-/// A certificate of its own, for localhost.
+/// A self-signed certificate for localhost.
 struct Identity {
     certificate: String,
     key: String,
@@ -25,14 +25,14 @@ impl Identity {
         Self { certificate: cert.pem(), key: signing_key.serialize_pem(), roots: Arc::new(roots) }
     }
 
-    /// As renewers do: beside it, then in its place.
+    /// Replaces the files like a certificate renewal: writes new ones, then renames them.
     fn install(&self, folder: &Path) {
         for (name, text) in [("key.pem", &self.key), ("certificate.pem", &self.certificate)] {
             replace(folder, name, text);
         }
     }
 
-    /// What `/healthz` answers to somebody who trusts this one alone.
+    /// The answer of `/healthz` to a client that trusts only this certificate.
     fn ask(&self, house: &House) -> Result<String, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
@@ -78,7 +78,7 @@ fn a_new_certificate_takes_the_old_ones_place_and_a_bad_one_does_not() {
     house.server.wait_for_line("the certificate was reloaded");
     assert!(second.ask(&house).unwrap().ends_with("ok\n"));
     assert!(first.ask(&house).is_err());
-    // Without a signal, too, the files are looked at.
+    // The files are also read again without a signal.
     replace(folder.path(), "certificate.pem", "nonsense");
     let line = house.server.wait_for_line("certificate.pem: holds no certificate in PEM form");
     assert!(line.contains("the old one stays"), "{line}");
@@ -89,7 +89,7 @@ fn a_new_certificate_takes_the_old_ones_place_and_a_bad_one_does_not() {
 }
 
 #[test]
-fn a_client_that_shakes_no_hand_is_cut_off_and_counted() {
+fn a_client_without_a_handshake_is_cut_off_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity::new();
     identity.install(folder.path());
