@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_judged_does_not_hold() {
+    fn an_unjudged_bar_is_not_held() {
         let page = sound(&report(vec![finding("P5", f64::NAN, Some(Threshold::AtMost(1.0)), None)], vec![]));
         assert!(page.contains("0 of 1 bar holds") && page.contains("? not judged:</span> P5"));
     }

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn action_urls_lead_nowhere_surprising() {
+    fn only_safe_action_urls_are_accepted() {
         all_ok(action_url, &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"]);
         all_refused(
             action_url,

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_written_again() {
+    fn a_parsed_traceparent_is_written_unchanged() {
         let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let parent: TraceParent = text.parse().unwrap();
         assert_eq!((parent.to_string().as_str(), parent.sampled), (text, true));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn an_invalid_traceparent_is_refused() {
         for text in [
             "",
             "00",

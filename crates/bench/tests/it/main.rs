@@ -144,7 +144,7 @@ fn a_relative_path_is_resolved_for_child_processes() {
 async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     let given = postcommit_testkit::database().await;
     let store = Store::open(&given.url).await.unwrap();
-    store.db().execute_one("CREATE TABLE mine (id int)", vec![]).await.unwrap();
+    store.db().execute_one("CREATE TABLE public.mine (id int)", vec![]).await.unwrap();
     // A database that a killed run would have left.
     let psql = Command::new("psql").arg(&given.url).args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"]).output().unwrap();
     assert!(psql.status.success(), "{psql:?}");

@@ -311,7 +311,7 @@ on_both! {
         let (odd, fine) = (world.enqueue_raw("a", "{\"n\": 1e400}").await, world.enqueue("b", json!({})).await);
         world.pass().await;
         assert_eq!(world.delivery(fine).await.state, "sent");
-        assert_eq!(world.delivery(odd).await.state, "sent", "nobody needs to understand the number to pass it on");
+        assert_eq!(world.delivery(odd).await.state, "sent", "the number is passed on without being parsed");
     }
 
     async fn a_pass_whose_time_is_up_claims_nothing_more_and_says_so(world) {

@@ -42,7 +42,7 @@ async fn rows(world: &World, id: Uuid) -> Vec<(String, String, Option<String>, O
 }
 
 on_both! {
-    async fn b1_a_user_is_reached_in_app_by_default_and_nobody_configures_it(world) {
+    async fn b1_a_user_is_reached_in_app_by_default_without_configuration(world) {
         // Serves every channel except in_app.
         world.capture(json!({})).await;
         let more = json!({"recipients": [{"user": "alice"}], "entity": "booking:7", "title": "See you soon", "body": "At the gate", "action_url": "https://example.com/b/7",
@@ -112,7 +112,7 @@ on_both! {
         world.store.create_provider(other, &taken).await.unwrap();
         let id = world.enqueue("a", json!({"tenant": "other", "recipients": [{"user": "alice"}]})).await;
         world.pass().await;
-        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"), "whoever took the name keeps it, and nothing goes round in circles");
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"), "the other provider keeps its name, and expansion does not loop");
     }
 
     async fn b15_a_user_s_messages_are_listed_newest_first_with_marks(world) {

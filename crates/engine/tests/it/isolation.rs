@@ -196,7 +196,7 @@ async fn a_tenant_s_own_work_passes_row_level_security() {
             .state,
         "cancelled"
     );
-    assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and nobody else's");
+    assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and no row of another tenant");
     assert_eq!(scoped.delete_provider(a, "second").await.unwrap(), Some(0));
     let made = scoped.create_key(a, &draft("own", &["read"])).await.unwrap();
     assert!(!world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap() && scoped.revoke_key(a, &made.id).await.unwrap());
@@ -366,6 +366,6 @@ async fn functions_that_were_restored_without_privileges_are_taken_from_public()
     db.check_isolation().await.unwrap();
     assert!(!world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
     world.execute("GRANT EXECUTE ON FUNCTION postcommit.restored() TO PUBLIC", vec![]).await;
-    assert!(!db.migrate().await.unwrap().arranged, "a grant that somebody made stays");
+    assert!(!db.migrate().await.unwrap().arranged, "a manual grant stays");
     assert!(world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
 }

@@ -118,7 +118,7 @@ const UNGUARDED: &[Variant] = &[
         Protocol { remembers_unclear: false, key_expires: true, ..IDEMPOTENT },
         &[ONE_EFFECT, NO_FALSE_FAILURE],
     ),
-    variant("nobody takes over", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
+    variant("no takeover", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
     variant(
         "at_most_once, a loss forgotten when given back",
         Protocol { loss: Loss::ForgottenWhenGivenBack, give_backs: 1, ..AT_MOST_ONCE },
@@ -130,7 +130,7 @@ const UNGUARDED: &[Variant] = &[
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
     variant(
-        "made at_most_once, nobody asks when",
+        "made at_most_once, the time of the change is ignored",
         Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
@@ -157,7 +157,7 @@ const UNGUARDED: &[Variant] = &[
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
     variant(
-        "own row: made at_most_once, nobody asks when",
+        "own row: made at_most_once, the time of the change is ignored",
         Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER_OWN },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),

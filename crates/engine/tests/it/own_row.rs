@@ -85,7 +85,7 @@ on_both! {
         assert_eq!((world.count("attempt").await, world.count("delivery_queue").await), (3, 0));
         world.enqueue("a", json!({})).await;
         world.pass().await;
-        assert_eq!((world.count("attempt").await, world.watched().await.len()), (4, 3), "and nobody who may");
+        assert_eq!((world.count("attempt").await, world.watched().await.len()), (4, 3), "and no row for a target that can be sent from the own row");
     }
 
     async fn a_failed_first_attempt_waits_in_its_lane(world) {

@@ -56,7 +56,7 @@ on_both! {
         assert!(!world.store.update_provider(&mine).await.unwrap(), "it was made for what is no longer there");
         let now = world.store.provider(world.tenant, "second").await.unwrap().unwrap();
         assert_eq!((now.concurrency, now.revision, now.is_default), (3, 2, false));
-        assert_eq!(world.defaults().await, ["first"], "who lost a race has taken nobody's place");
+        assert_eq!(world.defaults().await, ["first"], "the loser of a race does not become the default");
     }
 
     async fn a_default_that_stays_the_default_never_loses_the_role_in_between(world) {
@@ -140,7 +140,7 @@ on_both! {
         assert_eq!(made.into_iter().filter(|made| *made).count(), 5);
         let one_more = ProviderDraft { is_default: true, ..world.texts("one-more") };
         assert!(!world.store.create_provider(world.tenant, &one_more).await.unwrap(), "there are {PROVIDERS}");
-        assert_eq!(world.defaults().await, ["first"], "who was not made has taken nobody's place");
+        assert_eq!(world.defaults().await, ["first"], "a provider that was not created is not the default");
         assert!(world.store.create_provider(world.store.tenant_or_new("other").await.unwrap(), &world.texts("p0")).await.unwrap(), "each tenant has its own");
         // The inbox provider is created in any case.
         world.store.make_in_app(world.tenant).await.unwrap();
@@ -168,7 +168,7 @@ async fn a_locked_provider_delays_only_its_own_changes() {
     for _ in 0..50 {
         world.store.now().await.unwrap();
     }
-    assert!(changes.try_join_next().is_none(), "nobody waited for them");
+    assert!(changes.try_join_next().is_none(), "the other changes did not wait for them");
     open.batch_execute("ROLLBACK").await.unwrap();
     let changed = changes.join_all().await.into_iter().filter(|changed| matches!(changed, Ok(true))).count();
     assert_eq!(changed, 1, "and one of them was first");

@@ -176,7 +176,7 @@ on_both! {
         let lane = world.provider(unlimited.clone()).await;
         let running = world.run().await;
         world.call().await;
-        world.until("it is sent at once", async || world.count("delivery_ledger").await == 1).await;
+        world.until("it is sent immediately", async || world.count("delivery_ledger").await == 1).await;
         world.update(&world.limited(2)).await;
         let calls = world.calls(5).await;
         world.until("two are sent, three wait", async || world.count("delivery_ledger").await == 3 && world.in_lane(lane).await == 3).await;

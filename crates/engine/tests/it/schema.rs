@@ -220,7 +220,7 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
         .await[0]
         .get(0)
         .unwrap();
-    assert_eq!(open, 0, "nothing is open to everybody");
+    assert_eq!(open, 0, "nothing is open to PUBLIC");
 }
 
 #[tokio::test]

@@ -96,7 +96,7 @@ on_both! {
         for wrong in [other.csrf.reveal(), new.token.reveal(), "", "x"] {
             assert!(!session.accepts_csrf(wrong));
         }
-        assert!(world.store.find_session(new.csrf.reveal()).await.unwrap().is_none(), "it signs nobody in");
+        assert!(world.store.find_session(new.csrf.reveal()).await.unwrap().is_none(), "a CSRF token does not sign in");
     }
 
     async fn expired_links_and_sessions_are_deleted_by_the_duties(world) {

@@ -311,7 +311,7 @@ async fn a_prepared_transaction_enqueues_without_notify() {
     for loud in ["SET postcommit.doorbell = on", "SET postcommit.doorbell = ''", "RESET postcommit.doorbell"] {
         assert!(!prepare(loud).await, "{loud}");
     }
-    assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside somebody who sleeps");
+    assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside an idle dispatcher");
 }
 
 /// Triggers that do not fire would go unnoticed. A login that may not change that is told.

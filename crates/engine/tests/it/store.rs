@@ -224,7 +224,7 @@ on_both! {
         assert_eq!(world.store.settle(batch).await.unwrap().applied.len(), 50);
         assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await, world.count("attempt").await), (26, 24, 38));
         let returned = claim(&world.store, lane, 50).await;
-        assert_eq!(returned.len(), 12, "what was given back can be claimed at once");
+        assert_eq!(returned.len(), 12, "rows that were given back can be claimed immediately");
         assert!(returned.iter().all(|d| d.lost_since.is_none() && d.attempts == 0 && d.seq == 0));
     }
 

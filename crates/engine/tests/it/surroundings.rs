@@ -48,7 +48,7 @@ async fn a_session_that_holds_a_snapshot_is_named() {
     let little = Store::open(&world.url.replacen("postgres@", "watcher@", 1)).await.unwrap();
     let found = held(&little, 0).await.into_iter().find(|one| one.name == "report").unwrap();
     assert_eq!((found.pid, found.user.as_deref(), found.state, found.age), (Some(pid), Some("postgres"), None, None));
-    assert_eq!(held(&little, i64::MAX).await, [], "of which nobody can say how old it is");
+    assert_eq!(held(&little, i64::MAX).await, [], "a snapshot of unknown age is not reported");
     idle.batch_execute("ROLLBACK").await.unwrap();
 
     let other = connect(&world.url, "other").await;

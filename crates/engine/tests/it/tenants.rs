@@ -82,7 +82,7 @@ on_both! {
         for _ in 0..2 {
             world.pass().await;
         }
-        assert!(are(&world, &others, "sent").await, "it holds nobody else up");
+        assert!(are(&world, &others, "sent").await, "the suspended tenant delays no other");
         assert!(are(&world, &before, "pending").await && are(&world, &after, "pending").await);
         assert!(world.store.attempts(acme, before[0]).await.unwrap().is_empty());
         // A manual pass for one of them sends neither.

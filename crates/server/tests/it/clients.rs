@@ -11,11 +11,11 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::docs::{python, snippet, succeeds};
-use crate::door::House;
+use crate::door::TestServer;
 
 /// A server on a database that other processes may open, too.
 struct Place {
-    house: House,
+    server: TestServer,
     /// The environment variables that the tests of the clients expect.
     environment: Vec<(&'static str, String)>,
     _folder: TempDir,
@@ -35,15 +35,15 @@ impl Place {
     }
 
     fn on(url: String, folder: TempDir, database: Option<TestDatabase>) -> Self {
-        let house = House::with(&[("DATABASE_URL", &url)]);
-        let made = house.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
+        let server = TestServer::with(&[("DATABASE_URL", &url)]);
+        let made = server.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
         let token = made["token"].as_str().unwrap().to_owned();
-        let server = format!("http://{}", house.address);
+        let base_url = format!("http://{}", server.address);
         let file = url.trim_start_matches("sqlite:").to_owned();
-        let for_tests = [("POSTCOMMIT_URL", server), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
+        let for_tests = [("POSTCOMMIT_URL", base_url), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
         let for_snippets = [("DATABASE_URL", url), ("DATABASE_FILE", file)];
         let environment = for_tests.into_iter().chain(for_snippets).collect();
-        Self { house, environment, _folder: folder, _database: database }
+        Self { server, environment, _folder: folder, _database: database }
     }
 
     fn told(&self, name: &str) -> &str {
@@ -102,7 +102,7 @@ fn prints_an_id(place: &Place, name: &str) {
 /// The first word printed is the id of a notification that the server knows.
 fn knows(place: &Place, name: &str, printed: &str) {
     let id = printed.split_whitespace().next().unwrap_or_else(|| panic!("{name} printed nothing"));
-    place.house.shell.run(&["notifications", "show", id]).ends(0);
+    place.server.shell.run(&["notifications", "show", id]).ends(0);
 }
 
 /// The package is built once. Its tests and other importers use the build.
@@ -136,12 +136,12 @@ async fn the_typescript_client_on_both_databases() {
 }
 
 /// A server with a self-signed certificate that no client trusts.
-fn untrusted_house(folder: &Path) -> House {
+fn server_with_untrusted_certificate(folder: &Path) -> TestServer {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let path = |name: &str| folder.join(name).display().to_string();
     std::fs::write(path("certificate.pem"), made.cert.pem()).unwrap();
     std::fs::write(path("key.pem"), made.signing_key.serialize_pem()).unwrap();
-    House::with(&[("SERVER_TLS_CERTIFICATE", &path("certificate.pem")), ("SERVER_TLS_KEY", &path("key.pem"))])
+    TestServer::with(&[("SERVER_TLS_CERTIFICATE", &path("certificate.pem")), ("SERVER_TLS_KEY", &path("key.pem"))])
 }
 
 const PYTHON_UNTRUSTED: &str = r#"
@@ -160,8 +160,9 @@ for act in (lambda: client.enqueue("e"), lambda: next(client.inbox("u").stream()
 #[test]
 fn the_python_client_does_not_repeat_after_an_untrusted_certificate() {
     let folder = tempfile::tempdir().unwrap();
-    let house = untrusted_house(folder.path());
-    let ran = python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let server = server_with_untrusted_certificate(folder.path());
+    let ran =
+        python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
     let said = succeeds("python", &ran);
     assert!(said.matches("is not trusted: self").count() == 2 && !said.contains("secret"), "{said}");
 }
@@ -181,10 +182,10 @@ if (asked !== 2) throw new Error(`asked ${asked} times`);
 fn the_typescript_client_does_not_repeat_after_an_untrusted_certificate() {
     built();
     let folder = tempfile::tempdir().unwrap();
-    let house = untrusted_house(folder.path());
+    let server = server_with_untrusted_certificate(folder.path());
     let file = package("typescript").join("build").join("untrusted.mjs");
     std::fs::write(&file, NODE_UNTRUSTED).unwrap();
-    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
     let said = succeeds("node", &ran);
     assert!(said.matches("is not trusted: ").count() == 2 && !said.contains("secret"), "{said}");
 }

@@ -145,7 +145,7 @@ impl Records {
         }
         let asked: HashSet<&str> = self.told.0.iter().map(|answer| answer.key.as_str()).collect();
         let odd: Vec<_> = by_key.into_iter().filter(|(key, count)| *count != 1 || !asked.contains(key)).collect();
-        violation("N6 a key with more than one notification, or with one nobody asked for", &odd)
+        violation("N6 a key with more than one notification, or with one that no client enqueued", &odd)
     }
 
     /// N5: all requests of one delivery carry its own webhook id.

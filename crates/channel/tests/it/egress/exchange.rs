@@ -104,7 +104,7 @@ async fn zero_bytes_written_means_the_peer_saw_none() {
         let failure = failed(&egress(), post(&peer.url(), "x")).await;
         let read = told.recv().await.unwrap();
         assert!(read <= failure.bytes_written, "the peer read {read}: {failure:?}");
-        assert_ne!(failure.code, "timeout", "a closed connection is noticed at once");
+        assert_ne!(failure.code, "timeout", "a closed connection is noticed immediately");
     }
 }
 

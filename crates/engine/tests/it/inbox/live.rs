@@ -102,7 +102,7 @@ async fn a_change_is_notified_only_while_a_process_watches() {
     world.deliver("alice", "unheard").await;
     world.store.watch_inboxes(uuid::Uuid::new_v4(), 3600.0).await.unwrap();
     world.deliver("bob", "heard").await;
-    assert_eq!(words.recv().await.unwrap(), "", "without a key nothing is said, which means anybody");
+    assert_eq!(words.recv().await.unwrap(), "", "without a key the text is empty, which stands for every user");
 
     // The notified text is a hash with a key that a listener without access to the table does not know. A test in
     // src/inbox.rs expects the same hash.

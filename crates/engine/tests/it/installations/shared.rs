@@ -124,7 +124,10 @@ async fn a_login_that_took_the_shared_tenants_role_reaches_only_its_own() {
         Store::open(&database.url_as(own)).await.unwrap().check_isolation().await.unwrap();
     }
     let left = texts(&connect(&cluster.url()).await, SHARED).await;
-    assert!(left.contains(&"postcommit_tenant".to_owned()), "it has members that nobody decided on, and stays: {left:?}");
+    assert!(
+        left.contains(&"postcommit_tenant".to_owned()),
+        "the role stays, because an administrator must decide about its members: {left:?}"
+    );
 }
 
 /// A server that starts with a login without CREATEROLE changes nothing before it has the privileges it needs.

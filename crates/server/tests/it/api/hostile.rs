@@ -10,7 +10,7 @@ use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
-use crate::door::Visitor;
+use crate::door::RawClient;
 
 const PATH: &str = "/v1/notifications";
 
@@ -74,7 +74,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
 fn by_hand(app: &App, token: &str, fields: &str, body: &str) -> String {
     let length = body.len();
     let key = format!("Authorization: Bearer {token}\r\n");
-    Visitor::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: h\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
+    RawClient::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: h\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
 }
 
 fn is_problem(answer: &str, status: u16, words: &str) -> bool {
@@ -83,12 +83,12 @@ fn is_problem(answer: &str, status: u16, words: &str) -> bool {
 
 /// Sends chunks without end, until the server answers.
 fn endless_chunks(app: &App, token: &str) -> String {
-    let mut visitor = Visitor::at(app.address());
-    visitor.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    let mut raw = RawClient::at(app.address());
+    raw.send(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"));
     let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
     // Far more than the server accepts: a server that reads everything would never answer.
-    let _ = (0..10_000).try_for_each(|_| visitor.0.write_all(chunk.as_bytes()));
-    visitor.hear()
+    let _ = (0..10_000).try_for_each(|_| raw.0.write_all(chunk.as_bytes()));
+    raw.read_response()
 }
 
 /// Posts of another client, one after the other, until asked to stop. Returns their number.
@@ -145,12 +145,12 @@ on_both! {
         let token = app.create_key("default", &["enqueue"]).token;
         let (json_kind, body) = ("Content-Type: application/json\r\n", sound().to_string());
         while_others_post(&app, || {
-            let mut slow = Visitor::at(app.address());
-            slow.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 100000\r\n\r\n{{"));
-            assert!(is_problem(&slow.hear(), 408, "too-slow"));
-            let mut giant = Visitor::at(app.address());
-            giant.say(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 4194305\r\n\r\n"));
-            assert!(is_problem(&giant.hear(), 413, "\"limit\":4194304"));
+            let mut slow = RawClient::at(app.address());
+            slow.send(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 100000\r\n\r\n{{"));
+            assert!(is_problem(&slow.read_response(), 408, "too-slow"));
+            let mut giant = RawClient::at(app.address());
+            giant.send(format!("POST {PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 4194305\r\n\r\n"));
+            assert!(is_problem(&giant.read_response(), 413, "\"limit\":4194304"));
             assert!(is_problem(&endless_chunks(&app, &token), 413, "\"limit\":4194304"));
             let twice = by_hand(&app, &token, &format!("{json_kind}Authorization: Bearer {token}\r\n"), &body);
             assert!(is_problem(&twice, 400, "Authorization is given more than once"), "{twice}");

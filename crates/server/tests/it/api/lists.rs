@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
-use crate::door::Visitor;
+use crate::door::RawClient;
 
 use super::app::{App, items, refused, text};
 
@@ -90,12 +90,12 @@ on_both! {
         let batch = json!({"notifications": vec![one; 500]}).to_string();
         // The client has sent everything and closed the connection before the server can read a byte.
         app.server.signal("STOP");
-        let mut visitor = Visitor::at(app.address());
-        visitor.say(format!(
+        let mut raw = RawClient::at(app.address());
+        raw.send(format!(
             "POST /v1/notifications/batch HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{batch}",
             batch.len()
         ));
-        drop(visitor);
+        drop(raw);
         app.server.signal("CONT");
         app.server.wait_for_line("/v1/notifications/batch");
         assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 0);

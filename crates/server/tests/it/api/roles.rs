@@ -4,7 +4,7 @@ use postcommit_testkit::Child;
 use serde_json::json;
 
 use super::app::{App, address, refused, text};
-use crate::door::Visitor;
+use crate::door::RawClient;
 use crate::installation::{Guarantee, Hooks, Installation};
 
 on_both! {
@@ -30,18 +30,18 @@ on_both! {
         let token = app.create_key("default", &["enqueue"]).token;
         let body = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}]}).to_string();
         let (first, rest) = body.split_at(10);
-        let mut visitor = Visitor::at(app.address());
-        visitor.say(format!(
+        let mut raw = RawClient::at(app.address());
+        raw.send(format!(
             "POST /v1/notifications HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nExpect: 100-continue\r\n\r\n",
             body.len()
         ));
         // The handler asks for the body: the request is in progress.
-        assert!(visitor.hear_head().starts_with("HTTP/1.1 100 "));
-        visitor.say(first);
+        assert!(raw.read_head().starts_with("HTTP/1.1 100 "));
+        raw.send(first);
         app.server.term();
         app.server.wait_for_line("stopping");
-        visitor.say(rest);
-        let answer = visitor.hear();
+        raw.send(rest);
+        let answer = raw.read_response();
         assert!(answer.starts_with("HTTP/1.1 202 "), "{answer}");
         assert!(app.server.wait().success());
         assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 1);

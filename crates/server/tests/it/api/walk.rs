@@ -13,7 +13,7 @@ use postcommit_testkit::{HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused};
-use crate::door::Visitor;
+use crate::door::RawClient;
 use crate::installation::{Kind, wait_until};
 use operation::Operation;
 use planted::Planted;
@@ -52,9 +52,9 @@ impl Walk {
 
     /// The beginning of an endless answer.
     fn first_of_a_stream(&self, client: &HttpClient, target: &str) -> HttpResponse {
-        let mut visitor = Visitor::at(self.app.address());
-        visitor.say(client.head("GET", target));
-        let heard = visitor.hear_head();
+        let mut raw = RawClient::at(self.app.address());
+        raw.send(client.head("GET", target));
+        let heard = raw.read_head();
         HttpResponse { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
     }
 

@@ -48,7 +48,7 @@ on_both! {
         shell.dispatch();
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
-        assert!(result == "ok" && detail.starts_with("by passes"), "where cron delivers, there is nobody between two passes: {detail}");
+        assert!(result == "ok" && detail.starts_with("by passes"), "where cron delivers, no worker runs between two passes: {detail}");
         let server = Child::spawn(shell.command(&["serve"]));
         server.wait_for_line("is ready");
         wait_until("the server to be seen", || told(&doctor(), "delivering").1.starts_with("1 running"));
@@ -70,7 +70,7 @@ on_both! {
         let ran = shell.run(&["deliveries", "retry", "--channel", "email", "--event-type", "these", "--yes", "-o", "json"]).ends(0);
         let job = ran.json();
         assert_eq!((&job["state"], &job["done"], &job["total"], &job["tenant"]), (&json!("done"), &json!(3), &json!(3), &Value::Null));
-        assert!(ran.stderr.is_empty(), "no bar where nobody looks: {:?}", ran.stderr);
+        assert!(ran.stderr.is_empty(), "no progress bar without a terminal: {:?}", ran.stderr);
         assert_eq!(parked(&shell), 2);
         let ran = shell.run(&["deliveries", "discard", "--tenant", "default", "--reason", "rejected", "--yes"]).ends(0);
         assert!(ran.stdout.contains("discard done") && ran.stdout.contains("2 of 2") && ran.stdout.contains("reason=rejected"), "{}", ran.stdout);
@@ -222,7 +222,7 @@ on_both! {
         api.wait_for_line("is ready");
         api.term();
         api.wait();
-        assert!(!api.output().iter().any(|line| line.contains("--wait")), "nobody would deliver it");
+        assert!(!api.output().iter().any(|line| line.contains("--wait")), "no process would deliver it");
     }
 }
 

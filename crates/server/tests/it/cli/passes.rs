@@ -46,7 +46,7 @@ on_both! {
         assert_eq!(shell.run(&["dispatch", "--once", "--id", &id, "-o", "json"]).ends(0).json()["sent"], 1);
         first.kill9();
         shell.enqueue("c", &[]);
-        assert_eq!(shell.dispatch()["running"], true, "nobody knows yet that it is gone");
+        assert_eq!(shell.dispatch()["running"], true, "the pass still counts as running");
         age_the_heartbeat(&shell, kind);
         let next = shell.dispatch();
         assert_eq!((&next["running"], &next["more"]), (&json!(false), &json!(false)), "{next}");

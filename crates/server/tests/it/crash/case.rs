@@ -138,7 +138,7 @@ impl Case {
         frozen.cont();
         for process in [frozen, &again] {
             assert!(process.wait().success(), "{:?}", process.output());
-            client.hear(i, &process.wait_for_line("\"id\""));
+            client.record_answer(i, &process.wait_for_line("\"id\""));
         }
     }
 
@@ -233,7 +233,7 @@ impl Client<'_> {
     fn enqueue(&mut self, i: usize) {
         let output = self.command(i).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        self.hear(i, &String::from_utf8(output.stdout).unwrap());
+        self.record_answer(i, &String::from_utf8(output.stdout).unwrap());
     }
 
     fn command(&self, i: usize) -> std::process::Command {
@@ -249,7 +249,7 @@ impl Client<'_> {
         Child::spawn(command)
     }
 
-    fn hear(&mut self, i: usize, said: &str) {
+    fn record_answer(&mut self, i: usize, said: &str) {
         let answer: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
         self.told.0.push(Answer { key: format!("k{i}"), id: answer["id"].as_str().unwrap().to_owned(), targets: targets(i) });
     }

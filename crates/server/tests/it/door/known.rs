@@ -3,7 +3,7 @@
 use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
-use super::{House, after, shell};
+use super::{TestServer, after, shell};
 use crate::api::{App, on_both};
 use crate::installation::{Kind, wait_until};
 
@@ -29,19 +29,19 @@ fn assert_known_is_acknowledged(client: &HttpClient, id: &str, too_much: &Value)
 fn a_known_key_is_acknowledged_on_a_full_disk() {
     let shell = shell(&[]);
     let server = Child::spawn(after("trap '' XFSZ", &shell.command(&["serve", "--role", "api"])));
-    let house = House::found(shell, server);
-    let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let client = HttpClient::new(house.address).key(&key);
+    let server = TestServer::from_process(shell, server);
+    let key = server.process.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
+    let client = HttpClient::new(server.address).key(&key);
     let first = client.post("/v1/notifications", &booking("known", json!({"n": 7}))).expect(202).json();
     let large = |n: usize| booking(&format!("large {n}"), json!("x".repeat(200_000)));
-    house.may_write(Some(0));
+    server.may_write(Some(0));
     let mut tried = 0;
     wait_until("the disk to be full", || {
         tried += 1;
         client.post("/v1/notifications", &large(tried)).status == 503
     });
     assert_known_is_acknowledged(&client, first["id"].as_str().unwrap(), &large(0));
-    house.may_write(None);
+    server.may_write(None);
     let _ = client.post("/v1/notifications", &booking("new", json!({}))).expect(202);
 }
 
