@@ -1,4 +1,4 @@
-//! What an application does: enqueue in a transaction, and commit.
+//! An application that enqueues in a transaction and commits.
 
 use std::time::Instant;
 
@@ -8,23 +8,24 @@ use tokio_postgres::{Client, Statement};
 
 use crate::failure::Failure;
 use crate::load::{Load, payload};
-use crate::place::{Place, Spot};
+use crate::workspace::{Backend, Workspace};
 
-/// A connection to PostgreSQL that enqueues, prepared.
-pub struct Writer {
+/// A PostgreSQL connection with a prepared enqueue.
+pub struct Enqueuer {
     client: Client,
     enqueue: Statement,
 }
 
-impl Writer {
-    pub async fn on(place: &Place) -> Result<Self, Failure> {
-        let client = place.client().await?;
-        let sql = "SELECT postcommit.enqueue($1::text, $2::jsonb, $3::text, recipients => $4::jsonb, priority => $5::int)";
+impl Enqueuer {
+    pub async fn on(workspace: &Workspace) -> Result<Self, Failure> {
+        let client = workspace.client().await?;
+        let sql = "\
+            SELECT postcommit.enqueue($1::text, $2::jsonb, $3::text, recipients => $4::jsonb, priority => $5::int)";
         let enqueue = client.prepare(sql).await?;
         Ok(Self { client, enqueue })
     }
 
-    /// In the transaction that is open, or in one of its own.
+    /// Enqueues notification `i` in the open transaction, or in one of its own.
     pub async fn enqueue(&self, load: &Load, i: u64) -> Result<(), Failure> {
         let (payload, key, recipients) = (Value::Json(payload(i)), load.key(i), Value::Json(load.recipients.clone()));
         self.client.query_one(&self.enqueue, &[&load.event_type, &payload, &key, &recipients, &i32::from(load.priority)]).await?;
@@ -34,19 +35,19 @@ impl Writer {
 
 /// An application on either database.
 pub enum Application {
-    Postgres(Writer),
+    Postgres(Enqueuer),
     Sqlite(rusqlite::Connection),
 }
 
 impl Application {
-    pub async fn on(place: &Place) -> Result<Self, Failure> {
-        match place.spot() {
-            Spot::Postgres(_) => Ok(Self::Postgres(Writer::on(place).await?)),
-            Spot::Sqlite(file) => Ok(Self::Sqlite(crate::bare::sqlite::open(&file.path())?)),
+    pub async fn on(workspace: &Workspace) -> Result<Self, Failure> {
+        match workspace.backend() {
+            Backend::Postgres(_) => Ok(Self::Postgres(Enqueuer::on(workspace).await?)),
+            Backend::Sqlite(file) => Ok(Self::Sqlite(crate::bare::sqlite::open(&file.path())?)),
         }
     }
 
-    /// Begins, enqueues, commits. Tells when the COMMIT was given.
+    /// Begins, enqueues and commits. Returns the time right before the COMMIT.
     pub async fn commit(&mut self, load: &Load, i: u64) -> Result<Instant, Failure> {
         match self {
             Self::Postgres(writer) => {

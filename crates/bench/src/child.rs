@@ -1,4 +1,4 @@
-//! Processes of our own that take part: `serve`, as anybody would run it, and the sink. They end with what holds them.
+//! Child processes of the benchmark: `serve` with ordinary settings, and the sink. They end when the benchmark does.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,23 +11,23 @@ use tokio::process::{Child, ChildStderr, Command};
 use crate::failure::Failure;
 use crate::run::Bench;
 
-/// How long a process may take to say that it is there.
+/// How long a process may take to start.
 const START: Duration = Duration::from_secs(30);
 
-/// A `serve` on the benchmark's database.
-pub struct Server {
+/// A `serve` process on the benchmark's database.
+pub struct ServeProcess {
     process: Child,
-    /// Of its health endpoints.
+    /// The address of its health endpoints.
     address: String,
 }
 
-impl Server {
-    /// Starts one and waits until it is ready.
+impl ServeProcess {
+    /// Starts a process and waits until it is ready.
     pub async fn start(bench: &Bench) -> Result<Self, Failure> {
         Self::spawn(command(bench)).await
     }
 
-    /// One that serves requests, as many as come, and delivers nothing.
+    /// Starts a process that serves requests without a rate limit and delivers nothing.
     pub async fn start_api(bench: &Bench) -> Result<Self, Failure> {
         let mut command = command(bench);
         command.args(["--role", "api"]).env("POSTCOMMIT_API_REQUESTS_PER_S", "0");
@@ -38,12 +38,13 @@ impl Server {
         let mut process = command.stderr(Stdio::piped()).spawn()?;
         let stderr = process.stderr.take().ok_or_else(|| failed("serve has no stderr"))?;
         let mut lines = BufReader::new(stderr).lines();
-        let address =
-            tokio::time::timeout(START, find_address(&mut lines)).await.map_err(|_| failed("serve did not say where it listens"))??;
-        // Read on, so that it never waits for somebody to read.
+        let address = tokio::time::timeout(START, find_address(&mut lines))
+            .await
+            .map_err(|_| failed("serve did not print its address in time"))??;
+        // Its stderr is read to the end, so that the process never blocks on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let server = Self { process, address };
-        tokio::time::timeout(START, server.until_ready()).await.map_err(|_| failed("serve did not become ready"))?;
+        tokio::time::timeout(START, server.until_ready()).await.map_err(|_| failed("serve did not become ready in time"))?;
         Ok(server)
     }
 
@@ -53,12 +54,11 @@ impl Server {
         }
     }
 
-    /// Where it listens.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// A line of `/proc/…/status` in bytes, such as `VmRSS`.
+    /// A value of `/proc/<pid>/status` in bytes, such as `VmRSS`.
     pub fn memory(&self, field: &str) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -70,7 +70,8 @@ impl Server {
     }
 }
 
-/// As `serve` is run by anybody, on our database, with our key and the settings of this run. The URL may hold a password: not on the command line.
+/// The command line of `serve` on the benchmark's database, with the key and the settings of this run. The URL may hold
+/// a password, so it is passed in the environment.
 fn command(bench: &Bench) -> Command {
     let mut command = Command::new(&bench.program);
     command.args(["serve", "--no-migrate", "--while-stdin", "--listen", "127.0.0.1:0"]);
@@ -80,8 +81,8 @@ fn command(bench: &Bench) -> Command {
     }
     let dispatch = &bench.dispatch;
     for (name, value) in [
-        ("DATABASE_URL", bench.place.url()),
-        ("SECRETS_KEY_FILE", bench.place.key_file().display().to_string()),
+        ("DATABASE_URL", bench.workspace.url()),
+        ("SECRETS_KEY_FILE", bench.workspace.key_file().display().to_string()),
         ("EGRESS_ALLOW", "127.0.0.0/8".to_owned()),
         ("LOG_LEVEL", "error".to_owned()),
         ("DISPATCH_INTERVAL_MS", dispatch.interval_ms.to_string()),
@@ -90,12 +91,13 @@ fn command(bench: &Bench) -> Command {
     ] {
         command.env(format!("POSTCOMMIT_{name}"), value);
     }
-    // No settings file lies there. It ends when its stdin does, even if we are killed.
-    command.current_dir(bench.place.folder()).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
+    // The working directory has no settings file. The process ends when its stdin does, even if the benchmark is
+    // killed.
+    command.current_dir(bench.workspace.folder()).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
     command
 }
 
-/// From the line that tells where the health endpoints are.
+/// Finds the line that names the health endpoints.
 async fn find_address(lines: &mut Lines<BufReader<ChildStderr>>) -> Result<String, Failure> {
     let mut last = String::new();
     while let Some(line) = lines.next_line().await? {
@@ -115,21 +117,21 @@ async fn ask(address: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// A sink as a process of its own.
-pub struct Sink {
+/// The sink as a process.
+pub struct SinkProcess {
     _process: Child,
     pub port: u16,
 }
 
-impl Sink {
+impl SinkProcess {
     pub async fn start() -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        // It ends when its stdin does, even if we are killed.
+        // The process ends when its stdin does, even if the benchmark is killed.
         command.arg("--sink").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut process = command.spawn()?;
         let stdout = process.stdout.take().ok_or_else(|| failed("the sink has no stdout"))?;
         let line = BufReader::new(stdout).lines().next_line().await?.unwrap_or_default();
-        let port = line.trim().parse().map_err(|_| failed("the sink did not say its port"))?;
+        let port = line.trim().parse().map_err(|_| failed("the sink did not print its port"))?;
         Ok(Self { _process: process, port })
     }
 }

@@ -1,4 +1,4 @@
-//! `postcommit-bench`: what this build does on this machine, each figure a ratio of two things measured in turns in one run.
+//! The command line of `postcommit-bench`.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,46 +12,47 @@ use postcommit_server::telemetry;
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::report::{Bar, Finding, Peer, Report, Series, Suite};
-use crate::run::Wish;
-use crate::suites::{ALL, Kind};
+use crate::report::{Finding, Peer, Report, Series, Suite, Threshold};
+use crate::run::RunOptions;
+use crate::suites::{ALL, SuiteSpec};
 use crate::{html, run, sink};
 
-/// Measures this build of Postcommit on this machine, and holds it to its bars.
+/// Measures this build of Postcommit on this machine, and compares every figure with its bar.
 ///
-/// Works in a database of its own on the given server, or a file beside the given one, and removes it afterwards.
+/// Works in a database of its own on the given server, or in a file beside the given one, and removes it afterwards.
 ///
-/// Exits 1 when a bar is missed, 7 when a suite could not be measured. Only ratios measured in one run mean something; see docs/benchmark.md.
+/// Exits 1 when a bar is missed, 7 when a suite could not be measured. Compare only ratios that were measured in one
+/// run; see docs/benchmark.md.
 #[derive(Debug, Parser)]
 #[command(name = "postcommit-bench", version, max_term_width = 110)]
 pub struct Cli {
     #[command(flatten)]
     global: GlobalOptions,
-    /// What to measure [default: every suite that fits the database]
+    /// The suites to run [default: every suite that supports the database]
     #[arg(value_name = "SUITE")]
     suites: Vec<String>,
-    /// How often each pair is measured, in turns; medians count
+    /// How often each pair is measured, alternately; the medians are compared
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: u8,
-    /// Multiplies all counts and durations, for a quick look
+    /// Multiplies all counts and durations; use a small value for a quick look
     #[arg(long, default_value_t = 1.0, value_parser = scale)]
     scale: f64,
-    /// Where other programs are that take part [default: bench/peers, when it is there]
+    /// The folder of other programs to compare with [default: bench/peers, if it exists]
     #[arg(long, value_name = "DIR")]
     peers: Option<PathBuf>,
     /// Measure without other programs
     #[arg(long, conflicts_with = "peers")]
     no_peers: bool,
-    /// Writes the report as a page, too
+    /// Also writes the report to this HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Lists the suites with their bars, and exits
     #[arg(long)]
     list: bool,
-    /// The `postcommit` program that is measured [default: the one beside this program]
+    /// The `postcommit` program to measure [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Be the receiver of the webhooks, until stdin ends
+    /// Runs the receiver of the webhooks until stdin ends
     #[arg(long, hide = true)]
     sink: bool,
 }
@@ -71,10 +72,10 @@ impl Cli {
             list(format);
             return Ok(Exit::Ok);
         }
-        // What the engine has to say would disturb the progress and, being written, the measurement.
+        // Log lines of the engine would disturb the progress line, and writing them would disturb the measurement.
         telemetry::start(&LogSettings { level: "error".into(), format: settings.log.format.clone() });
         let suites = self.chosen(settings)?;
-        let wish = Wish {
+        let options = RunOptions {
             suites,
             rounds: self.rounds.into(),
             scale: self.scale,
@@ -85,7 +86,7 @@ impl Cli {
         if let Some(file) = &self.html {
             writable(file).map_err(|e| Failure::new(Exit::Usage, format!("--html {}: {e}", file.display())))?;
         }
-        let report = run::run(wish, settings).await?;
+        let report = run::run(options, settings).await?;
         if let Some(file) = &self.html {
             let written = std::fs::write(file, html::page(&report));
             written.map_err(|e| Failure::new(Exit::Failed, format!("{}: {e}", file.display())))?;
@@ -94,7 +95,7 @@ impl Cli {
         Ok(verdict(&report))
     }
 
-    /// Cargo puts both programs into one folder.
+    /// The program to measure. By default the one beside this program, because cargo puts both into one folder.
     fn program(&self) -> Result<PathBuf, Failure> {
         let program = match &self.program {
             Some(program) => program.clone(),
@@ -107,44 +108,45 @@ impl Cli {
         Err(Failure::new(Exit::Usage, missing))
     }
 
-    /// A folder that was named must be there; the usual one need not.
+    /// The folder of the peers, or why there is none. A folder that the user named must exist.
     fn peers(&self) -> Result<Result<PathBuf, String>, Failure> {
         let usual = Path::new("bench/peers");
         match &self.peers {
             _ if self.no_peers => Ok(Err("--no-peers".into())),
             Some(folder) if folder.is_dir() => Ok(Ok(folder.clone())),
-            Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is no folder", folder.display()))),
+            Some(folder) => Err(Failure::new(Exit::Usage, format!("--peers {}: is not a folder", folder.display()))),
             None if usual.is_dir() => Ok(Ok(usual.to_owned())),
             None => Ok(Err(format!("there is no folder {}; --peers names another", usual.display()))),
         }
     }
 
-    fn chosen(&self, settings: &Settings) -> Result<Vec<&'static Kind>, Failure> {
+    fn chosen(&self, settings: &Settings) -> Result<Vec<&'static SuiteSpec>, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
         let postgres = matches!(Address::parse(&settings.database.url)?, Address::Postgres(_));
-        let fits = |kind: &&Kind| if postgres { kind.fits.postgres() } else { kind.fits.sqlite() };
+        let fits = |suite: &&SuiteSpec| if postgres { suite.fits.postgres() } else { suite.fits.sqlite() };
         if self.suites.is_empty() {
             return Ok(ALL.iter().filter(fits).collect());
         }
         let find = |name: &String| {
-            let known = || ALL.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
-            let kind = ALL.iter().find(|kind| kind.name == *name);
-            let kind = kind.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
-            if fits(&kind) { Ok(kind) } else { Err(usage(format!("suite {name} needs {}; see --database-url", kind.fits.name()))) }
+            let known = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
+            let suite = ALL.iter().find(|suite| suite.name == *name);
+            let suite = suite.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
+            if fits(&suite) { Ok(suite) } else { Err(usage(format!("suite {name} needs {}; see --database-url", suite.fits.name()))) }
         };
-        let mut chosen: Vec<&'static Kind> = vec![];
+        let mut chosen: Vec<&'static SuiteSpec> = vec![];
         for name in &self.suites {
-            let kind = find(name)?;
-            // Named twice, it is measured once.
-            if !chosen.iter().any(|known| known.name == kind.name) {
-                chosen.push(kind);
+            let suite = find(name)?;
+            // A suite that is named twice is measured once.
+            if !chosen.iter().any(|known| known.name == suite.name) {
+                chosen.push(suite);
             }
         }
         Ok(chosen)
     }
 }
 
-/// Whether it could be written at the end of a long run. A file that is there stays as it is, one that is not is not left behind.
+/// Checks early that the file can be written at the end of a long run. An existing file is not changed, and a missing
+/// file is not left behind.
 fn writable(file: &Path) -> std::io::Result<()> {
     match std::fs::OpenOptions::new().append(true).open(file) {
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -155,7 +157,7 @@ fn writable(file: &Path) -> std::io::Result<()> {
     }
 }
 
-/// What was typed, without passwords.
+/// The command line without passwords.
 fn command() -> String {
     let arguments = std::env::args().skip(1).map(|argument| match argument.split_once('=') {
         Some((flag, url)) if flag == "--database-url" => format!("{flag}={}", without_password(url)),
@@ -176,7 +178,7 @@ fn list(format: Format) {
     output::list(format, &rows, &columns);
 }
 
-/// A suite that failed says nothing about its bars: that comes before a bar that was missed.
+/// The exit code. A failed suite says nothing about its bars, so it comes before a missed bar.
 fn verdict(report: &Report) -> Exit {
     if !report.failures().is_empty() {
         Exit::Partly
@@ -187,13 +189,13 @@ fn verdict(report: &Report) -> Exit {
     }
 }
 
-/// The ids whose bar was held, missed, or could not be judged.
+/// The ids of the bars that were held, missed or not judged.
 fn judged(report: &Report, held: Option<bool>) -> Vec<&str> {
     let bars = report.suites.iter().flat_map(|suite| &suite.findings).filter(|finding| finding.bar.is_some());
     bars.filter(|finding| finding.held == held).map(|finding| finding.id.as_str()).collect()
 }
 
-/// How many bars were held, and which were not.
+/// The last lines of the report: how many bars were held, and which were not.
 fn closing(report: &Report) -> String {
     let (held, missed, unjudged) = (judged(report, Some(true)).len(), judged(report, Some(false)), judged(report, None));
     let mut line = format!("{held} {} held, {} missed", if held == 1 { "bar" } else { "bars" }, missed.len());
@@ -261,14 +263,14 @@ fn series(series: &Series) -> String {
     format!("{}{unit} ({}–{})", number(series.median), number(low), number(high))
 }
 
-fn bar(bar: Bar) -> String {
+fn bar(bar: Threshold) -> String {
     match bar {
-        Bar::AtLeast(least) => format!("≥ {least}"),
-        Bar::AtMost(most) => format!("≤ {most}"),
+        Threshold::AtLeast(least) => format!("≥ {least}"),
+        Threshold::AtMost(most) => format!("≤ {most}"),
     }
 }
 
-/// Three digits or so, with commas by thousands.
+/// Writes a number with two decimals below 100, and with thousands separators above.
 fn number(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();
@@ -294,7 +296,7 @@ mod tests {
     }
 
     fn finding(id: &str, figure: f64) -> Finding {
-        Finding::figure(id, "x", Series::of("x", "ms", vec![figure])).must(Bar::AtMost(1.0))
+        Finding::figure(id, "x", Series::of("x", "ms", vec![figure])).must(Threshold::AtMost(1.0))
     }
 
     fn report(findings: Vec<Finding>) -> Report {

@@ -1,11 +1,11 @@
-//! Why a measurement failed, and how the program ends then.
+//! The error of a measurement, and the exit code of the program.
 
 use std::fmt;
 
 use postcommit_engine::db::DbError;
 use postcommit_server::output::{self, Exit};
 
-/// What to say, and the exit code.
+/// An error text and an exit code.
 #[derive(Debug)]
 pub struct Failure(output::Failure);
 

@@ -1,15 +1,14 @@
-//! The report as one HTML document: nothing is fetched, nothing is run, so it can be mailed, kept and printed.
+//! The report as one HTML document. It loads nothing and runs no scripts, so it can be mailed, archived and printed.
 
 mod svg;
 
 use postcommit_server::html::escape as esc;
 use postcommit_server::ui::chart::{self, duration, exact, plain, ratio, spread, told_apart, value};
 
-use crate::report::{Bar, Chart, Finding, Peer, Report, Series, Suite};
+use crate::report::{Chart, Finding, Peer, Report, Series, Suite, Threshold};
 
-/// The whole document.
 pub fn page(report: &Report) -> String {
-    let verdict = Verdict::of(report);
+    let verdict = BarSummary::of(report);
     let suites: String = report.suites.iter().enumerate().map(|(i, s)| suite(i, s)).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\">\n{}<body>\n<header>\n<h1>Benchmark of postcommit {}</h1>\n\
@@ -22,7 +21,7 @@ pub fn page(report: &Report) -> String {
     )
 }
 
-/// Whatever a name from outside might smuggle in, the policy lets it neither run nor fetch.
+/// The policy forbids scripts and requests, whatever the name of a peer contains.
 fn head(verdict: &str) -> String {
     format!(
         r#"<head>
@@ -38,15 +37,15 @@ fn head(verdict: &str) -> String {
     )
 }
 
-/// How many bars hold, and which do not.
-struct Verdict {
+/// How many bars are held, and which are not.
+struct BarSummary {
     text: String,
     missed: Vec<String>,
     unjudged: Vec<String>,
     failures: Vec<String>,
 }
 
-impl Verdict {
+impl BarSummary {
     fn of(report: &Report) -> Self {
         let bars: Vec<&Finding> = report.suites.iter().flat_map(|s| &s.findings).filter(|f| counts(f)).collect();
         let ids = |held: Option<bool>| bars.iter().filter(|f| f.held == held).map(|f| f.id.clone()).collect::<Vec<_>>();
@@ -74,7 +73,7 @@ impl Verdict {
     }
 }
 
-/// Whether a finding is a bar: one that was judged counts even if it does not say by what.
+/// Whether a finding has a bar. A finding that was judged counts even without one.
 fn counts(finding: &Finding) -> bool {
     finding.bar.is_some() || finding.held.is_some()
 }
@@ -109,7 +108,7 @@ fn summary(report: &Report) -> String {
     let links: String = suites.clone().map(|(i, s)| format!("<a href=\"#suite-{i}\">{}</a>\n", esc(&s.name))).collect();
     let rows: String = suites.flat_map(|(i, s)| s.findings.iter().filter(|f| counts(f)).map(move |f| summary_row(i, f))).collect();
     let nav = if links.is_empty() { links } else { format!("<nav aria-label=\"Suites\">Suites: {links}</nav>\n") };
-    let head = columns(&["Id", "What", "Figure>", "Bar>", "Held"]);
+    let head = columns(&["Id", "What", "Figure>", "Threshold>", "MemoryUse"]);
     let table = if rows.is_empty() {
         "<p>Nothing was measured that has a bar.</p>".to_owned()
     } else {
@@ -119,7 +118,8 @@ fn summary(report: &Report) -> String {
 }
 
 fn summary_row(i: usize, f: &Finding) -> String {
-    // What does not hold is explained where it is first seen, across the whole table: a phone has no room for it in one column.
+    // The reason for a missed bar gets a row of its own across the table, because a narrow screen has no room for it in
+    // a column.
     let why = f.note.as_deref().filter(|_| f.held != Some(true)).map_or(String::new(), |n| {
         format!("<tr class=\"{}why\"><td></td><td colspan=\"4\">{}</td></tr>\n", if f.held.is_some() { "miss " } else { "" }, esc(n))
     });
@@ -137,7 +137,7 @@ fn summary_row(i: usize, f: &Finding) -> String {
 
 fn suite(i: usize, suite: &Suite) -> String {
     let rows: String = suite.findings.iter().map(finding_row).collect();
-    let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Bar>", "Held"]);
+    let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Threshold>", "MemoryUse"]);
     let table = if rows.is_empty() { String::new() } else { scroll_table(&format!("Findings of {}", suite.name), "wide", &head, &rows) };
     let cards: String = suite.findings.iter().map(card).chain(suite.charts.iter().map(chart_card)).collect();
     let cards = if cards.is_empty() { cards } else { format!("<div class=\"cards\">\n{cards}</div>\n") };
@@ -166,13 +166,13 @@ fn finding_row(f: &Finding) -> String {
     )
 }
 
-/// Median, and below it spread and name.
+/// The median, and below it the spread and the name.
 fn measured(s: &Series) -> String {
     let range = if s.values.len() > 1 { format!("<small>{}</small>", spread(s.spread)) } else { String::new() };
     format!("{}{range}<small class=\"name\">{}</small>", esc(&value(s.median, &s.unit)), esc(&s.name))
 }
 
-/// What the table cannot show: the values, how far from the bar, and the note.
+/// What the table cannot show: the single values, the distance to the bar, and the note.
 fn card(f: &Finding) -> String {
     let drawings = format!("{}{}", bullet(f), strips(f));
     let note = f.note.as_deref().map_or(String::new(), |n| format!("<p class=\"note\"><strong>Note:</strong> {}</p>\n", esc(n)));
@@ -196,7 +196,7 @@ fn bullet(f: &Finding) -> String {
     svg::bullet(f.figure, goal, (name, &format!("bar {}", bar(f))), &label)
 }
 
-/// On one scale if the units allow it. A value measured once is in the table already.
+/// Draws the series on one scale if their units are equal. A single value is already in the table.
 fn strips(f: &Finding) -> String {
     let rows: Vec<(&str, &Series)> = [("ours", &f.ours)].into_iter().chain(f.against.as_ref().map(|a| ("against", a))).collect();
     if rows.iter().all(|(_, s)| s.values.len() < 2) {
@@ -241,14 +241,14 @@ fn line_text(name: &str, points: &[(f64, f64)]) -> String {
     }
 }
 
-/// The chart for those who cannot see it, or want the numbers.
+/// The chart as a table, for readers who cannot see it or want the numbers.
 fn chart_table(chart: &Chart) -> String {
     let rows: String = chart.lines.iter().flat_map(|(name, points)| points.iter().map(move |p| (name, p))).map(point_row).collect();
     if rows.is_empty() {
         return String::new();
     }
     let head = columns(&["Line", &format!("{}>", chart.x), &format!("{}>", chart.y)]);
-    let table = scroll_table(&format!("Figures of {}", chart.title), "", &head, &rows);
+    let table = scroll_table(&format!("PeerFigures of {}", chart.title), "", &head, &rows);
     format!("<details><summary>As a table</summary>\n{table}</details>\n")
 }
 
@@ -256,7 +256,7 @@ fn point_row((name, point): (&String, &(f64, f64))) -> String {
     format!("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n", esc(name), plain(point.0), plain(point.1))
 }
 
-/// Heads of columns; a `>` at the end of a name is not shown, its numbers stand to the right.
+/// Column heads. A name that ends with `>` makes a right-aligned column; the `>` is not shown.
 fn columns(names: &[&str]) -> String {
     let column = |name: &&str| match name.strip_suffix('>') {
         Some(name) => format!(r#"<th scope="col" class="n">{}</th>"#, esc(name)),
@@ -265,7 +265,7 @@ fn columns(names: &[&str]) -> String {
     names.iter().map(column).collect()
 }
 
-/// A table that scrolls by itself where the page is narrow, by keyboard too.
+/// A table that scrolls horizontally on a narrow page, also by keyboard.
 fn scroll_table(label: &str, class: &str, head: &str, rows: &str) -> String {
     let label = esc(label);
     format!(
@@ -277,7 +277,7 @@ fn scroll_table(label: &str, class: &str, head: &str, rows: &str) -> String {
 fn figure(f: &Finding) -> String {
     let text = if f.against.is_some() { ratio(f.figure) } else { plain(f.figure) };
     let text = match f.bar {
-        Some(Bar::AtLeast(goal) | Bar::AtMost(goal)) => told_apart(text, f.figure, goal),
+        Some(Threshold::AtLeast(goal) | Threshold::AtMost(goal)) => told_apart(text, f.figure, goal),
         None => text,
     };
     chart::with_unit(text, f.figure, unit(f))
@@ -285,13 +285,13 @@ fn figure(f: &Finding) -> String {
 
 fn bar(f: &Finding) -> String {
     match f.bar {
-        Some(Bar::AtLeast(goal)) => format!("≥\u{a0}{}", exact(goal, unit(f))),
-        Some(Bar::AtMost(goal)) => format!("≤\u{a0}{}", exact(goal, unit(f))),
+        Some(Threshold::AtLeast(goal)) => format!("≥\u{a0}{}", exact(goal, unit(f))),
+        Some(Threshold::AtMost(goal)) => format!("≤\u{a0}{}", exact(goal, unit(f))),
         None => "–".to_owned(),
     }
 }
 
-/// Of the figure and its bar: a ratio has none.
+/// The unit of the figure and its bar. A ratio has none.
 fn unit(f: &Finding) -> &str {
     if f.against.is_some() { "" } else { &f.ours.unit }
 }
@@ -329,7 +329,7 @@ mod tests {
         Series { name: name.into(), unit: unit.into(), values: values.to_vec(), median, spread }
     }
 
-    fn finding(id: &str, figure: f64, bar: Option<Bar>, held: Option<bool>) -> Finding {
+    fn finding(id: &str, figure: f64, bar: Option<Threshold>, held: Option<bool>) -> Finding {
         let (ours, against) = (series("engine", "/s", &[39_000.0, 41_000.0, 44_000.0]), series("bare", "/s", &[48_000.0, 50_000.0]));
         Finding { id: id.into(), what: format!("what {id} is"), ours, against: Some(against), figure, bar, held, note: None }
     }
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// The page, if every tag that opens is closed in turn, and nothing is drawn where there is no number.
+    /// Returns the page, and checks that all tags are balanced and that no invalid number is drawn.
     fn sound(report: &Report) -> String {
         let page = page(report);
         let body = page.split_once("</style>").unwrap().1;
@@ -380,12 +380,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_from_outside_becomes_markup() {
+    fn names_and_texts_never_become_markup() {
         let evil = || "\"'><script>alert(1)</script>".to_owned();
-        let mut f = finding("P1", 1.0, Some(Bar::AtLeast(2.0)), Some(false));
+        let mut f = finding("P1", 1.0, Some(Threshold::AtLeast(2.0)), Some(false));
         (f.id, f.what, f.note) = (evil(), evil(), Some(evil()));
         (f.ours.name, f.ours.unit) = (evil(), evil());
-        let mut g = finding("P2", 1.0, Some(Bar::AtLeast(2.0)), Some(false));
+        let mut g = finding("P2", 1.0, Some(Threshold::AtLeast(2.0)), Some(false));
         (g.ours.unit, g.against) = (evil(), None);
         let mut r = report(vec![f, g], vec![Chart { title: evil(), x: evil(), y: evil(), lines: vec![(evil(), vec![(0.0, 1.0)])] }]);
         (r.version, r.started_at, r.command, r.database) = (evil(), evil(), evil(), evil());
@@ -397,10 +397,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_bar_is_said_in_words() {
-        let mut missed = finding("P8", 0.798, Some(Bar::AtLeast(0.8)), Some(false));
+    fn a_missed_bar_is_named_in_words() {
+        let mut missed = finding("P8", 0.798, Some(Threshold::AtLeast(0.8)), Some(false));
         missed.note = Some("the doorbell's lock".into());
-        let page = sound(&report(vec![finding("P1", 0.83, Some(Bar::AtLeast(0.6)), Some(true)), missed], vec![]));
+        let page = sound(&report(vec![finding("P1", 0.83, Some(Threshold::AtLeast(0.6)), Some(true)), missed], vec![]));
         assert!(page.contains("<strong>1 of 2 bars hold</strong>"));
         assert!(page.contains("✗ missed:</span> P8"));
         assert!(page.contains(r#"<span class="missed">✗ missed</span>"#));
@@ -409,8 +409,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_judged_does_not_hold() {
-        let page = sound(&report(vec![finding("P5", f64::NAN, Some(Bar::AtMost(1.0)), None)], vec![]));
+    fn an_unjudged_bar_is_not_held() {
+        let page = sound(&report(vec![finding("P5", f64::NAN, Some(Threshold::AtMost(1.0)), None)], vec![]));
         assert!(page.contains("0 of 1 bar holds") && page.contains("? not judged:</span> P5"));
     }
 
@@ -432,11 +432,11 @@ mod tests {
     }
 
     #[test]
-    fn odd_numbers_do_not_break_it() {
+    fn unusual_numbers_do_not_break_the_page() {
         for v in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, 0.0, -1.0] {
-            let mut alone = finding("P13", v, Some(Bar::AtMost(v)), Some(true));
+            let mut alone = finding("P13", v, Some(Threshold::AtMost(v)), Some(true));
             (alone.ours, alone.against) = (series("size", "MB", &[v]), None);
-            let mut pair = finding("P5", v, Some(Bar::AtLeast(1.0)), Some(false));
+            let mut pair = finding("P5", v, Some(Threshold::AtLeast(1.0)), Some(false));
             (pair.ours, pair.against) = (series("p50", "ms", &[v, 1.0]), Some(series("p50", "ms", &[])));
             let mut odd = report(vec![alone, pair], vec![chart(&[(v, v), (1.0, v), (v, 1.0)]), chart(&[(v, 1.0)]), chart(&[])]);
             odd.suites[0].seconds = v;

@@ -1,4 +1,4 @@
-//! What is enqueued: notifications whose payload has about 300 bytes, to one recipient each.
+//! The load: notifications with a payload of about 300 bytes and one recipient each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,36 +9,36 @@ use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 
 use crate::failure::Failure;
-use crate::place::{Place, Spot};
+use crate::workspace::{Backend, Workspace};
 
-/// As many as `enqueue_many` takes at once.
+/// The largest batch of `enqueue_many`.
 pub const BATCH: u64 = 1000;
-/// Connections that feed at once: more than two gain nothing on the machines that run this.
+/// Connections that feed concurrently. More than two gain nothing on the machines that run this.
 const FEEDERS: usize = 2;
 
-/// Rows poured in one commit.
-pub const POURED: u64 = 5000;
+/// Rows that are inserted in one commit.
+pub const ROWS_PER_COMMIT: u64 = 5000;
 
 /// A kind of notification. Its keys never repeat within a run.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The event type, by which the capture driver can be told to be slow.
+    /// The event type. The capture driver can be configured to be slow for one.
     pub event_type: &'static str,
     /// The recipients, as JSON.
     pub recipients: String,
-    /// 0 to 9.
+    /// The priority, 0 to 9.
     pub priority: u8,
-    /// Before each key.
+    /// The beginning of every key.
     prefix: String,
 }
 
 impl Load {
-    /// To a mail address, which a capture provider takes.
+    /// Notifications to a mail address, which a capture provider accepts.
     pub fn captured() -> Self {
         Self::to("email", "guest@example.com")
     }
 
-    /// To an address on a channel.
+    /// Notifications to an address of a channel.
     pub fn to(channel: &str, address: &str) -> Self {
         let prefix = u64::from_be_bytes(random::<8>());
         Self {
@@ -57,12 +57,12 @@ impl Load {
         Self { priority, ..self }
     }
 
-    /// The key of number `i`.
+    /// The key of notification `i`.
     pub fn key(&self, i: u64) -> String {
         format!("bench:{}:{i}", self.prefix)
     }
 
-    /// Number `i`, as JSON.
+    /// Notification `i` as JSON.
     pub fn one(&self, i: u64) -> String {
         format!(
             "{{\"event_type\":\"{}\",\"payload\":{},\"idempotency_key\":\"{}\",\"recipients\":{},\"priority\":{}}}",
@@ -74,16 +74,16 @@ impl Load {
         )
     }
 
-    /// A JSON array for `enqueue_many`.
+    /// Notifications as a JSON array for `enqueue_many`.
     pub fn batch(&self, from: u64, count: u64) -> String {
         format!("[{}]", (from..from + count).map(|i| self.one(i)).collect::<Vec<_>>().join(","))
     }
 
-    /// Enqueues that many and commits, as fast as it goes.
-    pub async fn feed(&self, place: &Place, count: u64) -> Result<(), Failure> {
-        match place.spot() {
-            Spot::Postgres(_) => self.feed_postgres(place, count).await,
-            Spot::Sqlite(file) => {
+    /// Enqueues `count` notifications as fast as possible.
+    pub async fn feed(&self, workspace: &Workspace, count: u64) -> Result<(), Failure> {
+        match workspace.backend() {
+            Backend::Postgres(_) => self.feed_postgres(workspace, count).await,
+            Backend::Sqlite(file) => {
                 let (load, file) = (self.clone(), file.path());
                 let fed = tokio::task::spawn_blocking(move || load.feed_sqlite(&file, count));
                 Ok(fed.await??)
@@ -91,19 +91,20 @@ impl Load {
         }
     }
 
-    /// Puts that many into the queue, as rows rather than by enqueueing where that is faster: for suites that measure what comes after.
-    pub async fn pour(&self, place: &Place, count: u64) -> Result<(), Failure> {
-        match place.spot() {
-            Spot::Postgres(_) => Pourer::on(place.client().await?, self).await?.pour(count).await,
-            Spot::Sqlite(_) => self.feed(place, count).await,
+    /// Puts `count` notifications into the queue for suites that measure what follows. On PostgreSQL their rows are
+    /// inserted directly, which is faster.
+    pub async fn insert_rows(&self, workspace: &Workspace, count: u64) -> Result<(), Failure> {
+        match workspace.backend() {
+            Backend::Postgres(_) => DirectInserter::on(workspace.client().await?, self).await?.insert_rows(count).await,
+            Backend::Sqlite(_) => self.feed(workspace, count).await,
         }
     }
 
-    async fn feed_postgres(&self, place: &Place, count: u64) -> Result<(), Failure> {
+    async fn feed_postgres(&self, workspace: &Workspace, count: u64) -> Result<(), Failure> {
         let next = Arc::new(AtomicU64::new(0));
         let mut feeders = tokio::task::JoinSet::new();
         for _ in 0..FEEDERS {
-            let (client, load, next) = (place.client().await?, self.clone(), next.clone());
+            let (client, load, next) = (workspace.client().await?, self.clone(), next.clone());
             feeders.spawn(async move {
                 let mut feeder = Feeder::on(client).await?;
                 loop {
@@ -135,9 +136,11 @@ impl Load {
         Ok(())
     }
 
-    /// One row into the view that enqueues.
+    /// Enqueues notification `i` by an insert into the view.
     pub fn insert_sqlite(&self, connection: &rusqlite::Connection, i: u64) -> rusqlite::Result<()> {
-        let sql = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients, priority) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let sql = "\
+            INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients, priority)
+            VALUES (?1, ?2, ?3, ?4, ?5)";
         let mut statement = connection.prepare_cached(sql)?;
         statement.execute((self.event_type, payload(i), self.key(i), &self.recipients, self.priority)).map(drop)
     }
@@ -155,42 +158,49 @@ impl Feeder {
         Ok(Self { client, enqueue })
     }
 
-    /// One batch, one commit.
+    /// Enqueues one batch in one commit.
     pub async fn enqueue(&mut self, batch: &str) -> Result<(), Failure> {
         self.client.query_one(&self.enqueue, &[&Value::Json(batch.to_owned())]).await?;
         Ok(())
     }
 }
 
-/// A connection that writes the rows which enqueueing would.
-pub struct Pourer {
+/// A connection that inserts the rows which `enqueue` would insert.
+pub struct DirectInserter {
     client: Client,
     insert: tokio_postgres::Statement,
     load: Load,
 }
 
-impl Pourer {
+impl DirectInserter {
     pub async fn on(client: Client, load: &Load) -> Result<Self, Failure> {
-        let sql = "WITH fresh AS MATERIALIZED (SELECT postcommit.new_id() AS id, i FROM generate_series(1, $1::int) i), noted AS (
-              INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at)
-              SELECT 1, id, $2::text, id::text, $3::jsonb, $4::jsonb, '{}', $5::int::smallint, now(), now() + interval '30 days' FROM fresh)
+        let sql = "\
+            WITH fresh AS MATERIALIZED (
+              SELECT postcommit.new_id() AS id, i FROM generate_series(1, $1::int) i
+            ), noted AS (
+              INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels,
+                priority, due_at, expires_at)
+              SELECT 1, id, $2::text, id::text, $3::jsonb, $4::jsonb, '{}',
+                $5::int::smallint, now(), now() + interval '30 days'
+              FROM fresh
+            )
             INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
             SELECT 1, id, 0, -1, $5::int::smallint, now() FROM fresh";
         let insert = client.prepare(sql).await?;
         Ok(Self { client, insert, load: load.clone() })
     }
 
-    /// In commits of a few thousand.
-    pub async fn pour(&self, count: u64) -> Result<(), Failure> {
+    /// Inserts `count` notifications, in commits of [`ROWS_PER_COMMIT`].
+    pub async fn insert_rows(&self, count: u64) -> Result<(), Failure> {
         let (payload, recipients) = (Value::Json(payload(1)), Value::Json(self.load.recipients.clone()));
         let mut left = count;
         while left > 0 {
-            let now = left.min(POURED);
+            let now = left.min(ROWS_PER_COMMIT);
             let rows = i32::try_from(now).unwrap_or(i32::MAX);
             let parameters: [&(dyn ToSql + Sync); 5] =
                 [&rows, &self.load.event_type, &payload, &recipients, &i32::from(self.load.priority)];
             self.client.execute(&self.insert, &parameters).await?;
-            // As enqueueing does, for a dispatcher that has fallen asleep.
+            // Wakes an idle dispatcher, as `enqueue` does.
             self.client.batch_execute("SELECT postcommit.ring(now())").await?;
             left -= now;
         }
@@ -198,7 +208,7 @@ impl Pourer {
     }
 }
 
-/// About 300 bytes of JSON, such as an application's event might hold.
+/// A payload of about 300 bytes of JSON, like an event of an application.
 pub fn payload(i: u64) -> String {
     format!(
         "{{\"booking\":{i},\"guest\":{{\"name\":\"Ada Lovelace\",\"email\":\"guest{i}@example.com\",\"language\":\"en\"}},\

@@ -1,9 +1,9 @@
-//! What this runs on, for the reader of a report.
+//! A description of this machine, for the report.
 
 use crate::report::Machine;
 
 impl Machine {
-    /// This one, as far as the system tells.
+    /// Describes this machine, as far as the system tells.
     pub fn here() -> Self {
         let kernel = first_line("/proc/sys/kernel/osrelease").unwrap_or_else(|| std::env::consts::OS.to_owned());
         let distribution = field("/etc/os-release", "PRETTY_NAME=").map(|name| name.trim_matches('"').to_owned());
@@ -22,7 +22,7 @@ fn first_line(file: &str) -> Option<String> {
     Some(std::fs::read_to_string(file).ok()?.lines().next()?.to_owned())
 }
 
-/// What follows that word at the beginning of a line.
+/// Returns the rest of the first line that begins with `word`.
 fn field(file: &str, word: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)

@@ -1,31 +1,35 @@
-//! `postcommit-bench`: what this build does on this machine, each figure a ratio of two things measured in turns in one run.
+//! `postcommit-bench`: measures this build on this machine. Every figure is a ratio of two things that are measured
+//! alternately in one run.
 //!
-//! - `cli`: the command line; [`run`]: suite by suite; [`suites`]: what is measured, one file each, in one list;
-//! - `place`: where: a database or file of its own, gone afterwards;
-//! - `load`: what is enqueued; `application`: by whom; `running`: our dispatcher at work in this process; `child`: processes of our own; `sink`: receivers;
-//! - `bare`: the same work without us, by hand; `posts`: a bare HTTP client; `peers`: the same work by other programs;
-//! - `series`: measurements, their middle and spread; `profile`: what they took of the processors; `report`: what was found; `html`: as a page; `machine`: on what;
-//! - `progress`: what is going on, for who waits; `failure`: why it went no further.
+//! - `cli`: the command line; [`run`]: runs the suites; [`suites`]: the list of suites, one file each;
+//! - `workspace`: a private database or file, removed after the run;
+//! - `load`: the notifications that are enqueued; `application`: a client that enqueues and commits; `dispatcher`: the
+//!   engine's dispatcher in this process; `child`: child processes; `sink`: receivers of webhooks;
+//! - `bare`: the same work written by hand without Postcommit; `http_client`: a bare HTTP client; `peers`: the same
+//!   work by other programs;
+//! - `series`: medians and spreads; `profile`: processor time; `report`: the results as data; `html`: the results as a
+//!   page; `machine`: a description of this machine;
+//! - `progress`: the progress line on stderr; `failure`: errors and exit codes.
 
 mod application;
 mod bare;
 mod child;
 mod cli;
+mod dispatcher;
 mod failure;
 mod html;
+mod http_client;
 mod load;
 mod machine;
 mod peers;
-mod place;
-mod posts;
 mod profile;
 mod progress;
 mod report;
 mod run;
-mod running;
 mod series;
 mod sink;
 mod suites;
+mod workspace;
 
 use std::process::ExitCode;
 

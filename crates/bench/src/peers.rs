@@ -1,4 +1,5 @@
-//! Other programs that do the same work, run on the same database in turns with us. Each is a folder with a program `run`; see bench/peers.
+//! Peers: other programs that do the same work on the same database, measured alternately with Postcommit. Each is a
+//! folder with a program `run`; see bench/peers.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,63 +10,63 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use crate::failure::Failure;
-use crate::report::{Bar, Finding, Peer, Series};
+use crate::report::{Finding, Peer, Series, Threshold};
 use crate::run::Bench;
 
-/// Who takes part, and why others do not.
+/// The peers of this run, and why others are missing.
 #[derive(Default)]
 pub struct Peers {
-    pub runners: Vec<Runner>,
-    /// Those that could not even say who they are.
+    pub runners: Vec<InstalledPeer>,
+    /// Peers whose `run info` failed.
     mute: Vec<Peer>,
-    /// Why there is nobody.
-    nobody: String,
+    /// Why there are no peers.
+    reason_for_none: String,
 }
 
-/// An installed peer.
-pub struct Runner {
+/// A peer that is installed and works.
+pub struct InstalledPeer {
     peer: Peer,
     program: PathBuf,
-    problems: Mutex<Vec<Problem>>,
+    problems: Mutex<Vec<PeerProblem>>,
 }
 
-/// What a peer could not do.
+/// A verb of a peer that failed.
 #[derive(Debug, Clone, PartialEq)]
-struct Problem {
+struct PeerProblem {
     verb: String,
     what: String,
 }
 
-/// What one run of a peer's took to call its handler, in milliseconds.
+/// The time of a peer from COMMIT to its handler, in milliseconds.
 pub struct Latency {
     pub p50: f64,
     pub p99: f64,
 }
 
 impl Peers {
-    /// Nobody takes part.
+    /// No peers take part.
     pub fn none(why: impl Into<String>) -> Self {
-        Self { nobody: why.into(), ..Self::default() }
+        Self { reason_for_none: why.into(), ..Self::default() }
     }
 
-    /// All of them, each with what it could not do so far.
+    /// All peers, each with the problems so far.
     pub fn listed(&self) -> Vec<Peer> {
         self.runners.iter().map(|runner| runner.as_seen(|_| true)).chain(self.mute.iter().cloned()).collect()
     }
 
-    /// Whom a comparison by that verb lacks, and why.
+    /// The peers that are missing in a comparison of this verb, and why. `None` when all took part.
     pub fn missing(&self, verb: &str) -> Option<String> {
         let seen = self.runners.iter().map(|runner| runner.as_seen(|problem| problem.verb == verb)).chain(self.mute.iter().cloned());
         let missing: Vec<String> = seen.filter_map(|peer| Some(format!("{}: {}", peer.name, peer.problem?))).collect();
         match missing.as_slice() {
-            [] if self.runners.is_empty() => Some(self.nobody.clone()),
+            [] if self.runners.is_empty() => Some(self.reason_for_none.clone()),
             [] => None,
             missing => Some(missing.join("; ")),
         }
     }
 }
 
-/// Those below that folder that say who they are.
+/// All peers in the folder's subfolders.
 pub async fn installed(folder: &Path) -> Peers {
     let mut programs: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path().join("run")).collect();
     programs.retain(|program| program.is_file());
@@ -76,7 +77,7 @@ pub async fn installed(folder: &Path) -> Peers {
             Ok(info) => {
                 let text = |field: &str| info[field].as_str().unwrap_or_default().to_owned();
                 let peer = Peer { name: text("name"), version: text("version"), settings: text("settings"), problem: None };
-                peers.runners.push(Runner { peer, program, problems: Mutex::default() });
+                peers.runners.push(InstalledPeer { peer, program, problems: Mutex::default() });
             }
             Err(failure) => {
                 let name = program.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
@@ -88,16 +89,16 @@ pub async fn installed(folder: &Path) -> Peers {
     peers
 }
 
-impl Runner {
-    /// With those of its problems.
-    fn as_seen(&self, these: impl Fn(&Problem) -> bool) -> Peer {
+impl InstalledPeer {
+    /// The peer with those of its problems that `these` selects.
+    fn as_seen(&self, these: impl Fn(&PeerProblem) -> bool) -> Peer {
         let problems = self.problems.lock().map(|problems| problems.clone()).unwrap_or_default();
         let told: Vec<String> =
             problems.into_iter().filter(these).map(|problem| format!("{} failed: {}", problem.verb, problem.what)).collect();
         Peer { problem: (!told.is_empty()).then(|| told.join("; ")), ..self.peer.clone() }
     }
 
-    /// Jobs per second out of a backlog.
+    /// Jobs per second, out of a backlog.
     pub async fn drain(&self, bench: &Bench, count: u64, processes: u32) -> Option<f64> {
         self.rate(bench, &["drain", "--count", &count.to_string(), "--processes", &processes.to_string()]).await
     }
@@ -121,26 +122,26 @@ impl Runner {
         self.ask(bench, arguments, |answer| Some(answer["count"].as_f64()? / answer["seconds"].as_f64()?)).await
     }
 
-    /// One that fails has no figure; we say so, there and in the report, and go on.
+    /// Runs a verb of the peer. A failure is noted in the progress and in the report; the peer then has no figure.
     async fn ask<T>(&self, bench: &Bench, arguments: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let verb = arguments.first().unwrap_or(&"");
         bench.progress.step(format!("{}: {verb}", self.peer.name));
-        let url = bench.place.url();
-        let settled = bench.place.settle().await;
+        let url = bench.workspace.url();
+        let settled = bench.workspace.quiesce().await;
         let answered = ask(&self.program, &[arguments, &["--database", &url]].concat()).await;
-        let unread = || Failure::new(Exit::Failed, "its answer has no figure");
+        let unread = || Failure::new(Exit::Failed, "its output has no figure");
         match settled.and(answered).and_then(|answer| read(&answer).ok_or_else(unread)) {
             Ok(figure) => Some(figure),
             Err(failure) => {
                 bench.progress.note(&format!("{}: {verb} failed: {failure}", self.peer.name));
-                self.remember(Problem { verb: (*verb).to_owned(), what: failure.to_string() });
+                self.remember(PeerProblem { verb: (*verb).to_owned(), what: failure.to_string() });
                 None
             }
         }
     }
 
-    /// The same in every round is said once.
-    fn remember(&self, problem: Problem) {
+    /// Records a problem once, even when it occurs in every round.
+    fn remember(&self, problem: PeerProblem) {
         if let Ok(mut problems) = self.problems.lock()
             && !problems.contains(&problem)
         {
@@ -149,22 +150,22 @@ impl Runner {
     }
 }
 
-/// The last line of what it prints is JSON.
+/// Runs a peer's program. The last line of its output is JSON.
 async fn ask(program: &Path, arguments: &[&str]) -> Result<Value, Failure> {
     let ran = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output().await?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().lines().last().unwrap_or_default().to_owned();
     if !ran.status.success() {
         return Err(Failure::new(Exit::Failed, text(&ran.stderr)));
     }
-    serde_json::from_str(&text(&ran.stdout)).map_err(|e| Failure::new(Exit::Failed, format!("its answer is not JSON: {e}")))
+    serde_json::from_str(&text(&ran.stdout)).map_err(|e| Failure::new(Exit::Failed, format!("its output is not JSON: {e}")))
 }
 
-/// One figure of each peer, round by round.
+/// The figures of every peer, round by round.
 #[derive(Default)]
-pub struct Figures(Vec<(String, Vec<f64>)>);
+pub struct PeerFigures(Vec<(String, Vec<f64>)>);
 
-impl Figures {
-    pub fn add(&mut self, runner: &Runner, figure: Option<f64>) {
+impl PeerFigures {
+    pub fn add(&mut self, runner: &InstalledPeer, figure: Option<f64>) {
         let Some(figure) = figure else { return };
         match self.0.iter_mut().find(|(name, _)| *name == runner.peer.name) {
             Some((_, figures)) => figures.push(figure),
@@ -172,7 +173,7 @@ impl Figures {
         }
     }
 
-    /// All of them as series, the smallest median first.
+    /// The figures of every peer as a series, the smallest median first.
     pub fn series(self, unit: &str) -> Vec<Series> {
         let mut all: Vec<Series> = self.0.into_iter().map(|(name, figures)| Series::of(name, unit, figures)).collect();
         all.sort_by(|a, b| a.median.total_cmp(&b.median));
@@ -180,18 +181,18 @@ impl Figures {
     }
 }
 
-/// How we are held to the best of the peers.
+/// A comparison with the best peer, which has a bar.
 pub struct Comparison<'a> {
     pub id: &'a str,
-    /// In words, `{}` for the peer.
+    /// A description; `{}` stands for the peer's name.
     pub what: &'a str,
-    pub bar: Bar,
-    /// Whom it lacks.
+    pub bar: Threshold,
+    /// The peers that are missing, and why.
     pub missing: Option<String>,
 }
 
 impl Comparison<'_> {
-    /// The best comes first, and has the bar; the others are reported. Without any the bar is not judged.
+    /// The best peer comes first and has the bar; the others are only reported. Without peers the bar is not judged.
     pub fn of(self, ours: &Series, peers: Vec<Series>) -> Vec<Finding> {
         let what = |name: &str| self.what.replace("{}", name);
         if peers.is_empty() {
@@ -213,17 +214,17 @@ impl Comparison<'_> {
 mod tests {
     use super::*;
 
-    fn runner(name: &str) -> Runner {
+    fn runner(name: &str) -> InstalledPeer {
         let peer = Peer { name: name.into(), version: "1".into(), settings: String::new(), problem: None };
-        Runner { peer, program: PathBuf::new(), problems: Mutex::default() }
+        InstalledPeer { peer, program: PathBuf::new(), problems: Mutex::default() }
     }
 
     #[test]
-    fn who_is_missing_is_said_for_each_verb() {
+    fn missing_peers_are_reported_for_each_verb() {
         assert_eq!(Peers::none("--no-peers").missing("drain").as_deref(), Some("--no-peers"));
         let peers = Peers { runners: vec![runner("a"), runner("b")], ..Peers::default() };
         assert_eq!(peers.missing("drain"), None);
-        let problem = Problem { verb: "drain".into(), what: "no room".into() };
+        let problem = PeerProblem { verb: "drain".into(), what: "no room".into() };
         peers.runners[1].remember(problem.clone());
         peers.runners[1].remember(problem);
         assert_eq!(peers.missing("drain").as_deref(), Some("b: drain failed: no room"));
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_does_not_say_who_it_is_is_listed_with_the_reason() {
+    async fn a_peer_whose_info_fails_is_listed_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         assert!(installed(folder.path()).await.missing("drain").unwrap().starts_with("no peer is installed in "));
         std::fs::create_dir(folder.path().join("broken")).unwrap();

@@ -1,4 +1,4 @@
-//! Where the processors' time went while something was measured: the profile behind a figure. Read from Linux's `/proc`; elsewhere nothing is said.
+//! The processor time behind a figure. Read from Linux's `/proc`; on other systems there is none.
 
 use std::time::Duration;
 
@@ -6,42 +6,43 @@ use crate::failure::Failure;
 use crate::report::{Finding, Series};
 use crate::series::rate;
 
-/// Ticks a second in `/proc`, whatever the kernel counts by itself.
+/// Clock ticks per second in `/proc`, which do not depend on the kernel's configuration.
 const TICKS: f64 = 100.0;
 
-/// How fast something went, and what that took.
+/// A rate, and the processor time of one unit of work.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub struct MeasuredRate {
     pub rate: f64,
-    spent: Option<Spent>,
+    spent: Option<ProcessorTime>,
 }
 
-/// Seconds of the processors' time.
+/// Processor time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Spent {
-    /// In this process.
+struct ProcessorTime {
+    /// Of this process.
     here: f64,
-    /// In others: the database, a receiver.
+    /// Of other processes: the database, a receiver.
     elsewhere: f64,
     idle: f64,
 }
 
-/// Does `count` things and says how fast that went.
-pub async fn pace(count: u64, work: impl Future<Output = Result<Duration, Failure>>) -> Result<Pace, Failure> {
-    let before = Spent::so_far();
+/// Does `count` units of work and returns the rate.
+pub async fn measure_rate(count: u64, work: impl Future<Output = Result<Duration, Failure>>) -> Result<MeasuredRate, Failure> {
+    let before = ProcessorTime::so_far();
     let took = work.await?;
-    let spent = Spent::so_far().zip(before).map(|(after, before)| after.since(before).of_each(count));
-    Ok(Pace { rate: rate(count, took), spent })
+    let spent = ProcessorTime::so_far().zip(before).map(|(after, before)| after.since(before).of_each(count));
+    Ok(MeasuredRate { rate: rate(count, took), spent })
 }
 
-impl Spent {
-    /// Since the machine and this process were started.
+impl ProcessorTime {
+    /// The processor time since the machine and this process were started.
     fn so_far() -> Option<Self> {
         Self::read(&std::fs::read_to_string("/proc/self/stat").ok()?, &std::fs::read_to_string("/proc/stat").ok()?)
     }
 
     fn read(own: &str, all: &str) -> Option<Self> {
-        // The second field is the program's name, which may hold anything; utime and stime are the 12th and 13th after it.
+        // The second field is the program's name, which may contain anything. utime and stime are the 12th and 13th
+        // field after it.
         let mut own = own.rsplit_once(')')?.1.split_whitespace().skip(11);
         let here = own.next()?.parse::<f64>().ok()? + own.next()?.parse::<f64>().ok()?;
         // user, nice, system, idle, iowait, irq, softirq
@@ -65,17 +66,18 @@ impl Spent {
 }
 
 impl Series {
-    /// How fast it went each time.
-    pub fn paces(name: impl Into<String>, paces: &[Pace]) -> Self {
-        Self::rates(name, paces.iter().map(|pace| pace.rate).collect())
+    /// The rate of every round.
+    pub fn measured_rates(name: impl Into<String>, measured: &[MeasuredRate]) -> Self {
+        Self::rates(name, measured.iter().map(|measured| measured.rate).collect())
     }
 }
 
 impl Finding {
-    /// Says what one thing took of the processors, on both sides; and, if the bar is missed, what was found out about that so far.
-    pub fn explained(self, each: &str, ours: &[Pace], theirs: &[Pace], known: &str) -> Self {
-        let profile = middle(ours).zip(middle(theirs)).map(|(ours, theirs)| {
-            let told = |spent: Spent| {
+    /// Adds a note with the processor time of one unit of work on both sides and, if the bar is missed, the known
+    /// reasons.
+    pub fn explained(self, each: &str, ours: &[MeasuredRate], theirs: &[MeasuredRate], known: &str) -> Self {
+        let profile = median_round(ours).zip(median_round(theirs)).map(|(ours, theirs)| {
+            let told = |spent: ProcessorTime| {
                 format!("{:.1} µs in this process, {:.1} in others, {:.1} idle", spent.here * 1e6, spent.elsewhere * 1e6, spent.idle * 1e6)
             };
             format!("{each} took {}; theirs {}", told(ours), told(theirs))
@@ -86,9 +88,9 @@ impl Finding {
     }
 }
 
-/// What it took in the middle round.
-fn middle(paces: &[Pace]) -> Option<Spent> {
-    let mut sorted: Vec<&Pace> = paces.iter().collect();
+/// The processor time in the median round.
+fn median_round(measured: &[MeasuredRate]) -> Option<ProcessorTime> {
+    let mut sorted: Vec<&MeasuredRate> = measured.iter().collect();
     sorted.sort_by(|a, b| f64::total_cmp(&a.rate, &b.rate));
     sorted.get(sorted.len() / 2)?.spent
 }
@@ -101,21 +103,26 @@ mod tests {
     const ALL: &str = "cpu  1000 100 400 5000 500 10 90 0 0 0\ncpu0 1 2 3 4 5 6 7\n";
 
     #[test]
-    fn what_is_ours_is_told_from_what_is_others_and_idle() {
-        assert_eq!(Spent::read(OWN, ALL), Some(Spent { here: 3.0, elsewhere: 13.0, idle: 55.0 }));
-        assert_eq!(Spent::read("nonsense", ALL), None);
-        assert_eq!(Spent::read(OWN, "cpu 1 2"), None);
+    fn processor_time_is_split_into_own_other_and_idle() {
+        assert_eq!(ProcessorTime::read(OWN, ALL), Some(ProcessorTime { here: 3.0, elsewhere: 13.0, idle: 55.0 }));
+        assert_eq!(ProcessorTime::read("nonsense", ALL), None);
+        assert_eq!(ProcessorTime::read(OWN, "cpu 1 2"), None);
     }
 
     #[test]
     fn a_missed_bar_says_what_is_known_and_a_held_one_does_not() {
-        let paces = |rate| vec![Pace { rate, spent: Some(Spent { here: 1e-6, elsewhere: 2e-6, idle: 0.0 }) }];
+        let measured_rates = |rate| vec![MeasuredRate { rate, spent: Some(ProcessorTime { here: 1e-6, elsewhere: 2e-6, idle: 0.0 }) }];
         let found = |ours: f64| {
-            Finding::ratio("P0", "x", Series::paces("a", &paces(ours)), Series::paces("b", &paces(10.0)))
-                .must(crate::report::Bar::AtLeast(0.6))
-                .explained("a delivery", &paces(ours), &paces(10.0), "Known.")
-                .note
-                .unwrap()
+            Finding::ratio(
+                "P0",
+                "x",
+                Series::measured_rates("a", &measured_rates(ours)),
+                Series::measured_rates("b", &measured_rates(10.0)),
+            )
+            .must(crate::report::Threshold::AtLeast(0.6))
+            .explained("a delivery", &measured_rates(ours), &measured_rates(10.0), "Known.")
+            .note
+            .unwrap()
         };
         assert_eq!(
             found(9.0),

@@ -1,4 +1,4 @@
-//! What is going on, on stderr: one line that moves on a terminal, a plain line per suite and round elsewhere.
+//! Progress on stderr: one animated line on a terminal, elsewhere a plain line per suite and round.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex};
@@ -10,14 +10,14 @@ use postcommit_server::telemetry::say;
 const FRAMES: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
 const BEAT: Duration = Duration::from_millis(100);
 
-/// The line.
+/// The progress of the run.
 pub struct Progress {
-    state: Arc<Mutex<State>>,
-    /// Draws it, on a terminal.
+    state: Arc<Mutex<ProgressState>>,
+    /// The task that draws the line. `None` when stderr is not a terminal.
     drawing: Option<tokio::task::JoinHandle<()>>,
 }
 
-struct State {
+struct ProgressState {
     suite: String,
     round: String,
     step: String,
@@ -25,22 +25,27 @@ struct State {
 }
 
 impl Progress {
-    /// Begins to draw where there is somebody to look.
+    /// Starts to draw if stderr is a terminal.
     pub fn start() -> Self {
-        let state =
-            Arc::new(Mutex::new(State { suite: String::new(), round: String::new(), step: String::new(), since: clock::monotonic() }));
+        let state = Arc::new(Mutex::new(ProgressState {
+            suite: String::new(),
+            round: String::new(),
+            step: String::new(),
+            since: clock::monotonic(),
+        }));
         let drawing = std::io::stderr().is_terminal().then(|| tokio::spawn(draw_forever(state.clone())));
         Self { state, drawing }
     }
 
-    /// A suite begins.
+    /// Reports the start of a suite.
     pub fn suite(&self, name: &str) {
         self.change(|state| {
-            *state = State { suite: name.to_owned(), round: String::new(), step: "getting ready".to_owned(), since: clock::monotonic() };
+            *state =
+                ProgressState { suite: name.to_owned(), round: String::new(), step: "getting ready".to_owned(), since: clock::monotonic() };
         });
     }
 
-    /// A round of it begins.
+    /// Reports the start of a round.
     pub fn round(&self, round: usize, of: usize) {
         self.change(|state| state.round = format!(" {round}/{of}"));
         if self.drawing.is_none()
@@ -50,12 +55,12 @@ impl Progress {
         }
     }
 
-    /// What is done now; too fine for a log.
+    /// Reports the current step. Shown on a terminal only.
     pub fn step(&self, what: impl Into<String>) {
         self.change(|state| state.step = what.into());
     }
 
-    /// A line that stays.
+    /// Prints a line that is not overwritten.
     pub fn note(&self, what: &str) {
         if self.drawing.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -63,7 +68,7 @@ impl Progress {
         say!("bench: {what}");
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ProgressState)) {
         if let Ok(mut state) = self.state.lock() {
             change(&mut state);
         }
@@ -79,7 +84,7 @@ impl Drop for Progress {
     }
 }
 
-async fn draw_forever(state: Arc<Mutex<State>>) {
+async fn draw_forever(state: Arc<Mutex<ProgressState>>) {
     let mut beat = tokio::time::interval(BEAT);
     for frame in FRAMES.iter().cycle() {
         beat.tick().await;

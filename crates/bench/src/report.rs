@@ -1,144 +1,141 @@
-//! What a run of the benchmark found, as data: printed, written as JSON, drawn as HTML.
+//! The results of a run as data: printed as text, written as JSON, drawn as HTML.
 
 use serde::Serialize;
 
-/// One run.
+/// The results of one run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Of this program.
+    /// The version of this program.
     pub version: String,
-    /// When it began, RFC 3339.
+    /// When the run began, in RFC 3339.
     pub started_at: String,
-    /// How to repeat it.
+    /// The command line, to repeat the run.
     pub command: String,
     /// How often each pair was measured.
     pub rounds: usize,
-    /// By what all counts and durations were multiplied: 1 in a run that counts.
+    /// The factor of all counts and durations. Only a run with 1 is meaningful.
     pub scale: f64,
-    /// Where it ran.
+    /// The machine on which it ran.
     pub machine: Machine,
-    /// Against what: `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its own`.
+    /// The database, e.g. `PostgreSQL 15.14 (shared_buffers 2GB, fsync on, synchronous_commit on), in a database of its
+    /// own`.
     pub database: String,
-    /// Peers that took part, and those that were to.
+    /// The peers that took part, and those that could not.
     pub peers: Vec<Peer>,
-    /// In the order they were run.
+    /// The suites, in the order in which they ran.
     pub suites: Vec<Suite>,
-    /// What went wrong beside the suites: it was interrupted, something could not be removed.
+    /// Problems outside the suites: the run was interrupted, or something could not be removed.
     pub problems: Vec<String>,
 }
 
 impl Report {
-    /// How much was measured, in words.
+    /// The number of rounds and the scale, in words.
     pub fn extent(&self) -> String {
         let scale = if self.scale == 1.0 { String::new() } else { format!(", at scale {}: a quick look", self.scale) };
         format!("{}{scale}", self.rounds)
     }
 
-    /// All that kept it from being complete.
+    /// Everything that makes the report incomplete.
     pub fn failures(&self) -> Vec<String> {
         let suites = self.suites.iter().filter_map(|suite| Some(format!("{}: {}", suite.name, suite.problem.as_ref()?)));
         suites.chain(self.problems.iter().cloned()).collect()
     }
 }
 
-/// Where it ran.
+/// The machine on which the benchmark ran.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
-    /// Cores this process may use.
+    /// Processor cores that this process may use.
     pub cores: usize,
-    /// Memory in all.
+    /// Total memory.
     pub memory_mib: u64,
-    /// As the system calls it.
+    /// The processor's name as the system reports it.
     pub cpu: String,
     /// Kernel and distribution.
     pub system: String,
 }
 
-/// Another program measured in the same run.
+/// Another program that was measured in the same run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Peer {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// With what it was run, and how it was set up.
+    /// Its runtime and configuration.
     pub settings: String,
-    /// What it could not do: it has no figure there.
+    /// What it failed to do. It has no figure there.
     pub problem: Option<String>,
 }
 
-/// A suite's findings.
+/// The results of a suite.
 #[derive(Debug, Clone, Serialize)]
 pub struct Suite {
-    /// `drain`, `enqueue`, …
+    /// The name, e.g. `drain` or `enqueue`.
     pub name: String,
-    /// What it does, in a sentence.
+    /// A description in one sentence.
     pub about: String,
-    /// How long it took.
+    /// How long the suite took.
     pub seconds: f64,
-    /// Bars, and figures without one.
+    /// PeerFigures with and without a bar.
     pub findings: Vec<Finding>,
-    /// Figures over time or over a size, for charts.
+    /// PeerFigures over time or over a size.
     pub charts: Vec<Chart>,
-    /// Why it could not be measured; it has no findings then.
+    /// Why the suite could not be measured. It then has no findings.
     pub problem: Option<String>,
 }
 
-/// One figure: a ratio of two series measured in turns, or a plain number.
+/// One figure: a ratio of two series that were measured alternately, or a plain number.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// `P1` … `P13`, or a word for what has no number there.
+    /// `P1` … `P14`, or a word for a figure without such a number.
     pub id: String,
     /// What is compared, in words.
     pub what: String,
-    /// What we did.
+    /// The measurements of Postcommit.
     pub ours: Series,
-    /// What it is compared with.
+    /// The measurements of the other side.
     pub against: Option<Series>,
-    /// Median of ours over median of theirs; or the figure itself where there is nothing to compare.
+    /// The median of ours divided by the median of the other side, or the median of ours without another side.
     pub figure: f64,
-    /// What it must be.
-    pub bar: Option<Bar>,
-    /// Whether it is.
+    /// The bar, if there is one.
+    pub bar: Option<Threshold>,
+    /// Whether the bar is held. `None` without a bar, or when it could not be judged.
     pub held: Option<bool>,
-    /// What a reader should know: why it was missed, what was left out.
+    /// A note for the reader: why the bar was missed, what is missing.
     pub note: Option<String>,
 }
 
-/// Repeated measurements of one thing.
+/// Repeated measurements of one quantity.
 #[derive(Debug, Clone, Serialize)]
 pub struct Series {
-    /// Of what.
+    /// What was measured.
     pub name: String,
     /// `/s`, `ms`, `MiB`, `bytes`, …
     pub unit: String,
-    /// In the order measured.
+    /// The values, in the order in which they were measured.
     pub values: Vec<f64>,
-    /// The middle one.
     pub median: f64,
-    /// Smallest and largest.
+    /// The smallest and the largest value.
     pub spread: (f64, f64),
 }
 
-/// What a figure must be.
+/// A bar: the limit that a figure must keep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bar {
-    /// This or more.
+pub enum Threshold {
+    /// The figure must be this or more.
     AtLeast(f64),
-    /// This or less.
+    /// The figure must be this or less.
     AtMost(f64),
 }
 
 /// Lines over a common axis.
 #[derive(Debug, Clone, Serialize)]
 pub struct Chart {
-    /// What is drawn.
     pub title: String,
-    /// What runs along the bottom.
+    /// The label of the horizontal axis.
     pub x: String,
-    /// What runs up the side.
+    /// The label of the vertical axis.
     pub y: String,
-    /// Name and points of each line.
+    /// The name and the points of each line.
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
 }

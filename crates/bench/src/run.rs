@@ -1,4 +1,4 @@
-//! Measures, suite by suite, and leaves nothing behind however it ends.
+//! Runs the suites, and removes the workspace afterwards however the run ends.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -15,85 +15,86 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::failure::Failure;
 
 use crate::peers::{self, Peers};
-use crate::place::Place;
 use crate::progress::Progress;
 use crate::report::{Machine, Report, Suite};
-use crate::suites::{Found, Kind};
+use crate::suites::{SuiteFindings, SuiteSpec};
+use crate::workspace::Workspace;
 
-/// What was asked for.
-pub struct Wish {
-    /// In this order.
-    pub suites: Vec<&'static Kind>,
+/// The options of a run.
+pub struct RunOptions {
+    /// The suites, in the order in which they run.
+    pub suites: Vec<&'static SuiteSpec>,
     /// How often each pair is measured.
     pub rounds: usize,
     /// Multiplies all counts and durations.
     pub scale: f64,
-    /// Where other programs are that take part, or why none do.
+    /// The folder of the peers, or why none take part.
     pub peers: Result<PathBuf, String>,
-    /// The program that is measured.
+    /// The program to measure.
     pub program: PathBuf,
-    /// How to repeat it.
+    /// The command line, for the report.
     pub command: String,
 }
 
 /// What every suite works with.
 pub struct Bench {
-    pub place: Place,
+    pub workspace: Workspace,
     pub rounds: usize,
     pub progress: Progress,
-    /// As the settings say: the benchmark measures the product as it is set up.
+    /// From the settings: the benchmark measures the product as it is configured.
     pub dispatch: DispatchSettings,
     /// Other programs that take part.
     pub peers: Peers,
-    /// The program that is measured.
+    /// The program to measure.
     pub program: PathBuf,
-    /// The sinks are on this machine.
+    /// Allows loopback, where the sinks listen.
     pub egress: Egress,
     scale: f64,
 }
 
 impl Bench {
-    /// A count at the scale of this run.
+    /// A count, multiplied by the scale of this run.
     pub fn count(&self, full: u64) -> u64 {
         ((full as f64 * self.scale).round() as u64).max(1)
     }
 
-    /// A duration at the scale of this run.
+    /// A duration, multiplied by the scale of this run.
     pub fn span(&self, full: Duration) -> Duration {
         full.mul_f64(self.scale)
     }
 }
 
-/// Measures, and leaves nothing behind however it ends.
-pub async fn run(wish: Wish, settings: &Settings) -> Result<Report, Failure> {
-    let told = told_to_stop().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
+/// Runs the suites, and removes the workspace afterwards however the run ends.
+pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Failure> {
+    let stop = stop_requested().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let allow = "127.0.0.0/8".parse().into_iter().collect();
     let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() }).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
-    let (place, dispatch) = (Place::make(settings).await?, settings.dispatch.clone());
-    let (rounds, program, scale) = (wish.rounds, wish.program.clone(), wish.scale);
-    let mut bench = Bench { place, rounds, progress: Progress::start(), dispatch, peers: Peers::default(), program, egress, scale };
-    bench.peers = invite(&bench, &wish.peers).await;
+    let (workspace, dispatch) = (Workspace::make(settings).await?, settings.dispatch.clone());
+    let (rounds, program, scale) = (options.rounds, options.program.clone(), options.scale);
+    let mut bench = Bench { workspace, rounds, progress: Progress::start(), dispatch, peers: Peers::default(), program, egress, scale };
+    bench.peers = find_peers(&bench, &options.peers).await;
     let bench = Arc::new(bench);
-    let measured = measure(&bench, wish, told).await;
+    let measured = measure(&bench, options, stop).await;
     bench.progress.step("removing what was made");
-    let removed = bench.place.remove().await;
+    let removed = bench.workspace.remove().await;
     let mut report = measured?;
     report.problems.extend(removed.err().map(|failure| failure.to_string()));
     Ok(report)
 }
 
-/// Other programs make schemas as they like: they take part only where the whole database is ours.
-async fn invite(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
-    match (folder, bench.place.postgres()) {
+/// Finds the peers. They make schemas of their own, so they take part only when the whole database belongs to this run.
+async fn find_peers(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
+    match (folder, bench.workspace.postgres()) {
         (Err(why), _) => Peers::none(why),
         (Ok(_), Err(_)) => Peers::none("peers need PostgreSQL"),
-        (Ok(_), Ok(ground)) if !ground.is_own() => Peers::none("peers need a database of their own, and this login may create none"),
+        (Ok(_), Ok(postgres)) if !postgres.is_own() => Peers::none("peers need a database of their own, and this login may create none"),
         (Ok(folder), Ok(_)) => peers::installed(folder).await,
     }
 }
 
-/// Comes to an end when somebody wants us to. From here on signals end nothing by themselves.
-fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
+/// Completes when a signal asks the program to stop. After this call the signals no longer end the program by
+/// themselves.
+fn stop_requested() -> std::io::Result<impl Future<Output = ()>> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
     Ok(async move {
@@ -105,44 +106,44 @@ fn told_to_stop() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Under `nohup` a run goes on when its terminal is closed.
+/// Whether SIGHUP is ignored, as under `nohup`: then the run continues when the terminal is closed.
 fn ignores_hang_up() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    // A bit for each signal; SIGHUP is the first.
+    // One bit per signal; SIGHUP is the first.
     ignored.is_some_and(|ignored| ignored & 1 == 1)
 }
 
-/// Suite by suite. One that fails does not take what the others found with it.
-async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>) -> Result<Report, Failure> {
-    let mut told = pin!(told);
+/// Runs the suites one after the other. A failed suite does not discard the results of the others.
+async fn measure(bench: &Arc<Bench>, options: RunOptions, stop: impl Future<Output = ()>) -> Result<Report, Failure> {
+    let mut stop = pin!(stop);
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION").into(),
         started_at: clock::now().to_string(),
-        command: wish.command,
+        command: options.command,
         rounds: bench.rounds,
         scale: bench.scale,
         machine: Machine::here(),
-        database: bench.place.describe().await?,
+        database: bench.workspace.describe().await?,
         peers: vec![],
         suites: vec![],
         problems: vec![],
     };
-    for kind in wish.suites {
-        bench.progress.suite(kind.name);
+    for suite in options.suites {
+        bench.progress.suite(suite.name);
         let started = clock::monotonic();
         let here = bench.clone();
-        // On a task of its own: a panic in there must not keep us from taking things away.
-        let mut measuring = tokio::spawn(async move { (kind.run)(&here).await });
+        // A task of its own, so that a panic does not prevent the removal of the workspace.
+        let mut measuring = tokio::spawn(async move { (suite.run)(&here).await });
         let found = tokio::select! {
             found = &mut measuring => found.unwrap_or_else(|e| Err(e.into())),
-            () = &mut told => {
+            () = &mut stop => {
                 measuring.abort();
                 let _ = measuring.await;
                 if report.suites.is_empty() {
                     return Err(Failure::new(Exit::Failed, "interrupted; what was made is removed"));
                 }
-                report.problems.push(format!("interrupted in {}: what follows was not measured", kind.name));
+                report.problems.push(format!("interrupted in {}: what follows was not measured", suite.name));
                 break;
             }
         };
@@ -150,14 +151,14 @@ async fn measure(bench: &Arc<Bench>, wish: Wish, told: impl Future<Output = ()>)
         let (found, problem) = match found {
             Ok(found) => (found, None),
             Err(failure) => {
-                bench.progress.note(&format!("{} failed: {failure}", kind.name));
-                (Found::default(), Some(failure.to_string()))
+                bench.progress.note(&format!("{} failed: {failure}", suite.name));
+                (SuiteFindings::default(), Some(failure.to_string()))
             }
         };
-        let (name, about) = (kind.name.into(), kind.about.into());
+        let (name, about) = (suite.name.into(), suite.about.into());
         report.suites.push(Suite { name, about, seconds, findings: found.findings, charts: found.charts, problem });
     }
-    // Now it is known what they could not do.
+    // Listed last, because the problems of the peers are now known.
     report.peers = bench.peers.listed();
     Ok(report)
 }

@@ -1,11 +1,11 @@
-//! Repeated measurements: their middle and their spread, and what a finding makes of two of them.
+//! Repeated measurements: median and spread, and a finding of two of them.
 
 use std::time::Duration;
 
-use crate::report::{Bar, Finding, Series};
+use crate::report::{Finding, Series, Threshold};
 
 impl Series {
-    /// Measurements in the order they were made.
+    /// A series of measurements, in the order in which they were made.
     pub fn of(name: impl Into<String>, unit: impl Into<String>, values: Vec<f64>) -> Self {
         let mut sorted = values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -13,47 +13,47 @@ impl Series {
         Self { name: name.into(), unit: unit.into(), values, median: quantile(&sorted, 0.5), spread }
     }
 
-    /// Things per second.
+    /// A series of rates per second.
     pub fn rates(name: impl Into<String>, values: Vec<f64>) -> Self {
         Self::of(name, "/s", values)
     }
 }
 
 impl Finding {
-    /// The median of ours over the median of theirs.
+    /// The median of ours divided by the median of the other side.
     pub fn ratio(id: &str, what: impl Into<String>, ours: Series, against: Series) -> Self {
         let figure = ours.median / against.median;
         Self { id: id.into(), what: what.into(), ours, against: Some(against), figure, bar: None, held: None, note: None }
     }
 
-    /// A figure that stands for itself.
+    /// A figure without a comparison.
     pub fn figure(id: &str, what: impl Into<String>, ours: Series) -> Self {
         let figure = ours.median;
         Self { id: id.into(), what: what.into(), ours, against: None, figure, bar: None, held: None, note: None }
     }
 
-    /// A bar that could not be judged, having nothing to be compared with, and why.
-    pub fn unjudged(id: &str, what: impl Into<String>, ours: Series, bar: Bar, why: impl std::fmt::Display) -> Self {
+    /// A bar that could not be judged, because there is nothing to compare with, and why.
+    pub fn unjudged(id: &str, what: impl Into<String>, ours: Series, bar: Threshold, why: impl std::fmt::Display) -> Self {
         let nothing = Series::of("nothing", ours.unit.clone(), vec![]);
         Self { bar: Some(bar), ..Self::ratio(id, what, ours, nothing) }.noting(format!("not measured: {why}"))
     }
 
-    /// Holds it to a bar.
-    pub fn must(mut self, bar: Bar) -> Self {
+    /// Compares the figure with a bar.
+    pub fn must(mut self, bar: Threshold) -> Self {
         self.bar = Some(bar);
         self.held = Some(bar.holds(self.figure));
         self
     }
 
-    /// Says what a reader should know.
+    /// Adds a note for the reader.
     pub fn noting(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 }
 
-impl Bar {
-    /// Whether the figure is what it must be. What could not be measured is not.
+impl Threshold {
+    /// Whether the figure reaches the bar. A figure that could not be measured does not.
     pub fn holds(self, figure: f64) -> bool {
         match self {
             Self::AtLeast(least) => figure >= least,
@@ -62,19 +62,19 @@ impl Bar {
     }
 }
 
-/// Things per second.
+/// The rate per second.
 pub fn rate(count: u64, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64()
 }
 
-/// The value below which that share of a sorted list lies; between two of them, in proportion.
+/// A quantile of a sorted list, interpolated between two values.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     if sorted.is_empty() {
         return f64::NAN;
     }
-    let place = share * (sorted.len() - 1) as f64;
-    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-    low + (high - low) * place.fract()
+    let position = share * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+    low + (high - low) * position.fract()
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_is_the_median_and_the_spread_its_ends() {
+    fn a_series_has_a_median_and_a_spread() {
         let odd = rates(&[3.0, 1.0, 2.0]);
         assert_eq!((odd.median, odd.spread, odd.values), (2.0, (1.0, 3.0), vec![3.0, 1.0, 2.0]));
         assert_eq!(rates(&[1.0, 2.0]).median, 1.5);
@@ -98,11 +98,11 @@ mod tests {
     #[test]
     fn a_bar_is_held_or_missed_by_the_ratio_of_the_medians() {
         let found = |ours: &[f64], bar| Finding::ratio("P0", "x", rates(ours), rates(&[10.0, 10.0, 50.0])).must(bar).held;
-        assert_eq!(found(&[6.0, 1.0, 9.0], Bar::AtLeast(0.6)), Some(true));
-        assert_eq!(found(&[5.9], Bar::AtLeast(0.6)), Some(false));
-        assert_eq!(found(&[12.0], Bar::AtMost(1.2)), Some(true));
-        assert_eq!(found(&[12.1], Bar::AtMost(1.2)), Some(false));
-        assert_eq!(found(&[], Bar::AtMost(1.2)), Some(false), "what was not measured is not held");
+        assert_eq!(found(&[6.0, 1.0, 9.0], Threshold::AtLeast(0.6)), Some(true));
+        assert_eq!(found(&[5.9], Threshold::AtLeast(0.6)), Some(false));
+        assert_eq!(found(&[12.0], Threshold::AtMost(1.2)), Some(true));
+        assert_eq!(found(&[12.1], Threshold::AtMost(1.2)), Some(false));
+        assert_eq!(found(&[], Threshold::AtMost(1.2)), Some(false), "what was not measured is not held");
         assert_eq!(Finding::figure("P0", "x", rates(&[3.0])).held, None);
     }
 }

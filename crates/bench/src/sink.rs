@@ -1,7 +1,7 @@
-//! Receivers on loopback.
+//! Receivers of webhooks on loopback.
 //!
-//! [`serve`] is a process of its own (`--sink`, hidden), so that it shares no thread with what is measured. [`Arrivals`] is in this process, and
-//! knows when the first bytes of each request came.
+//! [`serve`] runs as a process of its own (`--sink`, hidden), so that it shares no thread with the engine that is
+//! measured. [`Arrivals`] runs in this process and records when the first bytes of each request arrived.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 
 const ANYWHERE: &str = "127.0.0.1:0";
 
-/// Answers everything with 200 and nothing, until stdin ends: it does not outlive who started it.
+/// Answers every request with an empty 200 until stdin ends, so that it does not outlive the benchmark.
 pub async fn serve() -> Result<Exit, Failure> {
     let listener = TcpListener::bind(ANYWHERE).await?;
     output::print(&listener.local_addr()?.port().to_string());
@@ -45,16 +45,16 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(Response::new(Full::default()))
 }
 
-/// One request.
+/// A request that arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// When its first bytes came.
+    /// When its first bytes arrived.
     pub at: Instant,
-    /// Whether it was sent to the path that urgent ones are sent to.
+    /// Whether it was sent to [`Arrivals::urgent_url`].
     pub urgent: bool,
 }
 
-/// A sink that tells of every request. Dropped, it takes no more connections.
+/// A sink that reports every request. Dropping it stops accepting connections.
 pub struct Arrivals {
     port: u16,
     told: mpsc::UnboundedReceiver<Arrival>,
@@ -75,17 +75,17 @@ impl Arrivals {
         Ok(Self { port, told, accepting })
     }
 
-    /// Where to send what is waited for.
+    /// The URL for notifications whose arrival is timed.
     pub fn urgent_url(&self) -> String {
         format!("http://127.0.0.1:{}/urgent", self.port)
     }
 
-    /// Where to send the rest.
+    /// The URL for all other notifications.
     pub fn bulk_url(&self) -> String {
         format!("http://127.0.0.1:{}/bulk", self.port)
     }
 
-    /// The next urgent one.
+    /// Waits for the next urgent request.
     pub async fn urgent(&mut self) -> Option<Arrival> {
         loop {
             let arrival = self.told.recv().await?;
@@ -102,7 +102,7 @@ impl Drop for Arrivals {
     }
 }
 
-/// Requests come one after the other on a connection, each answered before the next.
+/// Reads the requests of a connection, and answers each before it reads the next.
 async fn receive(mut stream: TcpStream, tell: mpsc::UnboundedSender<Arrival>) {
     let mut request = Vec::with_capacity(4096);
     loop {
@@ -123,7 +123,7 @@ async fn receive(mut stream: TcpStream, tell: mpsc::UnboundedSender<Arrival>) {
     }
 }
 
-/// Whether head and body are there.
+/// Whether the head and the body are complete.
 fn is_complete(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&request[..end]).to_ascii_lowercase();

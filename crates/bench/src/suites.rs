@@ -1,4 +1,4 @@
-//! What is measured. One list; each suite is a file of its name.
+//! The suites of the benchmark, in one list. Each suite is a file of its name.
 
 mod binary;
 mod doorbell;
@@ -20,8 +20,8 @@ use crate::failure::Failure;
 use crate::report::{Chart, Finding};
 use crate::run::Bench;
 
-/// All suites, in the order they are run.
-pub const ALL: &[Kind] = &[
+/// All suites, in the order in which they run.
+pub const ALL: &[SuiteSpec] = &[
     drain::SUITE,
     enqueue::SUITE,
     latency::SUITE,
@@ -37,19 +37,19 @@ pub const ALL: &[Kind] = &[
     binary::SUITE,
 ];
 
-/// A suite.
-pub struct Kind {
+/// A suite: its description and its code.
+pub struct SuiteSpec {
     pub name: &'static str,
-    /// What it does, in a sentence.
+    /// A description in one sentence.
     pub about: &'static str,
-    /// What it is held to.
+    /// The bars, in words.
     pub bars: &'static str,
-    /// Whether it can be run on PostgreSQL, and on SQLite.
+    /// The databases that the suite supports.
     pub fits: Fits,
     pub run: for<'a> fn(&'a Bench) -> Measuring<'a>,
 }
 
-/// On which databases a suite can be run.
+/// The databases that a suite supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fits {
     Postgres,
@@ -57,12 +57,12 @@ pub enum Fits {
     Both,
 }
 
-/// A suite under way.
-pub type Measuring<'a> = Pin<Box<dyn Future<Output = Result<Found, Failure>> + Send + 'a>>;
+/// A running suite.
+pub type Measuring<'a> = Pin<Box<dyn Future<Output = Result<SuiteFindings, Failure>> + Send + 'a>>;
 
-/// What a suite found.
+/// The results of a suite.
 #[derive(Default)]
-pub struct Found {
+pub struct SuiteFindings {
     pub findings: Vec<Finding>,
     pub charts: Vec<Chart>,
 }

@@ -1,8 +1,10 @@
-//! Enqueue inside the caller's transaction, one module per database driver, each behind the feature of its name.
+//! Enqueue inside the application's transaction: one module per database driver, each behind a feature with the
+//! driver's name.
 //!
-//! All have the same three functions: `enqueue` returns the notification's id (the first one's, when the key was
-//! used before), `enqueue_many` does so for up to 1,000 in one round trip where the database can, and `cancel` takes
-//! back what is not yet sent for an entity. None opens, commits or rolls back a transaction.
+//! Every module has the same three functions. `enqueue` returns the notification's id; when the key was used before, it
+//! returns the id of the first notification with that key. `enqueue_many` enqueues up to 1,000 notifications, in one
+//! round trip where the database can. `cancel` cancels the deliveries of an entity that are not yet sent. No function
+//! opens, commits or rolls back a transaction.
 
 #[cfg(feature = "rusqlite")]
 pub mod rusqlite;

@@ -1,10 +1,11 @@
-//! The rules that fields are held to. Each says what is wrong and what is allowed.
+//! The rules for the fields of a notification. Each returns what is wrong and what is allowed.
 
 use serde_json::Value;
 
 use crate::limits;
 
-/// CR, LF and NUL end a header line or a string somewhere on the way out; no header-bound field may hold them.
+/// CR, LF and NUL end a header line or a C string on the way to the provider, so no field that ends up in a header may
+/// hold them.
 pub fn one_line(text: &str) -> Result<(), String> {
     match text.chars().find(|c| matches!(c, '\r' | '\n' | '\0')) {
         Some(c) => Err(format!("holds {c:?}; line breaks and NUL are not allowed")),
@@ -12,7 +13,7 @@ pub fn one_line(text: &str) -> Result<(), String> {
     }
 }
 
-/// PostgreSQL stores no NUL in text or JSON, so neither store takes one.
+/// PostgreSQL stores no NUL in text or JSON, so SQLite must refuse it too.
 pub fn no_nul(text: &str) -> Result<(), String> {
     if text.contains('\0') { Err("holds NUL (\\u0000), which is not allowed".into()) } else { Ok(()) }
 }
@@ -25,7 +26,8 @@ pub fn chars(text: &str, min: usize, max: usize) -> Result<(), String> {
     one_line(text)
 }
 
-/// A user's id is a part of paths: no character and no step in it that a door or a proxy would not let through, however it is encoded.
+/// A user's id is part of URL paths. It must not hold a character or a path segment that a server or proxy would refuse
+/// or resolve, however it is encoded.
 pub fn user_id(id: &str) -> Result<(), String> {
     chars(id, 1, limits::NAME_CHARS)?;
     if let Some(c) = id.chars().find(|c| c.is_control()) {
@@ -49,7 +51,7 @@ pub fn bytes(text: &str, max: usize) -> Result<(), String> {
 /// Tenant, channel and provider names appear in paths, labels and logs: letters, digits, `_`, `-`, `.`.
 pub fn short_name(name: &str) -> Result<(), String> {
     chars(name, 1, limits::SHORT_NAME_CHARS)?;
-    // A client takes them out of the path of a URL.
+    // HTTP clients remove the segments "." and ".." from the path of a URL.
     if matches!(name, "." | "..") {
         return Err(format!("is {name:?}; any other name of letters, digits, '_', '-' and '.' is allowed"));
     }
@@ -59,7 +61,7 @@ pub fn short_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// JSON within its bytes and depth, without NUL. Returns the text, which the caller needs anyway.
+/// Checks the size and depth of JSON, and that it holds no NUL. Returns the JSON text, because every caller needs it.
 pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     if depth(value) > limits::JSON_DEPTH {
         return Err(format!("is nested deeper than {} levels", limits::JSON_DEPTH));
@@ -75,7 +77,7 @@ pub fn json(value: &Value, max_bytes: usize) -> Result<String, String> {
     Ok(text)
 }
 
-/// PostgreSQL writes a space behind every comma and colon, and counts it.
+/// Bytes that PostgreSQL adds: it writes a space after every comma and colon, and its limit counts them.
 fn separators(value: &Value) -> usize {
     match value {
         Value::Array(items) => items.len().saturating_sub(1) + items.iter().map(separators).sum::<usize>(),
@@ -101,7 +103,7 @@ fn holds_nul(value: &Value) -> bool {
     }
 }
 
-/// A mail address as mail servers take it: no comments, no quoted local part, no address literal.
+/// A mail address as common mail servers accept it: no comments, no quoted local part, no address literal.
 pub fn email(address: &str) -> Result<(), String> {
     let (local, domain) = address.rsplit_once('@').ok_or("is not a mail address: it has no '@'")?;
     let local_ok = (1..=64).contains(&local.len()) && !local.contains(['@', '"', '(', ')', '<', '>', ',', ';', ':', '\\', '[', ']', ' ']);
@@ -125,7 +127,7 @@ fn domain_name(domain: &str) -> Result<(), String> {
     Err("the part after '@' must be a domain such as example.com".into())
 }
 
-/// E.164, as checked on entry and sent unchanged.
+/// A phone number in E.164. It is sent exactly as it was checked.
 pub fn phone(number: &str) -> Result<(), String> {
     let digits = number.strip_prefix('+').unwrap_or("");
     if (7..=15).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0') {
@@ -138,7 +140,7 @@ pub fn web_url(url: &str) -> Result<(), String> {
     scheme_in(url, &["http", "https"])
 }
 
-/// Where a button may lead: never `javascript:` or `data:`.
+/// The link of a button. `javascript:` and `data:` are never allowed.
 pub fn action_url(url: &str) -> Result<(), String> {
     bytes(url, limits::ACTION_URL_BYTES)?;
     one_line(url)?;
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn action_urls_lead_nowhere_surprising() {
+    fn only_safe_action_urls_are_accepted() {
         all_ok(action_url, &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"]);
         all_refused(
             action_url,

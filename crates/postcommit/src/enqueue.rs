@@ -1,17 +1,19 @@
-//! What every adapter shares: the statements and their arguments. All arguments travel as text and are cast by
-//! the database, so no adapter needs its driver's features for JSON, UUIDs or times.
+//! The statements and arguments that all adapters share. Every argument is sent as text and cast by the database, so no
+//! adapter needs its driver's features for JSON, UUIDs or times.
 
 use uuid::Uuid;
 
 use crate::{Error, Notification, limits};
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
-pub const POSTGRES_ENQUEUE: &str = "SELECT postcommit.enqueue(event_type => $1::text, payload => $2::text::jsonb, \
-    idempotency_key => $3::text, tenant => $4::text, entity => $5::text, recipients => $6::text::jsonb, \
-    channels => $7::text::text[], title => $8::text, body => $9::text, action_url => $10::text, data => $11::text::jsonb, \
-    priority => $12::text::int, due_at => $13::text::timestamptz, expires_at => $14::text::timestamptz, \
-    source => $15::text::jsonb, correlation_id => $16::text, topic => $17::text, schema_version => $18::text::int, \
-    strict => $19::text::boolean)::text";
+pub const POSTGRES_ENQUEUE: &str = "\
+    SELECT postcommit.enqueue(
+        event_type => $1::text, payload => $2::text::jsonb, idempotency_key => $3::text, tenant => $4::text,
+        entity => $5::text, recipients => $6::text::jsonb, channels => $7::text::text[], title => $8::text,
+        body => $9::text, action_url => $10::text, data => $11::text::jsonb, priority => $12::text::int,
+        due_at => $13::text::timestamptz, expires_at => $14::text::timestamptz, source => $15::text::jsonb,
+        correlation_id => $16::text, topic => $17::text, schema_version => $18::text::int,
+        strict => $19::text::boolean)::text";
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 pub const POSTGRES_ENQUEUE_MANY: &str = "SELECT id::text FROM postcommit.enqueue_many($1::text::jsonb)";
@@ -20,9 +22,11 @@ pub const POSTGRES_ENQUEUE_MANY: &str = "SELECT id::text FROM postcommit.enqueue
 pub const POSTGRES_CANCEL: &str = "SELECT postcommit.cancel($1::text, $2::text, $3::text)";
 
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
-pub const SQLITE_ENQUEUE: &str = "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant, entity, \
-    recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id, topic, \
-    schema_version, strict) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
+pub const SQLITE_ENQUEUE: &str = "\
+    INSERT INTO postcommit_enqueue (
+        event_type, payload, idempotency_key, tenant, entity, recipients, channels, title, body, action_url, data,
+        priority, due_at, expires_at, source, correlation_id, topic, schema_version, strict)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
 
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub const SQLITE_ID_OF_KEY: &str = "SELECT id FROM postcommit_key WHERE tenant = ?1 AND idempotency_key = ?2";
@@ -30,12 +34,14 @@ pub const SQLITE_ID_OF_KEY: &str = "SELECT id FROM postcommit_key WHERE tenant =
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub const SQLITE_CANCEL: &str = "INSERT INTO postcommit_cancel (tenant, entity, event_type) VALUES (?1, ?2, ?3)";
 
-/// How many deliveries the insert into `postcommit_cancel` is about to cancel.
+/// Counts the deliveries that the insert into `postcommit_cancel` will cancel.
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
-pub const SQLITE_CANCELLABLE: &str = "SELECT count(*) FROM postcommit_cancellable WHERE tenant = ?1 AND entity = ?2 \
-    AND (?3 IS NULL OR event_type = ?3)";
+pub const SQLITE_CANCELLABLE: &str = "\
+    SELECT count(*)
+    FROM postcommit_cancellable
+    WHERE tenant = ?1 AND entity = ?2 AND (?3 IS NULL OR event_type = ?3)";
 
-/// The arguments of one enqueue, in the order of the statements above.
+/// The arguments of an enqueue statement, in the order of its parameters.
 pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] {
     let source = (!note.source.is_empty()).then_some(&note.source);
     [
@@ -61,7 +67,8 @@ pub fn arguments(note: &Notification, channels: String) -> [Option<String>; 19] 
     ]
 }
 
-/// An array literal. Quoted, because a bare `null` in one is no name.
+/// The channels as a PostgreSQL array literal. Names are quoted, because an unquoted `null` is a NULL element and not a
+/// name.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 pub fn postgres_channels(note: &Notification) -> String {
     let quoted = |name: &String| format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""));
@@ -90,8 +97,8 @@ pub fn parse_id(text: &str) -> Result<Uuid, Error> {
     text.parse().map_err(|e| Error::Database(Box::new(e)))
 }
 
-/// PostgreSQL raises 23505 for a strict conflict. The message quotes the key and the tenant, which tells which of the batch
-/// it was; the detail ends with the first notification's id.
+/// Recognises a strict conflict, which PostgreSQL raises as 23505. The message quotes the key and the tenant, which
+/// identifies the notification of the batch. The detail ends with the id of the first notification.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 pub fn postgres_conflict(code: &str, message: &str, detail: Option<&str>, notes: &[Notification]) -> Option<Error> {
     let first = detail?.rsplit(' ').next()?.parse().ok()?;
@@ -103,14 +110,14 @@ pub fn postgres_conflict(code: &str, message: &str, detail: Option<&str>, notes:
     Some(Error::Conflict { key: note.idempotency_key.clone(), first })
 }
 
-/// As PostgreSQL's `quote_literal` writes it.
+/// Quotes like PostgreSQL's `quote_literal`.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
 fn postgres_literal(text: &str) -> String {
     let escape = if text.contains('\\') { "E" } else { "" };
     format!("{escape}'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }
 
-/// SQLite triggers can raise fixed texts only; this one stands for a strict conflict.
+/// Recognises a strict conflict by its text, because a SQLite trigger can raise only a fixed text.
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
 pub fn is_sqlite_conflict(message: &str) -> bool {
     message.contains("was used with other content")

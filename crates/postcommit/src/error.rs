@@ -12,30 +12,31 @@ pub enum Error {
         /// What is wrong and what is allowed.
         problem: String,
     },
-    /// The key stands already for another content: over HTTP always an error, in SQL only with `strict`.
+    /// The key was already used with other content. Over HTTP this is always an error, in SQL only with `strict`.
     #[error("idempotency_key: {key:?} was used with other content by notification {first}; nothing was enqueued")]
     Conflict {
-        /// The key that both share.
+        /// The key that both notifications have.
         key: String,
-        /// The notification that holds the key.
+        /// The notification that used the key first.
         first: Uuid,
     },
-    /// The database refused or could not be reached.
+    /// The database refused the statement or could not be reached.
     #[error("database: {}", shown(&**.0))]
     Database(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The server will not do this, and asking again will not change its mind.
+    /// The server refused the request. Repeating it will not help.
     #[cfg(feature = "http")]
     #[error("{status}{}{kind}: {detail}", if .kind.is_empty() { "" } else { " " })]
     Refused {
-        /// The status of its answer.
+        /// The status of the HTTP response.
         status: u16,
-        /// The kind of refusal, e.g. `forbidden` or `not-found`; empty when it was not Postcommit that refused.
+        /// The kind of refusal, e.g. `forbidden` or `not-found`. Empty when something other than Postcommit refused,
+        /// such as a proxy.
         kind: String,
-        /// What it says.
+        /// The server's explanation.
         detail: String,
     },
-    /// The server could not be reached, was too busy, or answered nothing that can be read. Whether anything was enqueued is not known; to
-    /// enqueue the same notification again is safe.
+    /// The server could not be reached, was overloaded, or sent an unreadable response. It is not known whether
+    /// anything was enqueued. Enqueueing the same notification again is safe.
     #[cfg(feature = "http")]
     #[error("server: {0}")]
     Unavailable(String),
@@ -47,8 +48,8 @@ impl Error {
     }
 }
 
-/// The error and its causes in one line. Of a refusal by PostgreSQL the message alone: its detail may quote the row, and
-/// with it addresses and bodies.
+/// The error and its causes in one line. Of an error raised by PostgreSQL only the message is shown: its detail may
+/// quote the row, which holds addresses and bodies.
 fn shown(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     #[cfg(feature = "tokio-postgres")]
     if let Some(refused) = error.downcast_ref::<tokio_postgres::Error>().and_then(|e| e.as_db_error()) {
@@ -57,7 +58,7 @@ fn shown(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(deeper) = cause {
-        // Some drivers repeat their cause in their own text.
+        // Some drivers already include the cause in their own text.
         if !text.contains(&deeper.to_string()) {
             text = format!("{text}: {deeper}");
         }

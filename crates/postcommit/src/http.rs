@@ -1,11 +1,12 @@
 //! Enqueue over HTTP, for applications that do not share a database with Postcommit. Behind the feature `http`.
 //!
-//! A call made beside a COMMIT can be lost between the two; where the database is shared, the [`adapters`](crate::adapters) are the
-//! better door.
+//! A call that is made beside a COMMIT is lost when the process dies between the two. Where the application shares the
+//! database with Postcommit, use the [`adapters`](crate::adapters) instead.
 //!
-//! Every request may be repeated: a notification always carries a key, and the server answers the same key with the first id. So a
-//! [`Client`] repeats what met a broken connection, no answer in time, 429 or 503: at most [`REPEATS`] times unless told otherwise, waiting
-//! a little longer each time, or as long as the server asks. It never follows a redirect, which would carry the key elsewhere.
+//! Every request can be repeated safely: a notification always carries a key, and the server answers a repeated key
+//! with the first id. A [`Client`] therefore repeats a request after a broken connection, a timeout, a 429 or a 503. It
+//! repeats at most [`REPEATS`] times by default and waits longer each time, or as long as the server asks. It never
+//! follows a redirect, because that would send the API key to another server.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), postcommit::Error> {
@@ -22,7 +23,8 @@
 //! # }
 //! ```
 //!
-//! It needs a tokio runtime with time and I/O enabled. HTTPS trusts the system's roots, and those of [`Builder::root_certificates`].
+//! The client needs a tokio runtime with time and I/O enabled. HTTPS trusts the system's root certificates and those of
+//! [`Builder::root_certificates`].
 
 mod answer;
 mod connection;
@@ -39,51 +41,52 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{Error, Notification, Timestamp, limits};
-use connection::Line;
+use connection::Connections;
 use repeat::Repeats;
 
 pub use connection::ANSWER_BYTES;
 pub use repeat::{LONGEST_WAIT, REPEATS};
 
-/// How long one try may take in all, connecting included, unless [`Builder::timeout`] says otherwise.
+/// How long one try may take, including the connection, unless [`Builder::timeout`] says otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A Postcommit server and the key to it. Cheap to keep, made once: it keeps connections open between calls. Its `Debug` does not show
-/// the key.
+/// A client of one Postcommit server, with its API key. Make one and keep it: it reuses connections between calls. Its
+/// `Debug` does not show the key.
 pub struct Client {
-    line: Line,
+    connections: Connections,
     prefix: String,
     host: HeaderValue,
     authorization: HeaderValue,
     repeats: Repeats,
 }
 
-/// What became of a notification.
+/// The result of an enqueue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct Enqueued {
-    /// The notification's id; the first one's, when the key was used before.
+    /// The notification's id. When the key was used before, the id of the first notification.
     pub id: Uuid,
-    /// The key stood already, for the same content: nothing new was enqueued.
+    /// True when the key was already used with the same content: nothing new was enqueued.
     pub duplicate: bool,
 }
 
-/// Where a notification stands.
+/// The current state of a notification.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// Its id.
+    /// The notification's id.
     pub id: Uuid,
-    /// The least finished of its deliveries speaks for it: `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`, `discarded`, `cancelled`, `expired` or `skipped`.
+    /// The state of the least finished delivery: `pending`, `sending`, `retrying`, `sent`, `delivered`, `parked`,
+    /// `discarded`, `cancelled`, `expired` or `skipped`.
     pub state: String,
-    /// Attempts after the first, of the delivery that needed most.
+    /// The number of attempts after the first, of the delivery with the most.
     pub retries: u64,
-    /// What the last attempt that failed met.
+    /// The error of the last failed attempt.
     #[serde(default)]
     pub last_error: Option<String>,
-    /// When it was accepted.
+    /// When the server accepted the notification.
     pub enqueued_at: Timestamp,
-    /// When all that could be sent had been taken by its provider, or arrived.
+    /// When every delivery that could be sent was accepted by its provider or had arrived.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
 }
@@ -100,34 +103,34 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// How long one try may take in all, connecting included. Default 10 seconds.
+    /// How long one try may take, including the connection. Default 10 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How often a request is repeated after its first try, at most 10; 0 for never. Default [`REPEATS`].
+    /// How often a request is repeated after its first try: 0 to 10. Default [`REPEATS`].
     pub fn repeats(mut self, repeats: u32) -> Self {
         self.repeats = repeats;
         self
     }
 
-    /// Certificates in PEM to trust beside the system's: of a private authority, or the server's own.
+    /// Certificates in PEM to trust in addition to the system's: those of a private authority, or the server's own.
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.roots = pem.into();
         self
     }
 
-    /// Checks what was given. Connects nowhere.
+    /// Checks the settings. Opens no connection.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming `url`, `key`, `repeats` or `root_certificates`.
     pub fn build(self) -> Result<Client, Error> {
         let (uri, prefix) = server(&self.url)?;
         let authority = uri.authority().map_or("", |authority| authority.as_str());
-        let host = HeaderValue::from_str(authority).map_err(|_| Error::invalid("url", "has a host that cannot be sent"))?;
+        let host = HeaderValue::from_str(authority).map_err(|_| Error::invalid("url", "has a host that cannot be written in a header"))?;
         Ok(Client {
-            line: Line::new(&uri, self.timeout, &self.roots)?,
+            connections: Connections::new(&uri, self.timeout, &self.roots)?,
             prefix,
             host,
             authorization: bearer(&self.key)?,
@@ -153,8 +156,8 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of the server at `url` (`https://host[:port][/path]`; plain `http` shows the key to everybody on the way), with a key of
-    /// scope `enqueue` or more.
+    /// A client of the server at `url` (`https://host[:port][/path]`), with a key of scope `enqueue` or more. Plain
+    /// `http` exposes the key to everyone on the network path.
     ///
     /// # Errors
     /// As [`Builder::build`].
@@ -162,50 +165,59 @@ impl Client {
         Self::builder(url, key).build()
     }
 
-    /// The same, with more to say.
+    /// A client with other settings than the defaults of [`Client::new`].
     pub fn builder(url: impl Into<String>, key: impl Into<String>) -> Builder {
         Builder { url: url.into(), key: key.into(), timeout: TIMEOUT, repeats: REPEATS, roots: Vec::new() }
     }
 
-    /// Enqueues. When it returns, the notification is durable. `strict` makes no difference here: over HTTP a conflict is always an
-    /// error. A tenant other than `default` is sent along, and refused unless the key may name it.
+    /// Enqueues a notification. When this returns, the notification is durable. `strict` has no effect: over HTTP a
+    /// conflict is always an error. A tenant other than `default` is sent to the server, which refuses it unless the
+    /// key may name a tenant.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the key stands for other content; [`Error::Invalid`], [`Error::Refused`] or [`Error::Unavailable`]
-    /// otherwise. After the last it is not known whether it was enqueued: repeat it with the same key.
+    /// [`Error::Conflict`] when the key was used with other content; [`Error::Invalid`], [`Error::Refused`] or
+    /// [`Error::Unavailable`] otherwise. After `Unavailable` it is not known whether the notification was enqueued:
+    /// repeat the call with the same key.
     pub async fn enqueue(&self, note: &Notification) -> Result<Enqueued, Error> {
         let answer = self.post("/v1/notifications", &outward(note)?).await?;
         answer.json::<Enqueued>().map_err(|error| error.with_key(&note.idempotency_key))
     }
 
-    /// Enqueues 1 to 1,000; a result each, in the order given. Those that are refused do not hold up the others.
+    /// Enqueues 1 to 1,000 notifications. Returns one result for each, in the order given. A refused notification does
+    /// not affect the others.
     ///
     /// # Errors
-    /// As [`Client::enqueue`], when the whole was refused.
+    /// As [`Client::enqueue`], when the whole batch was refused.
     pub async fn enqueue_many(&self, notes: &[Notification]) -> Result<Vec<Result<Enqueued, Error>>, Error> {
         if notes.is_empty() || notes.len() > limits::BATCH {
             return Err(Error::invalid("notifications", format!("has {} entries; 1 to {} are allowed", notes.len(), limits::BATCH)));
         }
         let outward = notes.iter().map(outward).collect::<Result<Vec<_>, _>>()?;
         let answer = self.post("/v1/notifications/batch", &json!({"notifications": outward})).await?;
-        let results = answer.json::<answer::Batch>()?.results;
+        let results = answer.json::<answer::BatchResponse>()?.results;
         if results.len() != notes.len() {
-            return Err(Error::unavailable(format!("{} were sent, but {} answered", notes.len(), results.len())));
+            return Err(Error::unavailable(format!(
+                "{} notifications were sent, but the response holds {} results",
+                notes.len(),
+                results.len()
+            )));
         }
-        let one = |(result, note): (answer::OfBatch, &Notification)| result.read().map_err(|error| error.with_key(&note.idempotency_key));
+        let one =
+            |(result, note): (answer::BatchResult, &Notification)| result.read().map_err(|error| error.with_key(&note.idempotency_key));
         Ok(results.into_iter().zip(notes).map(one).collect())
     }
 
-    /// Where a notification stands. Needs a key that may read.
+    /// Returns the state of a notification. Needs a key that may read.
     ///
     /// # Errors
-    /// [`Error::Refused`] with status 404 when there is none of that id; otherwise as [`Client::enqueue`].
+    /// [`Error::Refused`] with status 404 when no notification has this id; otherwise as [`Client::enqueue`].
     pub async fn status(&self, id: Uuid) -> Result<Status, Error> {
         self.send(Method::GET, &format!("/v1/notifications/{id}/status"), Bytes::new()).await?.json()
     }
 
-    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; after a repeat, how many the last
-    /// try took back. Needs a key that may operate.
+    /// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
+    /// cancelled deliveries; when the request was repeated, the number that the last try cancelled. Needs a key that
+    /// may operate.
     ///
     /// # Errors
     /// As [`Client::enqueue`].
@@ -219,12 +231,12 @@ impl Client {
         self.send(Method::POST, path, Bytes::from(body.to_string())).await
     }
 
-    /// Until there is an answer that settles it, or the repeats are used up.
+    /// Sends a request, and repeats it until a response settles it or no repeats are left.
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<answer::Answer, Error> {
         let mut repeats = self.repeats;
         loop {
             let request = self.request(&method, path, body.clone())?;
-            let unsettled = match self.line.exchange(request).await {
+            let unsettled = match self.connections.exchange(request).await {
                 Ok(answer) if !answer.may_be_repeated() => return Ok(answer),
                 Ok(answer) => answer.unsettled(),
                 Err(unsettled) => unsettled,
@@ -241,11 +253,12 @@ impl Client {
             .header(AUTHORIZATION, &self.authorization)
             .header(USER_AGENT, concat!("postcommit-rust/", env!("CARGO_PKG_VERSION")));
         let request = if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
-        request.body(body).map_err(|_| Error::invalid("url", "does not make a request"))
+        request.body(body).map_err(|_| Error::invalid("url", "cannot be used in a request"))
     }
 }
 
-/// As the API reads it: `strict` is how it always is there, and the tenant is the key's unless another is named.
+/// The notification as the API expects it. The API has no `strict`, because over HTTP every enqueue is strict. The
+/// tenant is left out when it is the default, because the key implies it.
 fn outward(note: &Notification) -> Result<Value, Error> {
     let mut value = serde_json::to_value(note).map_err(|e| Error::invalid("notification", e.to_string()))?;
     if let Value::Object(fields) = &mut value {
@@ -257,10 +270,10 @@ fn outward(note: &Notification) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// The server, and the path before `/v1`.
+/// Splits the URL into the server and the path before `/v1`.
 fn server(url: &str) -> Result<(Uri, String), Error> {
     let wrong = || Error::invalid("url", "must be http(s)://host[:port][/path], without user name, query and fragment");
-    // A URL that `Uri` takes may still carry a user name or a query; a fragment it drops without a word.
+    // `Uri` accepts a user name and a query, and silently drops a fragment.
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let known = matches!(uri.scheme_str(), Some("http" | "https"));
     let plain = uri.host().is_some_and(|host| !host.is_empty()) && uri.query().is_none() && !url.contains(['@', '#']);
@@ -269,7 +282,7 @@ fn server(url: &str) -> Result<(Uri, String), Error> {
 }
 
 fn bearer(key: &str) -> Result<HeaderValue, Error> {
-    // Never the key itself in the text.
+    // The error text must not contain the key.
     let wrong = |_| Error::invalid("key", "holds characters that a header cannot carry");
     let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(wrong)?;
     if key.is_empty() {
@@ -279,9 +292,9 @@ fn bearer(key: &str) -> Result<HeaderValue, Error> {
     Ok(value)
 }
 
-/// Percent-encoded, so that it stays one segment of a path.
+/// Percent-encodes `text`, so that it stays one segment of a path.
 fn segment(field: &str, text: &str) -> Result<String, Error> {
-    // Proxies take dots for the way up, however they are written.
+    // Proxies resolve "." and ".." even when they are percent-encoded.
     if matches!(text, "" | "." | "..") {
         return Err(Error::invalid(field, "must not be empty, \".\" or \"..\" here"));
     }
@@ -311,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_server_or_a_key_is_refused_at_once() {
+    fn an_unusable_url_or_key_is_refused_before_any_request() {
         for url in ["https://postcommit.example.com", "http://127.0.0.1:7410", "http://[::1]:7410/", "https://example.com/notices/"] {
             assert_eq!(field(url, "pc_1_x"), None, "{url}");
         }

@@ -1,15 +1,15 @@
-//! Idempotency keys that come out the same every time.
+//! Deterministic idempotency keys.
 //!
-//! Two kinds: a key made of names that the application knows anyway ([`of`]), and a key made of the
-//! content itself ([`from_content`]) for those who have no such names.
+//! There are two kinds: a key made of names that the application has anyway ([`of`]), and a key made of the content
+//! ([`from_content`]) for applications that have no such names.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A key of named parts: `booking:{id}:{event}:{version}` is `of("booking", &[id, event, version])`.
+/// A key made of parts: `booking:{id}:{event}:{version}` is `of("booking", &[id, event, version])`.
 ///
-/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key. A key of more than 255
-/// characters is refused when the notification is built.
+/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that two different lists of parts never give the same
+/// key. A key of more than 255 characters is refused when the notification is built.
 ///
 /// ```
 /// assert_eq!(postcommit::key::of("avail", &["i7", "2026-W11", "changed", "2"]), "avail:i7:2026-W11:changed:2");
@@ -24,9 +24,9 @@ pub fn of(kind: &str, parts: &[&str]) -> String {
     key
 }
 
-/// A key of content: the rule that fired, the provider asked for, the payload and the run.
+/// A key made of content: the rule that fired, the requested provider, the payload and the run.
 ///
-/// The payload counts in its [`canonical`] form: key order and white space do not change the key.
+/// The payload is hashed in its [`canonical`] form: the order of object keys and white space do not change the key.
 #[must_use]
 pub fn from_content(rule: &str, provider: &str, payload: &Value, run: &str) -> String {
     let digest = Sha256::digest(canonical(payload).as_bytes());
@@ -34,7 +34,8 @@ pub fn from_content(rule: &str, provider: &str, payload: &Value, run: &str) -> S
     of("content", &[rule, provider, run, &hex])
 }
 
-/// JSON with sorted keys and no white space. Numbers are as `serde_json` writes them: 1.50 is 1.5, but 1 is not 1.0.
+/// JSON with sorted keys and no white space. Numbers are written as `serde_json` writes them: 1.50 becomes 1.5, but 1
+/// and 1.0 differ.
 #[must_use]
 pub fn canonical(value: &Value) -> String {
     let mut out = String::new();

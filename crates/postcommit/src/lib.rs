@@ -1,17 +1,19 @@
 //! Commit a notification in the same transaction as your data.
 //!
-//! The application builds a [`Notification`] and hands it to one of the [`adapters`] inside its own
-//! transaction. Commit publishes it, rollback leaves nothing. The Postcommit server, which reads the
-//! same database, delivers it. Without the feature `http` this crate does no network I/O of its own; it never pulls in server parts.
+//! The application builds a [`Notification`] and passes it to one of the [`adapters`] inside its own transaction.
+//! Commit publishes the notification; rollback leaves nothing. The Postcommit server, which uses the same database,
+//! delivers it. Without the feature `http` this crate opens no connection of its own. It never depends on parts of the
+//! server.
 //!
-//! In the order in which a notification meets them:
-//! - [`Notification`] and its builder: what to say, checked against [`limits`] when built;
-//! - [`Recipient`]: to whom;
-//! - [`key`]: idempotency keys that are the same every time;
+//! In the order in which a notification passes through them:
+//! - [`Notification`] and its builder: the content, checked against [`limits`] when built;
+//! - [`Recipient`]: a user, a list or an address;
+//! - [`key`]: deterministic idempotency keys;
 //! - [`adapters`]: `enqueue`, `enqueue_many` and `cancel` for tokio-postgres, sqlx and rusqlite, each behind a feature;
-//! - [`http`]: the same over HTTP, behind the feature `http`, for those who share no database with the server;
+//! - [`http`]: a client of the HTTP API, behind the feature `http`, for applications that share no database with the
+//!   server;
 //! - [`testing`]: `assert_enqueued` and `refute_enqueued` inside the transaction under test;
-//! - [`Timestamp`]: microseconds since 1970, UTC; [`TraceParent`]: the trace it belongs to.
+//! - [`Timestamp`]: microseconds since 1970, UTC; [`TraceParent`]: the trace that a notification belongs to.
 //!
 //! ```
 //! use postcommit::{Notification, Recipient, key};

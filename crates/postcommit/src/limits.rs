@@ -1,4 +1,4 @@
-//! Every limit of a notification, named in one place. A value beyond one is refused with the limit in the message.
+//! Every limit of a notification, in one place. A value beyond its limit is refused, and the message names the limit.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ pub const BODY_BYTES: usize = 256 * 1024;
 pub const DATA_BYTES: usize = 64 * 1024;
 /// Bytes of `source`, as JSON text.
 pub const SOURCE_BYTES: usize = 4 * 1024;
-/// Bytes of the title: what one header line of a mail may hold.
+/// Bytes of the title: the longest line that a mail header may have.
 pub const TITLE_BYTES: usize = 998;
 /// Bytes of the action URL.
 pub const ACTION_URL_BYTES: usize = 2048;
-/// Recipients of one notification. Larger groups are lists.
+/// Recipients of one notification. Use a list for a larger group.
 pub const RECIPIENTS: usize = 1000;
 /// Bytes of one address.
 pub const ADDRESS_BYTES: usize = 2048;
@@ -34,7 +34,7 @@ pub const PRIORITY_MAX: i16 = 9;
 pub const PRIORITY_DEFAULT: i16 = 5;
 /// Levels of nesting in payload and data.
 pub const JSON_DEPTH: usize = 32;
-/// Shortest time from due to expiry: SQLite keeps both in milliseconds.
+/// Shortest time between `due_at` and `expires_at`: SQLite stores both in milliseconds.
 pub const LIFE: Duration = Duration::from_millis(1);
-/// Days after which a notification that names no expiry is no longer sent.
+/// Days after `due_at` at which a notification without an expiry expires.
 pub const EXPIRY_DAYS: i64 = 30;

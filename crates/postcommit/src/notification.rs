@@ -3,10 +3,10 @@ use serde_json::Value;
 
 use crate::{Error, Recipient, Timestamp, TraceParent, check, limits};
 
-/// What to say, to whom, by which channels and when: immutable once enqueued.
+/// A notification: its content, recipients, channels and schedule. Immutable once enqueued.
 ///
-/// Made by [`Notification::event`] or [`Notification::message`], or read from JSON with the same field names. Both ways
-/// the limits of [`crate::limits`] are checked, so a `Notification` at hand is one that will be accepted.
+/// Made by [`Notification::event`] or [`Notification::message`], or read from JSON with the same field names. Both
+/// check the limits of [`crate::limits`], so every `Notification` value is one that Postcommit accepts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Notification {
@@ -14,74 +14,76 @@ pub struct Notification {
     pub event_type: String,
     /// The event's data, at most 256 KB and 32 levels. `null` is `{}`.
     pub payload: Value,
-    /// 1 to 255 characters, unique in the tenant: the same key is sent once.
+    /// 1 to 255 characters, unique in the tenant. A second notification with the same key is not sent.
     pub idempotency_key: String,
-    /// Who owns it: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
+    /// The tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub tenant: String,
-    /// The thing it is about, e.g. a booking's id; 1 to 255 characters.
+    /// The id of the thing that the notification is about, e.g. of a booking; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entity: Option<String>,
-    /// To whom, at most 1,000.
+    /// The recipients, at most 1,000.
     pub recipients: Vec<Recipient>,
-    /// Narrows or widens the channels, at most 32; empty means what each kind of address implies.
+    /// The channels to use, at most 32. When empty, each recipient's kind of address determines the channels.
     pub channels: Vec<String>,
     /// Subject or heading, at most 998 bytes, one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// Text, at most 256 KB.
+    /// The text, at most 256 KB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// Where the reader should go: http, https, mailto or tel, at most 2,048 bytes.
+    /// The link for the reader: http, https, mailto or tel, at most 2,048 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action_url: Option<String>,
-    /// What one channel alone needs, by channel: `{"whatsapp": {…}}`. At most 64 KB and 32 levels.
+    /// Data for single channels, an object by channel: `{"whatsapp": {…}}`. At most 64 KB and 32 levels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
-    /// 0 to 9, 9 first. Default 5.
+    /// 0 to 9; 9 is sent first. Default 5.
     pub priority: i16,
-    /// Not before this. Default: at once.
+    /// The notification is not sent before this time. Default: it is due immediately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
-    /// Never after this; at least a millisecond after `due_at`. Default: 30 days after it is due.
+    /// The notification is not sent after this time; at least a millisecond after `due_at`. Default: 30 days after it
+    /// is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Where it came from, at most 4 KB as JSON.
+    /// Where the notification came from, at most 4 KB as JSON.
     #[serde(skip_serializing_if = "Source::is_empty")]
     pub source: Source,
-    /// Ties it to the request or trace that caused it; 1 to 255 characters.
+    /// The id of the request or trace that caused the notification; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<String>,
     /// The stream the event belongs to, e.g. `booking.events`; 1 to 255 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
-    /// Version of the payload's shape.
+    /// The version of the payload's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_version: Option<i32>,
-    /// The same key with other content is an error instead of a noted conflict. Default false.
+    /// Makes the same key with other content an error. Otherwise the first notification stands and the conflict is
+    /// recorded. Default false.
     pub strict: bool,
 }
 
-/// Provenance: which site, instance and script or rule made it, and when.
+/// The origin of a notification: the site, the instance, the script or rule that made it, and when.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Source {
-    /// The remote place.
+    /// The name of the remote site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
-    /// The process or machine there.
+    /// The process or machine at the site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
-    /// The script that made it.
+    /// The script that made the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
-    /// The rule that made it.
+    /// The rule that made the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// When it was made there.
+    /// When the site made the notification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enqueued_at: Option<Timestamp>,
-    /// The W3C `traceparent` of the span that enqueued it: attempts become part of that trace.
+    /// The W3C `traceparent` of the span that enqueued the notification. Its attempts become part of that trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
@@ -92,7 +94,7 @@ impl Source {
         Self { site: Some(site.into()), ..Self::default() }
     }
 
-    /// The same, as part of that trace.
+    /// Makes the notification part of the trace of `parent`.
     #[must_use]
     pub fn traced_by(mut self, parent: TraceParent) -> Self {
         self.traceparent = Some(parent.to_string());
@@ -105,7 +107,7 @@ impl Source {
 }
 
 impl Notification {
-    /// Begins a notification about an event; title and body come from templates or are set on the builder.
+    /// Begins a notification about an event. Title and body come from templates, or are set on the builder.
     pub fn event(event_type: impl Into<String>, payload: Value) -> Builder {
         Builder(Draft { event_type: event_type.into(), payload, ..Draft::default() })
     }
@@ -123,31 +125,33 @@ impl Notification {
 pub struct Builder(Draft);
 
 impl Builder {
-    /// The idempotency key, 1 to 255 characters. Without one a random key is made: then nothing is recognised as a repetition.
+    /// The idempotency key, 1 to 255 characters. Without one a random key is used, and a repeated enqueue is not
+    /// recognised.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.0.idempotency_key = Some(key.into());
         self
     }
 
-    /// Who owns it: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
+    /// The tenant that owns the notification: 1 to 63 letters, digits, `_`, `-`, `.`. Default `default`.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.0.tenant = tenant.into();
         self
     }
 
-    /// The thing it is about, 1 to 255 characters. `cancel` finds it by this.
+    /// The id of the thing that the notification is about, 1 to 255 characters. `cancel` finds notifications by it.
     pub fn entity(mut self, entity: impl Into<String>) -> Self {
         self.0.entity = Some(entity.into());
         self
     }
 
-    /// One more recipient; at most 1,000.
+    /// Adds a recipient; at most 1,000.
     pub fn to(mut self, recipient: Recipient) -> Self {
         self.0.recipients.push(recipient);
         self
     }
 
-    /// One more channel, at most 32 of 1 to 63 letters, digits, `_`, `-`, `.`. Default: what each kind of address implies.
+    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. Without any, each recipient's kind
+    /// of address determines the channels.
     pub fn channel(mut self, channel: impl Into<String>) -> Self {
         self.0.channels.push(channel.into());
         self
@@ -159,49 +163,49 @@ impl Builder {
         self
     }
 
-    /// Text, at most 256 KB.
+    /// The text, at most 256 KB.
     pub fn body(mut self, body: impl Into<String>) -> Self {
         self.0.body = Some(body.into());
         self
     }
 
-    /// Where the reader should go: http, https, mailto or tel, at most 2,048 bytes.
+    /// The link for the reader: http, https, mailto or tel, at most 2,048 bytes.
     pub fn action_url(mut self, url: impl Into<String>) -> Self {
         self.0.action_url = Some(url.into());
         self
     }
 
-    /// What one channel alone needs, by channel: `{"whatsapp": {…}}`, at most 64 KB.
+    /// Data for single channels, an object by channel: `{"whatsapp": {…}}`, at most 64 KB.
     pub fn data(mut self, data: Value) -> Self {
         self.0.data = Some(data);
         self
     }
 
-    /// 0 to 9, 9 first. Default 5.
+    /// 0 to 9; 9 is sent first. Default 5.
     pub fn priority(mut self, priority: i16) -> Self {
         self.0.priority = priority;
         self
     }
 
-    /// Not before this. Default: at once.
+    /// The notification is not sent before this time. Default: it is due immediately.
     pub fn due_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.due_at = Some(at.into());
         self
     }
 
-    /// Never after this. Default: 30 days after it is due.
+    /// The notification is not sent after this time. Default: 30 days after it is due.
     pub fn expires_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.expires_at = Some(at.into());
         self
     }
 
-    /// Where it came from, at most 4 KB.
+    /// Where the notification came from, at most 4 KB.
     pub fn source(mut self, source: Source) -> Self {
         self.0.source = source;
         self
     }
 
-    /// The request or trace that caused it, 1 to 255 characters.
+    /// The id of the request or trace that caused the notification, 1 to 255 characters.
     pub fn correlation_id(mut self, id: impl Into<String>) -> Self {
         self.0.correlation_id = Some(id.into());
         self
@@ -213,29 +217,30 @@ impl Builder {
         self
     }
 
-    /// Version of the payload's shape.
+    /// The version of the payload's format.
     pub fn schema_version(mut self, version: i32) -> Self {
         self.0.schema_version = Some(version);
         self
     }
 
-    /// The same key with other content is an error. Default: the first one stands and the conflict is noted.
+    /// Makes the same key with other content an error. Default: the first notification stands and the conflict is
+    /// recorded.
     pub fn strict(mut self) -> Self {
         self.0.strict = true;
         self
     }
 
-    /// Checks every field and makes the notification.
+    /// Checks every field and returns the notification.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the first field that is beyond its limit, and the limit.
+    /// [`Error::Invalid`] with the first field that is beyond its limit, and the limit.
     pub fn build(self) -> Result<Notification, Error> {
         self.0.check()?;
         Ok(self.0.into_notification())
     }
 }
 
-/// The same fields before they are checked; also what JSON is read into.
+/// The fields of a notification before they are checked. JSON is read into it too.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Draft {
@@ -333,7 +338,7 @@ impl Draft {
     fn into_notification(self) -> Notification {
         Notification {
             event_type: self.event_type,
-            // The schema holds an absent payload and an empty one for the same; null is a third that nobody means.
+            // The schema treats an absent payload like an empty object. `null` becomes one too.
             payload: if self.payload.is_null() { Value::Object(serde_json::Map::new()) } else { self.payload },
             idempotency_key: self.idempotency_key.unwrap_or_else(random_key),
             tenant: self.tenant,

@@ -5,17 +5,17 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::{check, limits};
 
-/// To whom: a user or list that Postcommit knows, or an address given directly.
+/// A recipient: a user or list that Postcommit knows, or an address.
 ///
-/// As JSON one object each: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`,
+/// In JSON one object: `{"user": id}`, `{"list": name}`, `{"email": a}`, `{"phone": "+…"}`, `{"slack": url}`,
 /// `{"teams": url}`, `{"webhook": url}` or `{"provider": name, "address": a}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recipient {
-    /// A user by the application's id, 1 to 255 characters: no control characters, and no `.` or `..` as a whole or between slashes. Addresses and preferences are
-    /// looked up when sending.
+    /// A user, by the application's id of 1 to 255 characters: no control characters, and no `.` or `..` as the whole
+    /// id or between slashes. Postcommit looks up addresses and preferences when it expands the notification.
     User(String),
-    /// A named list, resolved when sending.
+    /// A named list. Postcommit looks up its members when it expands the notification.
     List(String),
     /// A mail address.
     Email(String),
@@ -31,13 +31,13 @@ pub enum Recipient {
     Provider {
         /// The provider's name, as configured.
         provider: String,
-        /// What that provider sends to.
+        /// An address in the provider's own format.
         address: String,
     },
 }
 
 impl Recipient {
-    /// A user by the application's id.
+    /// A user, by the application's id.
     pub fn user(id: impl Into<String>) -> Self {
         Self::User(id.into())
     }
@@ -62,18 +62,18 @@ impl Recipient {
         Self::Webhook(url.into())
     }
 
-    /// An address at a provider named directly.
+    /// An address of the named provider, in the provider's own format.
     pub fn at(provider: impl Into<String>, address: impl Into<String>) -> Self {
         Self::Provider { provider: provider.into(), address: address.into() }
     }
 
-    /// The name of its kind, as in JSON.
+    /// The kind of recipient, as named in JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.parts().0
     }
 
-    /// The address, id or name it carries.
+    /// The address, id or name of the recipient.
     #[must_use]
     pub fn value(&self) -> &str {
         self.parts().1
@@ -95,9 +95,12 @@ impl Recipient {
     /// Reads one entry of `recipients`.
     ///
     /// # Errors
-    /// When the shape is none of those above; the message lists them.
+    /// When the JSON has none of the allowed forms. The message lists them.
     pub fn from_json(value: &Value) -> Result<Self, String> {
-        const SHAPES: &str = r#"a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, {"slack": url}, {"teams": url}, {"webhook": url}, {"provider": name, "address": a}"#;
+        const SHAPES: &str = concat!(
+            r#"a recipient is one of {"user": id}, {"list": name}, {"email": a}, {"phone": "+…"}, "#,
+            r#"{"slack": url}, {"teams": url}, {"webhook": url}, {"provider": name, "address": a}"#
+        );
         let map = value.as_object().ok_or(SHAPES)?;
         if let (Some(provider), Some(address), 2) = (text(map, "provider"), text(map, "address"), map.len()) {
             return Ok(Self::Provider { provider, address });
@@ -118,10 +121,10 @@ impl Recipient {
         })
     }
 
-    /// Whether the address can be one of its kind.
+    /// Checks whether the address is valid for its kind.
     ///
     /// # Errors
-    /// With what is wrong and what is allowed.
+    /// What is wrong and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         let (_, value) = self.parts();
         if value.is_empty() || value.len() > limits::ADDRESS_BYTES {

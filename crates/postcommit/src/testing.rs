@@ -1,7 +1,8 @@
-//! For the application's own tests: was it enqueued in this transaction?
+//! Assertions for the application's own tests: was a notification enqueued in this transaction?
 //!
-//! Call these on the same transaction as the code under test, then roll back: nothing is ever sent. They read the view
-//! `notification_status`, so the test's login needs to own the schema or hold the reader role.
+//! Call an assertion on the transaction in which the code under test ran, then roll the transaction back: nothing is
+//! sent. The assertions read the view `notification_status`, so the database login of the test must own the schema or
+//! have the reader role.
 //!
 //! ```ignore
 //! let mut transaction = client.transaction().await?;
@@ -10,7 +11,8 @@
 //! transaction.rollback().await?;
 //! ```
 
-/// Whether what the transaction sees is as wanted. `found` has what matches first, so that no match is cut off.
+/// Panics unless the transaction's notifications are as wanted. `found` is limited in number and begins with those that
+/// match.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
     let matching = found.iter().filter(|(event, about)| event == event_type && (entity.is_none() || about.as_deref() == entity)).count();
@@ -20,12 +22,19 @@ fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&s
 }
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
-const POSTGRES_SEEN: &str = "SELECT event_type, entity FROM postcommit.notification_status WHERE created_at = pg_catalog.now() \
-    ORDER BY event_type = $1::text AND ($2::text IS NULL OR entity IS NOT DISTINCT FROM $2) DESC, id DESC LIMIT 100";
+const POSTGRES_SEEN: &str = "\
+    SELECT event_type, entity
+    FROM postcommit.notification_status
+    WHERE created_at = pg_catalog.now()
+    ORDER BY event_type = $1::text AND ($2::text IS NULL OR entity IS NOT DISTINCT FROM $2) DESC, id DESC
+    LIMIT 100";
 
 #[cfg(any(feature = "sqlx-sqlite", feature = "rusqlite"))]
-const SQLITE_SEEN: &str = "SELECT event_type, entity FROM postcommit_notification_status \
-    ORDER BY event_type = ?1 AND (?2 IS NULL OR entity IS ?2) DESC, id DESC LIMIT 100";
+const SQLITE_SEEN: &str = "\
+    SELECT event_type, entity
+    FROM postcommit_notification_status
+    ORDER BY event_type = ?1 AND (?2 IS NULL OR entity IS ?2) DESC, id DESC
+    LIMIT 100";
 
 /// With a `tokio_postgres` transaction.
 #[cfg(feature = "tokio-postgres")]

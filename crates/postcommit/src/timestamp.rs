@@ -6,18 +6,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const MICROS: i64 = 1_000_000;
 const DAY: i64 = 86_400 * MICROS;
-/// The years 1 to 9999: what RFC 3339 can write and both databases can read.
+/// The years 1 to 9999, which RFC 3339 can write and both databases can read.
 const WRITABLE: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_999_999;
 
-/// A moment in UTC, in microseconds since 1970. As `due_at` and `expires_at` in the years 1 to 9999; PostgreSQL keeps the
-/// microseconds, SQLite rounds those two to milliseconds.
+/// A time in UTC, in microseconds since 1970. `due_at` and `expires_at` must lie in the years 1 to 9999. PostgreSQL
+/// keeps their microseconds; SQLite rounds them to milliseconds.
 ///
-/// Written and read as RFC 3339, e.g. `2026-03-15T09:30:00Z`; an offset is accepted and turned into UTC.
+/// Written and read as RFC 3339, e.g. `2026-03-15T09:30:00Z`. An offset is accepted and converted to UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The moment this many microseconds after 1970 began.
+    /// The time this many microseconds after the start of 1970.
     #[must_use]
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
@@ -29,7 +29,7 @@ impl Timestamp {
         self.0
     }
 
-    /// This moment and so much later; stays at the end of time rather than overflow.
+    /// This time plus `by`. Saturates instead of overflowing.
     #[must_use]
     pub fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
@@ -39,7 +39,7 @@ impl Timestamp {
         if WRITABLE.contains(&self.0) { Ok(()) } else { Err(format!("is {self}; the years 1 to 9999 are allowed")) }
     }
 
-    /// How long after `earlier` this is; zero when it is not after.
+    /// The duration since `earlier`. Zero when `earlier` is later than this time.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// Date of a day counted from 1970 (H. Hinnant's algorithm; eras of 400 years make it branch-free).
+/// The date of a day that is counted from 1970 (H. Hinnant's algorithm; eras of 400 years make it branch-free).
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -104,7 +104,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year, month, of_year - (153 * shifted_month + 2) / 5 + 1)
 }
 
-/// Day of a date, counted from 1970: the inverse of [`civil`].
+/// The day of a date, counted from 1970. The inverse of [`civil`].
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -123,17 +123,17 @@ fn parse(text: &str) -> Option<Timestamp> {
     let (year, month, day) = (digits(&text[0..4])?, digits(&text[5..7])?, digits(&text[8..10])?);
     let (hour, minute, second) = (digits(&text[11..13])?, digits(&text[14..16])?, digits(&text[17..19])?);
     let days = days_from_civil(year, month, day);
-    // A date that does not come back as itself (30 February) never was one.
+    // A date that converts back to another date does not exist, such as 30 February.
     if year == 0 || civil(days) != (year, month, day) || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
     let (micros, offset) = fraction_and_offset(&text[19..])?;
     let seconds = hour * 3600 + minute * 60 + second.min(59) - offset;
-    // An offset can lead out of the years that were checked above.
+    // The offset can move the time out of the years 1 to 9999.
     Some(days * DAY + seconds * MICROS + micros).filter(|micros| WRITABLE.contains(micros)).map(Timestamp)
 }
 
-/// What follows the seconds: an optional fraction, then `Z` or an offset in seconds.
+/// Parses what follows the seconds: an optional fraction, then `Z` or an offset. The offset is returned in seconds.
 fn fraction_and_offset(rest: &str) -> Option<(i64, i64)> {
     let (micros, rest) = match rest.strip_prefix('.') {
         None => (0, rest),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn an_invalid_time_is_refused() {
         for text in [
             "",
             "now",

@@ -1,16 +1,17 @@
-//! W3C `traceparent`: which trace, and which span of it, something belongs to.
+//! W3C `traceparent`: the trace and the parent span that a notification belongs to.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A `traceparent` as <https://www.w3.org/TR/trace-context/> writes it: `00-{trace}-{span}-{flags}`, in lower-case hexadecimal.
+/// A `traceparent` header of <https://www.w3.org/TR/trace-context/>: `00-{trace}-{span}-{flags}`, in lower-case
+/// hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceParent {
-    /// The trace; never 0.
+    /// The id of the trace; never 0.
     pub trace_id: u128,
-    /// The span that is the parent; never 0.
+    /// The id of the parent span; never 0.
     pub span_id: u64,
-    /// Whether the trace is recorded by who began it.
+    /// Whether the system that began the trace records it.
     pub sampled: bool,
 }
 
@@ -23,7 +24,7 @@ impl fmt::Display for TraceParent {
 impl FromStr for TraceParent {
     type Err = String;
 
-    /// Reads version 00, and of later ones what 00 knows, as the standard asks.
+    /// Reads version 00. Of a later version it reads the fields of version 00, as the standard requires.
     fn from_str(text: &str) -> Result<Self, String> {
         parse(text).ok_or_else(|| "is not a W3C traceparent such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned())
     }
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_written_again() {
+    fn a_parsed_traceparent_is_written_unchanged() {
         let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let parent: TraceParent = text.parse().unwrap();
         assert_eq!((parent.to_string().as_str(), parent.sampled), (text, true));
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn an_invalid_traceparent_is_refused() {
         for text in [
             "",
             "00",

@@ -1,4 +1,4 @@
-//! A runtime on its own thread, under the servers of this crate.
+//! The tokio runtime under the servers of this crate, on a thread of its own.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -26,7 +26,7 @@ impl Background {
         self.runtime.as_ref().expect("the runtime lives until drop").handle()
     }
 
-    /// Listens on `addr`; the port is open when this returns.
+    /// Listens on `addr`. The port is open when this returns.
     pub(crate) fn listen(&self, addr: SocketAddr) -> (TcpListener, SocketAddr) {
         let listener = StdListener::bind(addr).unwrap_or_else(|error| panic!("listen on {addr}: {error}"));
         listener.set_nonblocking(true).expect("a non-blocking listener");
@@ -36,8 +36,8 @@ impl Background {
         (listener, addr)
     }
 
-    /// Awaits `future` for at most [`GUARD`]; `None` when it did not finish. The clock is this
-    /// runtime's, because the test's own may be paused, and then runs ahead.
+    /// Awaits `future` for at most [`GUARD`]. Returns `None` when it did not finish. The timeout uses this runtime's
+    /// clock, because the test may have paused its own, and a paused clock jumps ahead.
     pub(crate) async fn guarded<F>(&self, future: F) -> Option<F::Output>
     where
         F: Future + Send + 'static,

@@ -1,4 +1,4 @@
-//! A real browser: Chromium without a window, told what to do through chromedriver's plain HTTP.
+//! A real browser: headless Chromium, driven through chromedriver's HTTP interface.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 
 use crate::{Child, GUARD};
 
-/// How long a script may wait for something to come true: less than [`crate::GUARD`], so that the browser can say what it saw.
+/// How long a script may wait for a condition. Shorter than [`crate::GUARD`], so that the browser can still report what
+/// it saw.
 const PATIENCE_MS: u64 = 40_000;
 
-/// Nothing that would connect anywhere by itself, and nothing that needs a display or a sandbox of its own.
+/// Flags that keep Chromium from connecting anywhere by itself, and from needing a display or a sandbox.
 const FLAGS: [&str; 9] = [
     "--headless",
     "--no-sandbox",
@@ -32,28 +33,32 @@ pub struct Browser {
     driver: SocketAddr,
     session: String,
     _profile: tempfile::TempDir,
-    // Last: it must be there when the session is closed.
+    // Dropped last: closing the session needs chromedriver.
     _process: Child,
 }
 
 impl Browser {
-    /// Starts one with a window of that size.
+    /// Starts a browser with a window of this size.
     ///
     /// # Panics
-    /// When chromedriver or Chromium is missing or refuses. So for all of these.
+    /// When chromedriver or Chromium is missing or reports an error. So do all other methods.
     pub fn start(width: u32, height: u32) -> Self {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0");
         let process = Child::spawn(command);
         let line = process.wait_for_line("started successfully on port");
         let port: u16 =
-            line.rsplit(' ').next().and_then(|port| port.trim_end_matches('.').parse().ok()).expect("chromedriver tells its port");
+            line.rsplit(' ').next().and_then(|port| port.trim_end_matches('.').parse().ok()).expect("chromedriver logs its port");
         let driver = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let profile = tempfile::tempdir().expect("a folder for the profile");
         let mut arguments: Vec<String> = FLAGS.map(str::to_owned).into();
         arguments.push(format!("--window-size={width},{height}"));
         arguments.push(format!("--user-data-dir={}", profile.path().display()));
-        let wanted = json!({"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": {"args": arguments}, "timeouts": {"script": PATIENCE_MS}}}});
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"args": arguments},
+            "timeouts": {"script": PATIENCE_MS},
+        }}});
         let (_, begun) = ask(driver, "POST", "/session", Some(&wanted)).expect("chromedriver answers");
         let session = begun["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("no session: {begun}")).to_owned();
         Self { driver, session, _profile: profile, _process: process }
@@ -64,17 +69,17 @@ impl Browser {
         self.tell("url", &json!({"url": url}));
     }
 
-    /// Loads the page anew.
+    /// Loads the page again.
     pub fn reload(&self) {
         self.tell("refresh", &json!({}));
     }
 
-    /// Runs a script in the page; what it returns.
+    /// Runs a script in the page and returns its result.
     pub fn run(&self, script: &str) -> Value {
         self.tell("execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// Waits until an expression is true in the page.
+    /// Waits until a JavaScript expression is true in the page.
     pub fn until(&self, expression: &str) {
         let script = format!(
             "const done = arguments[arguments.length - 1]; const look = () => {{ let held = false; try {{ held = Boolean({expression}); }} catch {{ }} \
@@ -89,13 +94,13 @@ impl Browser {
         );
     }
 
-    /// Presses and releases a key: a character, or one of WebDriver's such as `\u{E007}` (Enter).
+    /// Presses and releases a key: a character, or a key code of WebDriver such as `\u{E007}` (Enter).
     pub fn press(&self, key: &str) {
         let actions = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
         self.tell("actions", &json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]}));
     }
 
-    /// Saves a picture of what the window shows.
+    /// Saves a screenshot of the window.
     pub fn picture(&self, path: &Path) {
         let (_, answer) = self.ask("GET", "screenshot", None);
         let bytes = STANDARD.decode(answer["value"].as_str().unwrap_or_default()).expect("base64");
@@ -116,12 +121,13 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Otherwise Chromium would outlive its driver.
+        // Otherwise Chromium would outlive chromedriver.
         let _ = ask(self.driver, "DELETE", &format!("/session/{}", self.session), None);
     }
 }
 
-/// One request to chromedriver. It keeps its connections open whatever it is told, so the answer ends where its length says.
+/// Sends one request to chromedriver. It keeps connections open even when asked to close them, so the response ends
+/// where its content length says.
 fn ask(driver: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> io::Result<(u16, Value)> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut socket = TcpStream::connect(driver)?;
@@ -136,7 +142,7 @@ fn ask(driver: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> io
         .split(' ')
         .nth(1)
         .and_then(|status| status.parse().ok())
-        .ok_or_else(|| io::Error::other(format!("not an answer: {line:?}")))?;
+        .ok_or_else(|| io::Error::other(format!("not an HTTP response: {line:?}")))?;
     let mut length = 0;
     while !line.trim().is_empty() {
         line.clear();

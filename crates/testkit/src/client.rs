@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client that says exactly what it is told: one request, one connection.
+//! A plain HTTP/1.1 client that sends exactly what the test says: one request per connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,78 +7,78 @@ use serde_json::Value;
 
 use crate::GUARD;
 
-/// A client of one server. Every request opens a connection of its own.
+/// An HTTP client of one server. Every request opens a connection of its own.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct HttpClient {
     addr: SocketAddr,
     headers: Vec<(String, String)>,
 }
 
-/// An answer as it came.
+/// An HTTP response as it was received.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status code.
     pub status: u16,
     /// Names in lower case, values trimmed, in the order they were sent.
     pub headers: Vec<(String, String)>,
-    /// The body, with any chunked coding taken off.
+    /// The body, after removal of any chunked coding.
     pub body: Vec<u8>,
 }
 
-impl Client {
+impl HttpClient {
     /// A client of the server at `addr`.
     pub fn new(addr: SocketAddr) -> Self {
         Self { addr, headers: Vec::new() }
     }
 
-    /// The same, with a header more on each request.
+    /// Adds a header to every request.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The same, with a key.
+    /// Adds an API key to every request.
     #[must_use]
     pub fn key(self, token: &str) -> Self {
         self.with("Authorization", &format!("Bearer {token}"))
     }
 
-    /// Gets a path.
+    /// Sends a GET request.
     ///
     /// # Panics
-    /// When no whole answer comes. So for all of these.
-    pub fn get(&self, path: &str) -> Answer {
+    /// When no complete response arrives. So do all methods without a `Result`.
+    pub fn get(&self, path: &str) -> HttpResponse {
         self.send("GET", path, None)
     }
 
     /// Posts JSON.
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
+    pub fn post(&self, path: &str, body: &Value) -> HttpResponse {
         self.send("POST", path, Some(body.to_string().as_bytes()))
     }
 
-    /// Sends a request, with a JSON body or none.
-    pub fn send(&self, method: &str, path: &str, body: Option<&[u8]>) -> Answer {
+    /// Sends a request, with or without a JSON body.
+    pub fn send(&self, method: &str, path: &str, body: Option<&[u8]>) -> HttpResponse {
         self.try_send(method, path, body).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
     }
 
-    /// As [`Client::send`], for servers that may go away.
+    /// Sends a request to a server that may stop before it answers.
     ///
     /// # Errors
-    /// When no whole answer comes.
-    pub fn try_send(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+    /// When no complete response arrives.
+    pub fn try_send(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<HttpResponse> {
         self.say(method, path, body.map(|body| ("application/json", body)))
     }
 
-    /// Sends a body that says to be of another kind.
+    /// Sends a body with another content type than JSON.
     ///
     /// # Panics
-    /// As [`Client::get`].
-    pub fn send_as(&self, kind: &str, method: &str, path: &str, body: &[u8]) -> Answer {
+    /// When no complete response arrives.
+    pub fn send_as(&self, kind: &str, method: &str, path: &str, body: &[u8]) -> HttpResponse {
         self.say(method, path, Some((kind, body))).unwrap_or_else(|problem| panic!("{method} {path}: {problem}"))
     }
 
-    /// What is said first: all of a request without a body.
+    /// The head of a request without a body, up to and including the empty line.
     pub fn head(&self, method: &str, path: &str) -> String {
         self.opening(method, path) + "\r\n"
     }
@@ -91,7 +91,7 @@ impl Client {
         head
     }
 
-    fn say(&self, method: &str, path: &str, body: Option<(&str, &[u8])>) -> io::Result<Answer> {
+    fn say(&self, method: &str, path: &str, body: Option<(&str, &[u8])>) -> io::Result<HttpResponse> {
         let mut head = self.opening(method, path);
         if let Some((kind, body)) = body {
             head.push_str(&format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len()));
@@ -103,12 +103,13 @@ impl Client {
         socket.write_all(body.map_or(&[], |(_, body)| body))?;
         let mut answer = Vec::new();
         socket.read_to_end(&mut answer)?;
-        Answer::parse(&answer).ok_or_else(|| io::Error::other(format!("not an answer: {:?}", String::from_utf8_lossy(&answer))))
+        HttpResponse::parse(&answer)
+            .ok_or_else(|| io::Error::other(format!("not an HTTP response: {:?}", String::from_utf8_lossy(&answer))))
     }
 }
 
-impl Answer {
-    /// Reads an answer that came whole.
+impl HttpResponse {
+    /// Parses a complete response.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let head = std::str::from_utf8(bytes.get(..end)?).ok()?;
@@ -141,15 +142,15 @@ impl Answer {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is not; the message shows it.
+    /// When the body is not JSON; the message shows the body.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|problem| panic!("{} is not JSON: {problem}: {}", self.status, self.text()))
     }
 
-    /// Insists on a status; the message shows what came instead.
+    /// Asserts the status; the message shows the body.
     ///
     /// # Panics
-    /// When it is another.
+    /// When the status is another.
     #[must_use]
     pub fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());

@@ -20,38 +20,38 @@ pub use request::Request;
 
 type Script = dyn Fn(&Request) -> Reply + Send + Sync;
 
-/// A server that records every request and answers each as its script says.
+/// A server that records every request and answers it as its script says.
 ///
-/// Connections are kept alive unless the request or the reply says otherwise. Dropping the server
-/// closes all of them and the port.
+/// Connections are kept alive unless the request or the reply says otherwise. Dropping the server closes all
+/// connections and the port.
 pub struct HttpServer {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     background: Background,
 }
 
-struct Shared {
+struct ServerState {
     script: Box<Script>,
     requests: Mutex<Vec<Request>>,
     connections: AtomicUsize,
     /// How many requests have arrived.
     arrived: watch::Sender<usize>,
-    /// The arrival number up to which slow answers may go.
+    /// Slow replies to requests up to this arrival number are released.
     released: watch::Sender<usize>,
 }
 
 impl HttpServer {
-    /// Starts a server on a free port of 127.0.0.1. The script sees each request after it has
-    /// been read whole and recorded, one at a time per connection.
+    /// Starts a server on a free port of 127.0.0.1. The script is called for each request after it has been read
+    /// completely and recorded, one at a time per connection.
     pub fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), script)
     }
 
-    /// Starts a server at `addr`: with the address of a dropped server, an outage that ends.
+    /// Starts a server at `addr`. With the address of a dropped server, this is the end of an outage.
     pub fn start_at(addr: SocketAddr, script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let background = Background::start();
         let (listener, addr) = background.listen(addr);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             script: Box::new(script),
             requests: Mutex::default(),
             connections: AtomicUsize::new(0),
@@ -62,8 +62,8 @@ impl HttpServer {
         Self { addr, shared, background }
     }
 
-    /// Listens on one more free port of 127.0.0.1, and returns its address: the same script as another host, which a request tells by its
-    /// `host` header.
+    /// Listens on one more free port of 127.0.0.1 and returns its address. The same script answers there as another
+    /// host; a request's `host` header tells which.
     pub fn one_more(&self) -> SocketAddr {
         let (listener, addr) = self.background.listen((Ipv4Addr::LOCALHOST, 0).into());
         self.background.handle().spawn(accept(listener, self.shared.clone()));
@@ -90,14 +90,14 @@ impl HttpServer {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
-    /// Waits until `n` requests have arrived since the start, and returns all that did.
+    /// Waits until `n` requests have arrived since the start. Returns all requests so far.
     ///
     /// # Panics
-    /// After [`GUARD`](crate::GUARD), with the requests that did arrive.
+    /// After [`GUARD`](crate::GUARD), with the requests that arrived.
     pub async fn wait_for(&self, n: usize) -> Vec<Request> {
         let mut arrived = self.shared.arrived.subscribe();
         let enough = async move {
-            // The sender outlives this wait: it belongs to the server we borrow.
+            // This cannot fail: the sender belongs to the server, which is borrowed here.
             let _ = arrived.wait_for(|count| *count >= n).await;
         };
         if self.background.guarded(enough).await.is_none() {
@@ -107,15 +107,15 @@ impl HttpServer {
         self.requests()
     }
 
-    /// Lets the [`Reply::Slow`] answers go of all requests that have arrived by now; those of
-    /// later requests wait for the next release.
+    /// Releases the [`Reply::Slow`] replies to all requests that have arrived so far. Replies to later requests wait
+    /// for the next release.
     pub fn release(&self) {
         let arrived = *self.shared.arrived.borrow();
         self.shared.released.send_replace(arrived);
     }
 
-    /// How many requests carried each value of `header`. Requests without the header count under
-    /// the empty string, so that none goes missing.
+    /// How many requests carried each value of `header`. Requests without the header are counted under the empty
+    /// string.
     pub fn effects_by(&self, header: &str) -> HashMap<String, usize> {
         let mut effects = HashMap::new();
         for request in self.shared.requests.lock().expect("requests").iter() {
@@ -126,7 +126,7 @@ impl HttpServer {
     }
 }
 
-impl Shared {
+impl ServerState {
     fn record(&self, mut request: Request) -> Request {
         let mut requests = self.requests.lock().expect("requests");
         request.n = requests.len() + 1;
@@ -135,12 +135,12 @@ impl Shared {
         request
     }
 
-    /// What to answer, once the answer may go.
+    /// The reply to a request, once it is released.
     async fn reply_to(&self, request: &Request) -> Reply {
         let mut reply = (self.script)(request);
         while let Reply::Slow { then } = reply {
             let mut released = self.released.subscribe();
-            // The sender is `self`'s, so this cannot fail.
+            // This cannot fail: the sender belongs to `self`.
             let _ = released.wait_for(|upto| *upto >= request.n).await;
             reply = *then;
         }
@@ -148,7 +148,7 @@ impl Shared {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<ServerState>) {
     loop {
         let Ok((socket, _)) = listener.accept().await else {
             continue;
@@ -156,14 +156,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         shared.connections.fetch_add(1, Ordering::SeqCst);
         let shared = shared.clone();
         tokio::spawn(async move {
-            // Clients that hang up are half of what this server is for: nothing to say.
+            // Errors are expected: many tests close the connection early.
             let _ = converse(socket, &shared).await;
         });
     }
 }
 
 /// Reads and answers the requests of one connection until either side closes it.
-async fn converse(socket: TcpStream, shared: &Shared) -> io::Result<()> {
+async fn converse(socket: TcpStream, shared: &ServerState) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let mut socket = BufReader::new(socket);
     while let Some(request) = request::read(&mut socket).await? {

@@ -1,18 +1,19 @@
-//! What Postcommit's tests stand on. Development only: nothing here is built into the product.
+//! Test support: databases, scripted servers, a faulty proxy, a browser and child processes. Nothing here is built into
+//! the product.
 //!
-//! Every server in this crate runs on threads of its own, so a test may block (wait for a child
-//! process, say) or pause tokio's clock without stopping the other side of the conversation.
+//! Every server in this crate runs on threads of its own. A test may therefore block, for example on a child process,
+//! or pause tokio's clock without stopping the server it talks to.
 //!
-//! - [`postgres`]: a database per test on the run's shared cluster; a private cluster to crash
-//! - [`client`]: a plain HTTP client that says exactly what it is told
-//! - [`http`]: a scripted HTTP server that answers as told, or misbehaves as told
+//! - [`postgres`]: a database per test on the run's shared cluster; private clusters that a test can crash
+//! - [`client`]: a plain HTTP client that sends exactly what the test says
+//! - [`http`]: a scripted HTTP server that can misbehave
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
-//! - [`proxy`]: a TCP proxy that turns into a black hole, resets, or is cut
-//! - [`browser`]: Chromium without a window, for what only a browser can show
-//! - [`refusal`]: a database that refuses one kind of our writes
-//! - [`process`]: the product's executable as a child: its lines, signals and exit
+//! - [`proxy`]: a TCP proxy that can hold bytes back, or reset connections
+//! - [`browser`]: headless Chromium
+//! - [`refused_write`]: a database that refuses one kind of write
+//! - [`process`]: a program under test as a child process: its output, signals and exit
 //!
-//! All waiting is for a signal, under one guard ([`GUARD`]) that panics with what was seen.
+//! Every wait is for an event. After [`GUARD`] it panics and shows what was seen.
 
 use std::time::Duration;
 
@@ -24,17 +25,17 @@ pub mod postgres;
 pub mod process;
 pub mod proxy;
 pub mod receiver;
-pub mod refusal;
+pub mod refused_write;
 
 pub use browser::Browser;
-pub use client::{Answer, Client};
+pub use client::{HttpClient, HttpResponse};
 pub use http::{HttpServer, Reply, Request};
 pub use postgres::{Cluster, Postgres, TestDatabase, TestLogin, database};
 pub use process::Child;
-pub use proxy::{Mode, Proxy};
+pub use proxy::{Proxy, ProxyMode};
 pub use receiver::{Fault, Receiver};
-pub use refusal::Refusal;
+pub use refused_write::RefusedWrite;
 
-/// How long any wait of this crate lasts before it panics. Reaching it means the test failed;
-/// no passing test depends on it.
+/// How long any wait of this crate lasts before it panics. A wait that reaches it is a failed test; no passing test
+/// depends on it.
 pub const GUARD: Duration = Duration::from_secs(60);

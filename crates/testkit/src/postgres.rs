@@ -1,4 +1,4 @@
-//! PostgreSQL: a database per test on the run's shared cluster, and private clusters to crash.
+//! PostgreSQL: a database per test on the run's shared cluster, and private clusters that a test can crash.
 
 mod cluster;
 
@@ -11,7 +11,7 @@ use tokio_postgres::{Client, NoTls};
 
 pub use cluster::Cluster;
 
-/// A fresh database on the run's shared cluster: `Postgres::shared().database()`.
+/// Creates a database on the run's shared cluster, like `Postgres::shared().database()`.
 pub async fn database() -> TestDatabase {
     Postgres::shared().database().await
 }
@@ -19,7 +19,7 @@ pub async fn database() -> TestDatabase {
 /// A running cluster in which tests create databases.
 #[derive(Clone, Debug)]
 pub struct Postgres {
-    /// The URL of a database that exists, for a role that may create others.
+    /// The URL of an existing database, for a role that may create databases.
     url: String,
 }
 
@@ -45,16 +45,16 @@ impl Postgres {
         Self { url: url.into() }
     }
 
-    /// Creates an empty database with a random name, dropped together with the value.
+    /// Creates an empty database with a random name. Dropping the value drops the database.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
     pub async fn database(&self) -> TestDatabase {
-        // template0, because a template with a visitor cannot be copied and template1 may have one.
+        // template0, because CREATE DATABASE cannot copy a template with open sessions, and template1 may have some.
         self.database_with("TEMPLATE template0 ENCODING 'UTF8'").await
     }
 
-    /// As [`Postgres::database`], by these options of CREATE DATABASE.
+    /// Creates a database like [`Postgres::database`], with these options of CREATE DATABASE.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -64,8 +64,8 @@ impl Postgres {
         TestDatabase { url: UrlParts::of(&self.url).with_database(&name), name, cluster: self.url.clone() }
     }
 
-    /// Creates a role that may log in and nothing else, but for these attributes, with a random name. Dropped together with the value: declare it before the
-    /// databases in which it owns something.
+    /// Creates a role with a random name that may only log in, except for these attributes. Dropping the value drops
+    /// the role: declare it before the databases in which it owns something.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -75,7 +75,7 @@ impl Postgres {
         TestLogin { name, cluster: self.url.clone() }
     }
 
-    /// Runs statements as the cluster's own role, outside any database of a test.
+    /// Runs statements as the cluster's own role, outside the databases of tests.
     ///
     /// # Panics
     /// When the cluster cannot be reached or refuses.
@@ -109,7 +109,7 @@ impl Drop for TestLogin {
     }
 }
 
-/// A database of one test. Dropping it drops the database, whoever is still connected.
+/// A database of one test. Dropping the value drops the database, even while sessions are open.
 #[derive(Debug)]
 pub struct TestDatabase {
     /// The `postgres://` URL of the database.
@@ -137,7 +137,7 @@ impl TestDatabase {
         UrlParts::of(&self.url).with_user(login)
     }
 
-    /// The URL of this database by way of `addr`, such as that of a [`Proxy`](crate::Proxy).
+    /// The URL of this database at another address, such as that of a [`Proxy`](crate::Proxy).
     pub fn url_via(&self, addr: SocketAddr) -> String {
         UrlParts::of(&self.url).with_host(&addr.to_string())
     }
@@ -151,9 +151,10 @@ impl Drop for TestDatabase {
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Best effort: the cluster may be gone, and is thrown away at the end of the run.
+/// Drops a database or role. A failure is only printed: the cluster may have stopped, and is deleted at the end of the
+/// run.
 fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError>> + Send + 'static) {
-    // The test's own runtime, if it has one, cannot be blocked on from here.
+    // A thread of its own, because the test's runtime must not be blocked here.
     let dropper = std::thread::spawn(move || Builder::new_current_thread().enable_all().build()?.block_on(work));
     match dropper.join() {
         Ok(Ok(())) => {}
@@ -164,8 +165,12 @@ fn drop_in_background(name: &str, work: impl Future<Output = Result<(), AnyError
 
 async fn drop_database(url: String, name: String) -> Result<(), AnyError> {
     let client = connect(&url).await?;
-    // The roles of the product's installation in this database carry its OID.
-    let roles = "SELECT r.rolname::text FROM pg_roles r JOIN pg_database d ON r.rolname ~ ('^postcommit_[a-z]+_' || d.oid || '$') WHERE d.datname = $1";
+    // The product's roles in this database have its OID in their names.
+    let roles = "\
+        SELECT r.rolname::text
+        FROM pg_roles r
+        JOIN pg_database d ON r.rolname ~ ('^postcommit_[a-z]+_' || d.oid || '$')
+        WHERE d.datname = $1";
     let roles = client.query(roles, &[&name]).await?;
     client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
     for role in roles {
@@ -184,12 +189,12 @@ async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
-/// A random number, from the seed the standard library keeps for its hash maps.
+/// A random number, from the seed of the standard library's hash maps.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// `scheme://user:password@host:port/database?parameters`, cut where tests put something else.
+/// `scheme://user:password@host:port/database?parameters`, split where tests replace a part.
 struct UrlParts<'a> {
     scheme: &'a str,
     /// Up to the host.

@@ -1,4 +1,4 @@
-//! A program under test as a child process: its lines, its signals, its exit.
+//! A program under test as a child process: its output, signals and exit.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,32 +8,32 @@ use std::time::{Duration, Instant};
 
 use crate::GUARD;
 
-/// A running child whose output is captured line by line. Killed when dropped.
+/// A running child process whose output is captured line by line. Killed when dropped.
 ///
-/// The waits block the thread; the servers of this crate run on their own and are not held up.
+/// The waits block the thread. The servers of this crate run on threads of their own and are not blocked.
 pub struct Child {
     name: String,
     pid: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedChildState>,
     waiter: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedChildState {
+    state: Mutex<ChildState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ChildState {
     lines: Vec<String>,
-    /// How many of stdout and stderr are still being read.
+    /// How many of the streams stdout and stderr are still open.
     open: usize,
     exit: Option<ExitStatus>,
 }
 
 impl Child {
-    /// Starts `command` with its output captured and nothing to read on stdin.
+    /// Starts `command`, captures its output and gives it an empty stdin.
     ///
     /// # Panics
     /// When the program cannot be started.
@@ -45,7 +45,7 @@ impl Child {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("start {name}: {error}"));
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedChildState::default());
         shared.state().open = 2;
         read_lines(child.stdout.take().expect("stdout is piped"), &shared);
         read_lines(child.stderr.take().expect("stderr is piped"), &shared);
@@ -65,23 +65,23 @@ impl Child {
         self.pid
     }
 
-    /// The lines of stdout and stderr so far, as they came in.
+    /// All lines of stdout and stderr so far, in order of arrival.
     pub fn output(&self) -> Vec<String> {
         self.shared.state().lines.clone()
     }
 
-    /// Blocks until a line of stdout or stderr, since the start, contains `needle`; returns it.
+    /// Blocks until stdout or stderr has had a line with `needle`, and returns the line.
     ///
     /// # Panics
-    /// After [`GUARD`] or when the output ends without it, with the output so far.
+    /// After [`GUARD`], or when the output ends without such a line; the message shows the output.
     pub fn wait_for_line(&self, needle: &str) -> String {
         self.wait_for_lines(needle, 1).remove(0)
     }
 
-    /// As [`Child::wait_for_line`], but `None` when the output ends without such a line.
+    /// Like [`Child::wait_for_line`], but returns `None` when the output ends without such a line.
     ///
     /// # Panics
-    /// After [`GUARD`], with the output so far.
+    /// After [`GUARD`]; the message shows the output.
     pub fn wait_for_line_or_exit(&self, needle: &str) -> Option<String> {
         let state = self.wait_until(|state| matching(state, needle).count() > 0 || state.finished());
         let line = matching(&state, needle).next().cloned();
@@ -91,12 +91,12 @@ impl Child {
         line
     }
 
-    /// Blocks until `count` lines, since the start, contain `needle`; returns all that do.
+    /// Blocks until `count` lines have contained `needle`, and returns all that did.
     ///
     /// # Panics
     /// As [`Child::wait_for_line`].
     pub fn wait_for_lines(&self, needle: &str, count: usize) -> Vec<String> {
-        let found = |state: &State| matching(state, needle).count() >= count;
+        let found = |state: &ChildState| matching(state, needle).count() >= count;
         let state = self.wait_until(|state| found(state) || state.finished());
         if !found(&state) {
             self.fail(state, &format!("{count} line(s) with {needle:?}"));
@@ -104,29 +104,29 @@ impl Child {
         matching(&state, needle).cloned().collect()
     }
 
-    /// Kills the process (SIGKILL); it is gone when this returns.
+    /// Kills the process (SIGKILL). The process has ended when this returns.
     pub fn kill9(&self) -> ExitStatus {
         self.signal("KILL");
         self.wait()
     }
 
-    /// Freezes the process (SIGSTOP); it stands still when this returns.
+    /// Freezes the process (SIGSTOP). The process has stopped when this returns.
     pub fn stop(&self) {
         self.signal("STOP");
         let deadline = Instant::now() + GUARD;
-        // The kernel reports a stop only to the parent's `waitpid`, out of reach without libc.
+        // Polls, because the kernel reports a stop only to the parent's `waitpid`, which is not available without libc.
         while self.run_state() != Some('T') {
             assert!(Instant::now() < deadline, "{} did not stop", self.name);
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Lets a frozen process go on (SIGCONT).
+    /// Lets a frozen process continue (SIGCONT).
     pub fn cont(&self) {
         self.signal("CONT");
     }
 
-    /// Asks the process to end (SIGTERM); [`Child::wait`] for it to do so.
+    /// Asks the process to end (SIGTERM). [`Child::wait`] waits until it does.
     pub fn term(&self) {
         self.signal("TERM");
     }
@@ -136,14 +136,14 @@ impl Child {
         if self.shared.state().exit.is_some() {
             return;
         }
-        // The shell's own `kill`, because /bin/kill is not part of a minimal Debian.
+        // Uses the shell's built-in `kill`, because /bin/kill is not part of a minimal Debian.
         let _ = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", name]).arg(self.pid.to_string()).stderr(Stdio::null()).status();
     }
 
     /// Blocks until the process has ended.
     ///
     /// # Panics
-    /// After [`GUARD`], with the output so far.
+    /// After [`GUARD`]; the message shows the output.
     pub fn wait(&self) -> ExitStatus {
         let state = self.wait_until(|state| state.exit.is_some());
         match state.exit {
@@ -152,22 +152,22 @@ impl Child {
         }
     }
 
-    /// Blocks until `done`, or for as long as [`GUARD`].
-    fn wait_until(&self, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+    /// Blocks until `done`, or for [`GUARD`].
+    fn wait_until(&self, done: impl Fn(&ChildState) -> bool) -> MutexGuard<'_, ChildState> {
         let state = self.shared.state();
         let (state, _) = self.shared.changed.wait_timeout_while(state, GUARD, |state| !done(state)).expect("child state");
         state
     }
 
-    fn fail(&self, state: MutexGuard<'_, State>, wanted: &str) -> ! {
+    fn fail(&self, state: MutexGuard<'_, ChildState>, wanted: &str) -> ! {
         let output = state.lines.join("\n");
         let exit = state.exit;
-        // Released first: a panic that holds it would poison the lock for `drop`.
+        // Released first: a panic while it is held would poison the lock for `drop`.
         drop(state);
         panic!("{}: waited for {wanted}; exit: {exit:?}; output:\n{output}", self.name);
     }
 
-    /// The state letter of `/proc/<pid>/stat`, which follows the name in parentheses.
+    /// The state letter in `/proc/<pid>/stat`, which follows the name in parentheses.
     fn run_state(&self) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()
@@ -184,29 +184,29 @@ impl Drop for Child {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedChildState {
+    fn state(&self) -> MutexGuard<'_, ChildState> {
         self.state.lock().expect("child state")
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ChildState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
 }
 
-impl State {
-    /// Whether no further line can come.
+impl ChildState {
+    /// Whether no further line can arrive.
     fn finished(&self) -> bool {
         self.exit.is_some() && self.open == 0
     }
 }
 
-fn matching<'a>(state: &'a State, needle: &'a str) -> impl Iterator<Item = &'a String> {
+fn matching<'a>(state: &'a ChildState, needle: &'a str) -> impl Iterator<Item = &'a String> {
     state.lines.iter().filter(move |line| line.contains(needle))
 }
 
-fn read_lines(stream: impl Read + Send + 'static, shared: &Arc<Shared>) {
+fn read_lines(stream: impl Read + Send + 'static, shared: &Arc<SharedChildState>) {
     let shared = shared.clone();
     thread::spawn(move || {
         for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {

@@ -13,83 +13,82 @@ use crate::background::Background;
 
 /// What the proxy does with the bytes of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum ProxyMode {
     /// Forwards everything.
     Pass,
-    /// Accepts, and forwards nothing in either direction. Bytes are held, not lost: as after a
-    /// network partition, they arrive when the mode is `Pass` again.
+    /// Accepts connections and forwards nothing in either direction. As after a network partition, the bytes are held
+    /// and arrive when the mode is `Pass` again.
     BlackHole,
-    /// Forwards that many bytes per connection, both directions together, then resets both ends.
-    /// Counting starts when the mode is set or, if later, when the connection is opened.
+    /// Forwards this many bytes per connection, both directions together, then resets both ends. Counting starts when
+    /// the mode is set, or when the connection is opened, whichever is later.
     ResetAfter(usize),
 }
 
-/// A proxy on a free port of 127.0.0.1 in front of one target. Dropping it resets all connections
-/// and closes the port.
+/// A proxy on a free port of 127.0.0.1 in front of one target. Dropping it resets all connections and closes the port.
 pub struct Proxy {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     // Declared last, so that it is dropped last.
     _background: Background,
 }
 
-struct Shared {
+struct ProxyState {
     target: SocketAddr,
     setting: watch::Sender<Setting>,
     connections: Mutex<JoinSet<()>>,
 }
 
-/// A mode, told apart from the same mode set before.
+/// A mode and the number of times it was set, so that setting the same mode again counts as a change.
 #[derive(Clone, Copy)]
 struct Setting {
-    mode: Mode,
+    mode: ProxyMode,
     number: usize,
 }
 
 impl Proxy {
-    /// Starts a proxy that passes everything to `target`. Each connection of a client opens one
-    /// to the target; when that fails, the client's is reset.
+    /// Starts a proxy that forwards everything to `target`. Each client connection opens one to the target. When that
+    /// fails, the client connection is reset.
     pub fn start(target: SocketAddr) -> Self {
         let background = Background::start();
         let (listener, addr) = background.listen((Ipv4Addr::LOCALHOST, 0).into());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             target,
-            setting: watch::Sender::new(Setting { mode: Mode::Pass, number: 0 }),
+            setting: watch::Sender::new(Setting { mode: ProxyMode::Pass, number: 0 }),
             connections: Mutex::default(),
         });
         background.handle().spawn(accept(listener, shared.clone()));
         Self { addr, shared, _background: background }
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Changes the mode of all connections, live ones included.
-    pub fn set(&self, mode: Mode) {
+    /// Changes the mode of all connections, including open ones.
+    pub fn set(&self, mode: ProxyMode) {
         self.shared.setting.send_modify(|setting| {
             setting.mode = mode;
             setting.number += 1;
         });
     }
 
-    /// How many connections are live.
+    /// How many connections are open.
     pub fn live(&self) -> usize {
         let mut connections = self.shared.connections.lock().expect("connections");
         while connections.try_join_next().is_some() {}
         connections.len()
     }
 
-    /// Resets all live connections, at both ends; they are gone when this returns. One whose
-    /// connection to the target is only being opened is reset at the client's end.
+    /// Resets all open connections at both ends. They are closed when this returns. When the connection to the target
+    /// is still being opened, only the client's end is reset.
     pub async fn cut_all(&self) {
         let mut live = std::mem::take(&mut *self.shared.connections.lock().expect("connections"));
         live.shutdown().await;
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<ProxyState>) {
     loop {
         let Ok((client, _)) = listener.accept().await else {
             continue;
@@ -101,7 +100,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Relays one connection until both ends have closed, or until it is to be reset.
+/// Relays one connection until both ends have closed it, or until it must be reset.
 async fn relay(client: TcpStream, target: SocketAddr, mut setting: watch::Receiver<Setting>) {
     let mut client = ResetOnDrop(Some(client));
     if forwarding(&mut setting).await.is_none() {
@@ -118,15 +117,15 @@ async fn relay(client: TcpStream, target: SocketAddr, mut setting: watch::Receiv
     let down = pump(server_reads, client_writes, setting, &passed);
     let end = tokio::try_join!(up, down);
     if end.is_ok() {
-        client.close_in_order();
-        server.close_in_order();
+        client.close_gracefully();
+        server.close_gracefully();
     }
 }
 
-/// The connection is to be reset.
+/// The connection must be reset.
 struct Reset;
 
-/// Copies one direction until its end, as the setting allows.
+/// Copies one direction until its end, as the mode allows.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -148,12 +147,12 @@ async fn pump(
     }
 }
 
-/// Waits out a black hole; `None` when the proxy is being dropped.
+/// Waits until the mode is not a black hole. Returns `None` when the proxy is being dropped.
 async fn forwarding(setting: &mut watch::Receiver<Setting>) -> Option<Setting> {
-    setting.wait_for(|setting| setting.mode != Mode::BlackHole).await.ok().map(|setting| *setting)
+    setting.wait_for(|setting| setting.mode != ProxyMode::BlackHole).await.ok().map(|setting| *setting)
 }
 
-/// What one connection has forwarded under its present setting.
+/// The bytes that one connection has forwarded under the current setting.
 #[derive(Default)]
 struct Passed {
     setting: usize,
@@ -161,12 +160,12 @@ struct Passed {
 }
 
 impl Passed {
-    /// How many of `wanted` bytes may go under this setting, and whether they are the last.
+    /// Returns how many of `wanted` bytes may be forwarded, and whether the connection must be reset after them.
     fn take(&mut self, now: Setting, wanted: usize) -> (usize, bool) {
         if self.setting != now.number {
             *self = Self { setting: now.number, bytes: 0 };
         }
-        let Mode::ResetAfter(limit) = now.mode else {
+        let ProxyMode::ResetAfter(limit) = now.mode else {
             return (wanted, false);
         };
         let allowed = wanted.min(limit - self.bytes);
@@ -175,7 +174,7 @@ impl Passed {
     }
 }
 
-/// A socket that is reset when dropped, whoever drops it: an aborted task too.
+/// A socket that is reset when dropped, even when its task is aborted.
 struct ResetOnDrop(Option<TcpStream>);
 
 impl ResetOnDrop {
@@ -183,7 +182,7 @@ impl ResetOnDrop {
         self.0.as_mut().expect("closed only at the end")
     }
 
-    fn close_in_order(&mut self) {
+    fn close_gracefully(&mut self) {
         self.0 = None;
     }
 }

@@ -1,4 +1,4 @@
-//! A webhook receiver for crash tests: what it has received is in a file, not in memory.
+//! A webhook receiver for crash tests: it records requests in a file, not in memory.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 
 use crate::http::{HttpServer, Reply, Request};
 
-/// Appends a JSON line per request to its journal, and only then answers 200.
+/// A receiver that appends a JSON line per request to its journal, and answers 200 only after that.
 ///
-/// A line is `{"webhook_id": …, "n": …, "at": …}`: the request's `webhook-id` header (empty when
-/// it has none), how often that id has been received, this time included, and the line's number.
-/// Started again on the same journal, a receiver goes on counting where the last one stopped.
+/// A line is `{"webhook_id": …, "n": …, "at": …}`: the request's `webhook-id` header (empty without one), how often
+/// that id has been received including this request, and the line's number. A receiver that is started again on the
+/// same journal continues its counts.
 pub struct Receiver {
     server: HttpServer,
     journal: Arc<Mutex<Journal>>,
     path: PathBuf,
 }
 
-/// What goes wrong with the answers of a [`Receiver`]. The request is journaled all the same: its
-/// effect has happened and the sender cannot know, which is the case at-least-once exists for.
+/// The fault of a [`Receiver`]'s answers. The request is journaled in any case: it has taken effect, and the sender
+/// cannot know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Every request is answered with 200.
@@ -48,17 +48,17 @@ impl Receiver {
         Self { server, journal, path }
     }
 
-    /// The scripted server underneath: its URL, its requests, waiting for them.
+    /// The scripted server behind the receiver.
     pub fn server(&self) -> &HttpServer {
         &self.server
     }
 
-    /// Changes what goes wrong, from the next request on.
+    /// Sets the fault from the next request on.
     pub fn misbehave(&self, fault: Fault) {
         self.journal.lock().expect("journal").fault = fault;
     }
 
-    /// How often each webhook id has been received, read from the file.
+    /// How often each webhook id has been received, according to the journal.
     pub fn counts(&self) -> HashMap<String, usize> {
         counts(&self.path)
     }
@@ -77,7 +77,7 @@ impl Fault {
 /// How often each webhook id appears in a journal.
 ///
 /// # Panics
-/// When the journal cannot be read or has a line that is not one of a [`Receiver`]'s.
+/// When the journal cannot be read, or a line was not written by a [`Receiver`].
 pub fn counts(journal: &Path) -> HashMap<String, usize> {
     let text = std::fs::read_to_string(journal).expect("read the journal");
     let mut counts = HashMap::new();
@@ -114,7 +114,7 @@ impl Journal {
         *n += 1;
         self.lines += 1;
         let entry = json!({"webhook_id": id, "n": *n, "at": self.lines});
-        // One write per line, so that a reader never sees half of one.
+        // One write per line, so that a reader never sees half a line.
         let line = format!("{entry}\n");
         self.file.write_all(line.as_bytes()).expect("write the journal");
     }

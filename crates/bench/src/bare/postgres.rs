@@ -1,7 +1,8 @@
-//! Plain SQL on PostgreSQL, prepared, one commit per statement.
+//! Bare SQL on PostgreSQL: prepared statements, one commit per statement.
 //!
-//! The drain is the fastest durable design we know: a queue for live rows and a ledger for finished ones, claimed under a lease and settled with an
-//! attempt row each. It reads no payload, resolves no recipient, keeps no key and calls nobody.
+//! The drain is the fastest durable design we know: a queue for live rows and a ledger for finished ones, claimed under
+//! a lease and settled with an attempt row each. It reads no payload, resolves no recipient, keeps no key and sends
+//! nothing.
 
 use std::time::Duration;
 
@@ -13,57 +14,72 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::load::payload;
-use crate::place::Place;
+use crate::workspace::Workspace;
 
-/// Rows claimed and settled at once; more gain nothing.
+/// Rows that are claimed and settled in one statement; more gain nothing.
 const BATCH: i64 = 500;
-/// Rows inserted at once.
+/// Rows that are inserted in one statement.
 const FILL: u64 = 5000;
 
 const TABLES: &str = "
 DROP SCHEMA IF EXISTS postcommit_bench CASCADE;
 CREATE SCHEMA postcommit_bench;
 CREATE TABLE postcommit_bench.notification (id uuid PRIMARY KEY, payload jsonb NOT NULL);
-CREATE TABLE postcommit_bench.queue (id uuid PRIMARY KEY, due_at timestamptz NOT NULL, lease_token uuid, lease_until timestamptz)
-  WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE postcommit_bench.queue (
+  id uuid PRIMARY KEY, due_at timestamptz NOT NULL, lease_token uuid, lease_until timestamptz)
+  WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX queue_due ON postcommit_bench.queue (due_at);
 CREATE TABLE postcommit_bench.ledger (id uuid PRIMARY KEY, state text NOT NULL, finished_at timestamptz NOT NULL);
-CREATE TABLE postcommit_bench.attempt (id uuid, seq smallint, at timestamptz NOT NULL, outcome text NOT NULL, latency_ms int NOT NULL, PRIMARY KEY (id, seq));
-CREATE TABLE postcommit_bench.plain (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), key text NOT NULL UNIQUE, event_type text NOT NULL,
+CREATE TABLE postcommit_bench.attempt (
+  id uuid, seq smallint, at timestamptz NOT NULL, outcome text NOT NULL, latency_ms int NOT NULL,
+  PRIMARY KEY (id, seq));
+CREATE TABLE postcommit_bench.plain (
+  id uuid PRIMARY KEY DEFAULT gen_random_uuid(), key text NOT NULL UNIQUE, event_type text NOT NULL,
   recipients jsonb NOT NULL, payload jsonb NOT NULL, created_at timestamptz NOT NULL DEFAULT now());
 ";
 
 const INSERT: &str = "
 WITH noted AS (
-  INSERT INTO postcommit_bench.notification (id, payload) SELECT * FROM unnest($1::uuid[], $2::jsonb[]) RETURNING id
+  INSERT INTO postcommit_bench.notification (id, payload)
+  SELECT * FROM unnest($1::uuid[], $2::jsonb[])
+  RETURNING id
 )
-INSERT INTO postcommit_bench.queue (id, due_at) SELECT id, now() FROM noted";
+INSERT INTO postcommit_bench.queue (id, due_at)
+SELECT id, now() FROM noted";
 
 const CLAIM: &str = "
 UPDATE postcommit_bench.queue SET lease_token = $1, lease_until = now() + interval '60 seconds'
 WHERE ctid = ANY (ARRAY(
-  SELECT ctid FROM postcommit_bench.queue WHERE due_at <= now() AND (lease_until IS NULL OR lease_until < now())
-  ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED))
+  SELECT ctid FROM postcommit_bench.queue
+  WHERE due_at <= now() AND (lease_until IS NULL OR lease_until < now())
+  ORDER BY due_at LIMIT $2
+  FOR UPDATE SKIP LOCKED))
 RETURNING id";
 
 const SETTLE: &str = "
 WITH result AS (
   SELECT * FROM unnest($2::uuid[], $3::int[]) AS r (id, latency_ms)
 ), done AS (
-  DELETE FROM postcommit_bench.queue q USING result r WHERE q.id = r.id AND q.lease_token = $1 RETURNING q.id, r.latency_ms
+  DELETE FROM postcommit_bench.queue q USING result r
+  WHERE q.id = r.id AND q.lease_token = $1
+  RETURNING q.id, r.latency_ms
 ), entered AS (
-  INSERT INTO postcommit_bench.ledger (id, state, finished_at) SELECT id, 'sent', clock_timestamp() FROM done
+  INSERT INTO postcommit_bench.ledger (id, state, finished_at)
+  SELECT id, 'sent', clock_timestamp() FROM done
 )
-INSERT INTO postcommit_bench.attempt (id, seq, at, outcome, latency_ms) SELECT id, 1, clock_timestamp(), 'sent', latency_ms FROM done";
+INSERT INTO postcommit_bench.attempt (id, seq, at, outcome, latency_ms)
+SELECT id, 1, clock_timestamp(), 'sent', latency_ms FROM done";
 
-/// Empty tables.
-pub async fn fresh(place: &Place) -> Result<(), Failure> {
-    Ok(place.client().await?.batch_execute(TABLES).await?)
+/// Creates empty tables.
+pub async fn fresh(workspace: &Workspace) -> Result<(), Failure> {
+    Ok(workspace.client().await?.batch_execute(TABLES).await?)
 }
 
-/// Puts that many into the queue.
-pub async fn fill(place: &Place, count: u64) -> Result<(), Failure> {
-    Filler::on(place).await?.fill(count).await
+/// Puts `count` rows into the queue.
+pub async fn fill(workspace: &Workspace, count: u64) -> Result<(), Failure> {
+    Filler::on(workspace).await?.fill(count).await
 }
 
 /// A connection that puts rows into the queue.
@@ -73,13 +89,13 @@ pub struct Filler {
 }
 
 impl Filler {
-    pub async fn on(place: &Place) -> Result<Self, Failure> {
-        let client = place.client().await?;
+    pub async fn on(workspace: &Workspace) -> Result<Self, Failure> {
+        let client = workspace.client().await?;
         let insert = client.prepare(INSERT).await?;
         Ok(Self { client, insert })
     }
 
-    /// In commits of a few thousand.
+    /// Inserts `count` rows, in commits of a few thousand.
     pub async fn fill(&self, count: u64) -> Result<(), Failure> {
         let mut from = 0;
         while from < count {
@@ -101,14 +117,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Connected and prepared.
-    pub async fn on(place: &Place) -> Result<Self, Failure> {
-        let client = place.client().await?;
+    /// Connects and prepares the statements.
+    pub async fn on(workspace: &Workspace) -> Result<Self, Failure> {
+        let client = workspace.client().await?;
         let (claim, settle) = (client.prepare(CLAIM).await?, client.prepare(SETTLE).await?);
         Ok(Self { client, claim, settle })
     }
 
-    /// One batch; how many it was.
+    /// Claims and settles one batch. Returns its size.
     pub async fn work(&self) -> Result<u64, Failure> {
         let token = Uuid::new_v4();
         let rows = self.client.query(&self.claim, &[&token, &BATCH]).await?;
@@ -121,11 +137,11 @@ impl Worker {
     }
 }
 
-/// Empties the queue of that many with so many workers, and tells how long it took.
-pub async fn drain(place: &Place, count: u64, workers: usize) -> Result<Duration, Failure> {
+/// Drains a queue of `count` rows with `workers` workers and returns how long that took.
+pub async fn drain(workspace: &Workspace, count: u64, workers: usize) -> Result<Duration, Failure> {
     let mut ready = Vec::new();
     for _ in 0..workers {
-        ready.push(Worker::on(place).await?);
+        ready.push(Worker::on(workspace).await?);
     }
     let started = clock::monotonic();
     let mut working = tokio::task::JoinSet::new();
@@ -148,7 +164,7 @@ pub async fn drain(place: &Place, count: u64, workers: usize) -> Result<Duration
     if all == count { Ok(took) } else { Err(Failure::new(Exit::Failed, format!("the bare drain settled {all} of {count}"))) }
 }
 
-/// Bytes of write-ahead log written so far.
+/// The bytes of write-ahead log written so far.
 pub async fn wal(client: &Client) -> Result<f64, Failure> {
     let row = client.query_one("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8", &[]).await?;
     Ok(row.get(0))

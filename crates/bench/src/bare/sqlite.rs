@@ -1,6 +1,7 @@
-//! Plain SQL on SQLite, through rusqlite, prepared, in WAL mode with `synchronous = FULL`; one thread.
+//! Bare SQL on SQLite: rusqlite, prepared statements, WAL mode with `synchronous = FULL`, one thread.
 //!
-//! The same design as on PostgreSQL: a queue for live rows and a ledger for finished ones, claimed under a lease and settled with an attempt row each.
+//! The design is the one on PostgreSQL: a queue for live rows and a ledger for finished ones, claimed under a lease and
+//! settled with an attempt row each.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use uuid::Uuid;
 
 use crate::load::payload;
 
-/// Rows claimed and settled at once.
+/// Rows that are claimed and settled in one transaction.
 const BATCH: u64 = 500;
 const LEASE_US: i64 = 60_000_000;
 
@@ -30,7 +31,7 @@ UPDATE bench_queue SET lease_token = ?1, lease_until = ?2
 WHERE id IN (SELECT id FROM bench_queue WHERE due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?3) ORDER BY due_at LIMIT ?4)
 RETURNING id";
 
-/// A connection as durable as ours.
+/// Opens a connection that is as durable as Postcommit's.
 pub fn open(file: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(file)?;
     connection.busy_timeout(Duration::from_secs(10))?;
@@ -38,17 +39,17 @@ pub fn open(file: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Brings what is in the log into the file.
+/// Writes the content of the write-ahead log into the database file.
 pub fn checkpoint(file: &Path) -> rusqlite::Result<()> {
     open(file)?.execute_batch("PRAGMA wal_checkpoint(TRUNCATE); PRAGMA optimize")
 }
 
-/// Empty tables.
+/// Creates empty tables.
 pub fn fresh(file: &Path) -> rusqlite::Result<()> {
     open(file)?.execute_batch(TABLES)
 }
 
-/// Puts that many into the queue.
+/// Puts `count` rows into the queue.
 pub fn fill(file: &Path, count: u64) -> rusqlite::Result<()> {
     let mut connection = open(file)?;
     let mut from = 0;
@@ -65,7 +66,7 @@ pub fn fill(file: &Path, count: u64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Empties the queue; how many it was and how long it took.
+/// Drains the queue. Returns the number of rows and how long that took.
 pub fn drain(file: &Path) -> rusqlite::Result<(u64, Duration)> {
     let mut connection = open(file)?;
     let started = clock::monotonic();
@@ -106,9 +107,11 @@ fn settle(connection: &mut Connection, token: &[u8; 16], claimed: &[[u8; 16]]) -
     transaction.commit()
 }
 
-/// One row into a plain table with a unique key.
+/// Inserts a row into a plain table with a unique key.
 pub fn insert_plain(connection: &Connection, key: &str, event_type: &str, recipients: &str, payload: &str) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO bench_plain (id, key, event_type, recipients, payload, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let sql = "\
+        INSERT INTO bench_plain (id, key, event_type, recipients, payload, created_at)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     let id = *Uuid::now_v7().as_bytes();
     connection.prepare_cached(sql)?.execute(params![id, key, event_type, recipients, payload, now()]).map(drop)
 }

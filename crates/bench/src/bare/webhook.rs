@@ -1,4 +1,4 @@
-//! What a webhook costs without a queue, a signature or a record of it.
+//! Sending webhooks without a queue, a signature or a record.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use http_body_util::Full;
 use hyper::{Request, StatusCode};
 
 use crate::failure::Failure;
+use crate::http_client::{Post, failed, pump};
 use crate::load::payload;
-use crate::posts::{Post, failed, pump};
 
-/// Sends that many over so many connections and tells how long it took.
+/// Sends `count` requests over `connections` connections and returns how long that took.
 pub async fn post(port: u16, count: u64, connections: u64) -> Result<Duration, Failure> {
     pump(&format!("127.0.0.1:{port}"), count, connections, StatusCode::OK, move |i| request(port, i)).await
 }
 
-/// As many headers and bytes as our driver sends; the signature is a fixed text.
+/// A request with as many headers and bytes as the webhook driver sends. The signature is a fixed text.
 fn request(port: u16, i: u64) -> Result<Post, Failure> {
     let body = format!(
         "{{\"type\":\"bench.booking\",\"timestamp\":\"2031-05-04T10:00:00.000000Z\",\"data\":{},\"id\":\"01960000-0000-7000-8000-{i:012x}\",\

@@ -1,16 +1,16 @@
-//! The drawings of a report: a figure against its bar, and measured values along a scale.
+//! The drawings of a report: a figure beside its bar, and measured values on a scale.
 
 use postcommit_server::ui::chart::{Scale, drawing, mark, segment, side, text, ticks_across};
 
-use crate::report::{Bar, Series};
+use crate::report::{Series, Threshold};
 
-/// The figure as a bar, what it must reach as a line across, the side it should be on underlined.
-pub fn bullet(figure: f64, bar: Bar, labels: (&str, &str), label: &str) -> String {
-    let (Bar::AtLeast(goal) | Bar::AtMost(goal)) = bar;
+/// Draws the figure as a rectangle, its bar as a line across, and underlines the allowed side.
+pub fn bullet(figure: f64, bar: Threshold, labels: (&str, &str), label: &str) -> String {
+    let (Threshold::AtLeast(goal) | Threshold::AtMost(goal)) = bar;
     let scale = Scale::from_zero([figure * 1.05, goal * 1.25]);
     let length = scale.at(figure).map_or(String::new(), |p| format!(r#"<rect class="figure" y="4" width="{p:.2}%" height="12"/>"#));
     let goal = scale.at(goal).map_or(String::new(), |p| {
-        let (from, to) = if matches!(bar, Bar::AtLeast(_)) { (p, 100.0) } else { (0.0, p) };
+        let (from, to) = if matches!(bar, Threshold::AtLeast(_)) { (p, 100.0) } else { (0.0, p) };
         let good = format!(r#"<rect class="good" x="{from:.2}%" y="20" width="{:.2}%" height="3"/>"#, to - from);
         let line = format!(r#"<line class="goal" x1="{p:.2}%" x2="{p:.2}%" y1="0" y2="23"/>"#);
         format!("{good}{line}{}", text(p, 36.0, labels.1))
@@ -19,7 +19,8 @@ pub fn bullet(figure: f64, bar: Bar, labels: (&str, &str), label: &str) -> Strin
     drawing(42.0, label, &format!("{}{track}{length}{goal}", side(14.0, labels.0)))
 }
 
-/// A row for each series on one scale: every value a mark, the median a line across, the spread a line along.
+/// Draws a row for each series on one scale: a mark for each value, a line across for the median, a line along for the
+/// spread.
 pub fn strips(rows: &[(&str, &Series)], label: &str) -> String {
     let scale = Scale::around(rows.iter().flat_map(|(_, s)| s.values.iter().copied().chain([s.median])));
     let bottom = rows.len() as f64 * 24.0;
@@ -65,10 +66,10 @@ mod tests {
     fn bullets_take_any_figure() {
         for figure in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0, 0.83, f64::MAX] {
             for goal in [0.6, 0.0, f64::NAN, f64::INFINITY] {
-                sound(&bullet(figure, Bar::AtLeast(goal), ("ratio", "bar"), "label"));
-                sound(&bullet(figure, Bar::AtMost(goal), ("ratio", "bar"), "label"));
+                sound(&bullet(figure, Threshold::AtLeast(goal), ("ratio", "bar"), "label"));
+                sound(&bullet(figure, Threshold::AtMost(goal), ("ratio", "bar"), "label"));
             }
         }
-        assert!(!bullet(f64::NAN, Bar::AtLeast(1.0), ("ratio", "bar"), "label").contains("class=\"figure\""));
+        assert!(!bullet(f64::NAN, Threshold::AtLeast(1.0), ("ratio", "bar"), "label").contains("class=\"figure\""));
     }
 }

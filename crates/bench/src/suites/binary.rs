@@ -1,15 +1,15 @@
-//! `binary`: how large the program is, and how long `serve` takes to be ready.
+//! `binary`: the size of the program, and how long `serve` takes until it is ready.
 
 use postcommit_channel::clock;
 
-use super::{Fits, Found, Kind};
-use crate::child::Server;
+use super::{Fits, SuiteFindings, SuiteSpec};
+use crate::child::ServeProcess;
+use crate::dispatcher;
 use crate::failure::Failure;
-use crate::report::{Bar, Finding, Series};
+use crate::report::{Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "binary",
     about: "the size of the program, and the time from the start of `serve` until /readyz answers 200",
     bars: "P13 size ≤ 40 MB",
@@ -17,31 +17,31 @@ pub const SUITE: Kind = Kind {
     run: |bench| Box::pin(run(bench)),
 };
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let program = std::fs::read(&bench.program)?;
     let size = Series::of("postcommit", "MB", vec![program.len() as f64 / 1e6]);
-    let mut size = Finding::figure("P13 size", "size of the binary", size).must(Bar::AtMost(40.0));
+    let mut size = Finding::figure("P13 size", "size of the binary", size).must(Threshold::AtMost(40.0));
     if cfg!(debug_assertions) {
         size = size.noting("a debug build; --release is what ships");
     } else if has_symbols(&program) == Some(true) {
         size = size.noting("this build is not stripped; a release build is");
     }
     drop(program);
-    let store = bench.place.fresh().await?;
-    running::provide(&store, &running::capture()).await?;
+    let store = bench.workspace.fresh().await?;
+    dispatcher::create_provider(&store, &dispatcher::capture()).await?;
     let mut starts = vec![];
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         let started = clock::monotonic();
-        let server = Server::start(bench).await?;
+        let server = ServeProcess::start(bench).await?;
         starts.push(clock::monotonic().duration_since(started).as_secs_f64() * 1000.0);
         server.stop().await?;
     }
     let start = Finding::figure("P13 start", "cold start of serve to ready", Series::of("serve", "ms", starts));
-    Ok(Found { findings: vec![size, start], charts: vec![] })
+    Ok(SuiteFindings { findings: vec![size, start], charts: vec![] })
 }
 
-/// Whether an ELF file for 64 bits has a table of symbols; unknown for anything else.
+/// Whether a 64-bit ELF file has a symbol table. `None` for any other file.
 fn has_symbols(program: &[u8]) -> Option<bool> {
     const SYMBOLS: u32 = 2;
     let number = |at: usize, bytes: usize| -> Option<u64> {

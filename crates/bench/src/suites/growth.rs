@@ -1,18 +1,19 @@
-//! `growth`: whether history or a long backlog slows the drain down.
+//! `growth`: whether history or a long backlog slows the drain.
 
 use postcommit_engine::store::Store;
 use tokio_postgres::Client;
 
-use super::{Fits, Found, Kind};
+use super::{Fits, SuiteFindings, SuiteSpec};
+use crate::dispatcher;
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::report::{Bar, Finding, Series};
+use crate::report::{Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "growth",
-    about: "drains 50,000 beside 5,000,000 finished ones, and 50,000 out of a backlog of 1,000,000, against the same in an empty database",
+    about: "drains 50,000 beside 5,000,000 finished ones, and 50,000 out of a backlog of 1,000,000, against the same \
+        in an empty database",
     bars: "P6 history ≥ 0.9; P6 backlog ≥ 0.9",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
@@ -21,19 +22,19 @@ pub const SUITE: Kind = Kind {
 const HISTORY: u64 = 5_000_000;
 const BACKLOG: u64 = 1_000_000;
 const COUNT: u64 = 50_000;
-/// Results of at least this many are left out of a window.
+/// The least number of results that are left out of a window.
 const SPARE: u64 = 5000;
-/// Rows of history written in one transaction.
+/// Rows of history that are written in one transaction.
 const CHUNK: u64 = 250_000;
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     seed_history(bench).await?;
     seed_backlog(bench).await?;
     let (mut empty, mut history, mut backlog) = (vec![], vec![], vec![]);
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         bench.progress.step("in an empty database");
-        let store = running::ready(bench).await?;
+        let store = dispatcher::warm_store(bench).await?;
         empty.push(fed(bench, &store).await?);
         history.push(beside_history(bench).await?);
         backlog.push(out_of_backlog(bench).await?);
@@ -49,12 +50,12 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     );
     let name = format!("{} of {}", bench.count(COUNT), long_backlog(bench));
     let backlog = Finding::ratio("P6 backlog", "drain out of a long backlog ÷ a short one", rates(name, backlog), small());
-    Ok(Found { findings: vec![history.must(Bar::AtLeast(0.9)), backlog.must(Bar::AtLeast(0.9))], charts: vec![] })
+    Ok(SuiteFindings { findings: vec![history.must(Threshold::AtLeast(0.9)), backlog.must(Threshold::AtLeast(0.9))], charts: vec![] })
 }
 
-/// What is enqueued to take a window out of: beginning and end are not measured.
+/// The size of the backlog for a window, of which the beginning and the end are not measured.
 fn some_more(bench: &Bench) -> u64 {
-    // At a small scale a few batches of results are more than all the rest.
+    // At a small scale a few batches of results are more than the rest of the backlog.
     (bench.count(COUNT) * 12 / 10).max(bench.count(COUNT) + SPARE)
 }
 
@@ -62,69 +63,78 @@ fn long_backlog(bench: &Bench) -> u64 {
     bench.count(BACKLOG).max(some_more(bench))
 }
 
-/// The rate over a window of what is fed now.
+/// Feeds a backlog and returns the rate in a window of it.
 async fn fed(bench: &Bench, store: &Store) -> Result<f64, Failure> {
-    Load::captured().pour(&bench.place, some_more(bench)).await?;
-    bench.place.settle().await?;
-    running::window(bench, store, bench.count(COUNT), some_more(bench)).await
+    Load::captured().insert_rows(&bench.workspace, some_more(bench)).await?;
+    bench.workspace.quiesce().await?;
+    dispatcher::rate_in_window(bench, store, bench.count(COUNT), some_more(bench)).await
 }
 
 async fn beside_history(bench: &Bench) -> Result<f64, Failure> {
     bench.progress.step("beside history");
-    bench.place.postgres()?.bring_back("history").await?;
-    let store = bench.place.store().await?;
-    running::warm_up(bench, &store, &Load::captured()).await?;
+    bench.workspace.postgres()?.bring_back("history").await?;
+    let store = bench.workspace.store().await?;
+    dispatcher::warm_up(bench, &store, &Load::captured()).await?;
     let rate = fed(bench, &store).await?;
-    // What the window left of the backlog, so that the next round finds none.
-    running::finish_all(bench, &store).await?;
-    bench.place.postgres()?.put_aside("history").await?;
+    // Delivers the rest of the backlog, so that the next round finds none.
+    dispatcher::finish_all(bench, &store).await?;
+    bench.workspace.postgres()?.put_aside("history").await?;
     Ok(rate)
 }
 
 async fn out_of_backlog(bench: &Bench) -> Result<f64, Failure> {
     bench.progress.step("out of a long backlog");
-    bench.place.postgres()?.bring_back("backlog").await?;
-    bench.place.settle().await?;
-    let rate = running::window(bench, &bench.place.store().await?, bench.count(COUNT), long_backlog(bench)).await?;
-    bench.place.postgres()?.put_aside("backlog").await?;
+    bench.workspace.postgres()?.bring_back("backlog").await?;
+    bench.workspace.quiesce().await?;
+    let rate = dispatcher::rate_in_window(bench, &bench.workspace.store().await?, bench.count(COUNT), long_backlog(bench)).await?;
+    bench.workspace.postgres()?.put_aside("backlog").await?;
     Ok(rate)
 }
 
 async fn seed_backlog(bench: &Bench) -> Result<(), Failure> {
     bench.progress.step("enqueueing a long backlog");
-    drop(running::ready(bench).await?);
-    Load::captured().pour(&bench.place, long_backlog(bench)).await?;
-    bench.place.settle().await?;
-    bench.place.postgres()?.put_aside("backlog").await
+    drop(dispatcher::warm_store(bench).await?);
+    Load::captured().insert_rows(&bench.workspace, long_backlog(bench)).await?;
+    bench.workspace.quiesce().await?;
+    bench.workspace.postgres()?.put_aside("backlog").await
 }
 
-/// Rows as the engine would have left them, over the last 60 days.
+/// Inserts finished rows as the engine would have left them, over the last 60 days.
 async fn seed_history(bench: &Bench) -> Result<(), Failure> {
-    drop(running::ready(bench).await?);
-    let (client, all) = (bench.place.client().await?, bench.count(HISTORY));
+    drop(dispatcher::warm_store(bench).await?);
+    let (client, all) = (bench.workspace.client().await?, bench.count(HISTORY));
     let mut from = 0;
     while from < all {
         bench.progress.step(format!("writing history, {from} of {all}"));
         seed_chunk(&client, from, all.min(from + CHUNK), all).await?;
         from += CHUNK;
     }
-    bench.place.settle().await?;
-    bench.place.postgres()?.put_aside("history").await
+    bench.workspace.quiesce().await?;
+    bench.workspace.postgres()?.put_aside("history").await
 }
 
 async fn seed_chunk(client: &Client, from: u64, to: u64, all: u64) -> Result<(), Failure> {
-    // UUIDv7: the time comes first, so that each goes into the partition of its month. now() is the same in all three statements.
+    // The ids are UUIDv7, which begin with the time, so that each row goes into the partition of its month. now() is
+    // the same in all three statements.
     let rows = format!(
-        "SELECT at, (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(i), 12, '0'))::uuid AS id, i \
-        FROM (SELECT i, now() - interval '60 days' * (1 - i::float8 / {all}) AS at FROM generate_series({from}::bigint, {to} - 1) i) moments"
+        "SELECT at, i,
+           (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(i), 12, '0'))::uuid
+             AS id
+         FROM (
+           SELECT i, now() - interval '60 days' * (1 - i::float8 / {all}) AS at
+           FROM generate_series({from}::bigint, {to} - 1) i
+         ) moments"
     );
     let payload = crate::load::payload(1);
     let sql = format!(
         "BEGIN;
-        INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at, created_at)
-          SELECT 1, id, 'bench.history', 'history:' || i, '{payload}', '[{{\"email\":\"guest@example.com\"}}]', '{{}}', 5, at, at + interval '30 days', at
+        INSERT INTO postcommit.notification (tenant, id, event_type, idempotency_key, payload, recipients, channels,
+            priority, due_at, expires_at, created_at)
+          SELECT 1, id, 'bench.history', 'history:' || i, '{payload}', '[{{\"email\":\"guest@example.com\"}}]', '{{}}',
+            5, at, at + interval '30 days', at
           FROM ({rows}) h;
-        INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, attempts, seq, sent_at, finished_at)
+        INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, state, attempts, seq,
+            sent_at, finished_at)
           SELECT 1, id, 1, 1, 'email', 'guest@example.com', 'sent', 1, 1, at, at FROM ({rows}) h;
         INSERT INTO postcommit.attempt (tenant, notification_id, n, seq, at, provider, outcome, latency_ms, token)
           SELECT 1, id, 1, 1, at, 'capture', 'sent', 1, gen_random_uuid() FROM ({rows}) h;

@@ -1,23 +1,24 @@
-//! `http`: how many durable posts share a commit.
+//! `http`: how many durable POST requests share a commit.
 
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use postcommit_channel::model::Scope;
 use postcommit_engine::store::{KeyDraft, Store};
 
-use super::{Fits, Found, Kind};
-use crate::child::Server;
+use super::{Fits, SuiteFindings, SuiteSpec};
+use crate::child::ServeProcess;
 use crate::failure::Failure;
+use crate::http_client::{Post, failed, pump};
 use crate::load::Load;
-use crate::place::Spot;
-use crate::posts::{Post, failed, pump};
-use crate::profile::{Pace, pace};
-use crate::report::{Bar, Finding, Series};
+use crate::profile::{MeasuredRate, measure_rate};
+use crate::report::{Finding, Series, Threshold};
 use crate::run::Bench;
+use crate::workspace::Backend;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "http",
-    about: "posts notifications to a server of its own over 64 connections, each answered when its row is durable, against one connection",
+    about: "posts notifications to a separate server over 64 connections, each answered when its row is durable, \
+        against one connection",
     bars: "P11 http: 64 ÷ 1 ≥ 15 on SQLite",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),
@@ -25,11 +26,12 @@ pub const SUITE: Kind = Kind {
 
 const CLIENTS: u64 = 64;
 
-/// What is known about posts that share too little.
-const KNOWN: &str =
-    "The client, the server and the disk share the cores: a single post waits for the disk and leaves them idle, 64 use them up.";
+/// Known reasons for a missed bar.
+const KNOWN: &str = "\
+    The client, the server and the disk share the cores: a single request waits for the disk and leaves the cores idle, \
+    64 concurrent ones use them up";
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let (mut alone, mut together) = (vec![], vec![]);
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
@@ -37,35 +39,39 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         together.push(post(bench, CLIENTS, bench.count(400) * CLIENTS).await?);
     }
     let what = format!("durable posts, {CLIENTS} connections ÷ 1");
-    let finding =
-        Finding::ratio("P11 http", what, Series::paces(format!("{CLIENTS} connections"), &together), Series::paces("1 connection", &alone));
-    // The bar is SQLite's, where without a shared commit everybody would wait for everybody.
-    let finding = match bench.place.spot() {
-        Spot::Sqlite(_) => finding.must(Bar::AtLeast(15.0)).explained("a post", &together, &alone, KNOWN),
-        Spot::Postgres(_) => finding,
+    let finding = Finding::ratio(
+        "P11 http",
+        what,
+        Series::measured_rates(format!("{CLIENTS} connections"), &together),
+        Series::measured_rates("1 connection", &alone),
+    );
+    // Only SQLite has a bar: without a shared commit all its clients would wait for each other.
+    let finding = match bench.workspace.backend() {
+        Backend::Sqlite(_) => finding.must(Threshold::AtLeast(15.0)).explained("a post", &together, &alone, KNOWN),
+        Backend::Postgres(_) => finding,
     };
-    Ok(Found { findings: vec![finding], charts: vec![] })
+    Ok(SuiteFindings { findings: vec![finding], charts: vec![] })
 }
 
-/// So many posts over so many connections; how many per second are answered in all.
-async fn post(bench: &Bench, connections: u64, count: u64) -> Result<Pace, Failure> {
+/// The rate of `count` requests over `connections` connections.
+async fn post(bench: &Bench, connections: u64, count: u64) -> Result<MeasuredRate, Failure> {
     bench.progress.step(format!("posting, {connections} connections"));
-    let store = bench.place.fresh().await?;
+    let store = bench.workspace.fresh().await?;
     let key = key(&store).await?;
-    let server = Server::start_api(bench).await?;
+    let server = ServeProcess::start_api(bench).await?;
     let load = Load::captured();
     let address = server.address().to_owned();
     let request = move |i| request(&address, &key, load.one(i));
-    let measured = pace(count, pump(server.address(), count, connections, StatusCode::ACCEPTED, request)).await;
+    let measured = measure_rate(count, pump(server.address(), count, connections, StatusCode::ACCEPTED, request)).await;
     server.stop().await?;
     measured
 }
 
-/// A key that may enqueue, in the tenant that is always there.
+/// An API key that may enqueue, of the default tenant.
 async fn key(store: &Store) -> Result<String, Failure> {
     let tenant = store.tenant_or_new("default").await?;
     let draft = KeyDraft { name: "benchmark".into(), scopes: [Scope::Enqueue].into_iter().collect(), expires_at: None };
-    // Revealed to be sent.
+    // The token is revealed because the requests send it.
     Ok(store.create_key(tenant, &draft).await.map_err(failed)?.token.reveal().to_owned())
 }
 

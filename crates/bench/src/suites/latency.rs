@@ -1,37 +1,39 @@
-//! `latency`: from an application's COMMIT to the first bytes of the request at the receiver, on an idle system and under a backlog.
+//! `latency`: the time from an application's COMMIT to the first bytes of the request at the receiver, on an idle
+//! system and beside a backlog.
 
 use std::time::Duration;
 
 use postcommit_channel::secret::random;
 use postcommit_server::output::Exit;
 
-use super::{Fits, Found, Kind};
+use super::{Fits, SuiteFindings, SuiteSpec};
 use crate::application::Application;
+use crate::dispatcher::{self, RunningDispatcher};
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::peers::{Comparison, Figures};
-use crate::place::Spot;
-use crate::report::{Bar, Chart, Finding, Series};
+use crate::peers::{Comparison, PeerFigures};
+use crate::report::{Chart, Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running::{self, Running};
 use crate::series::quantile;
 use crate::sink::Arrivals;
+use crate::workspace::Backend;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "latency",
-    about: "commits one notification at a time on an idle system and takes the time until its webhook arrives; then the same beside a bulk backlog",
+    about: "commits one notification at a time on an idle system and measures the time until its webhook arrives; \
+        then the same beside a bulk backlog",
     bars: "P5 p50 and p99 ÷ best peer ≤ 1",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),
 };
 
 const SAMPLES: u64 = 300;
-/// Not counted: the application's own statements are planned.
+/// Samples before the measurement, after which the application's statements are planned.
 const WARM_UP: u64 = 5;
-/// In the middle.
+/// The average pause between two commits.
 const PAUSE_MS: u64 = 25;
 const BULK: u64 = 100_000;
-/// Beyond this something is wrong.
+/// A sample that takes longer is an error.
 const LONGEST: Duration = Duration::from_secs(20);
 
 /// Latencies in milliseconds, sorted.
@@ -43,7 +45,7 @@ impl Latencies {
     }
 }
 
-/// What the system does beside the one that is timed.
+/// The load beside the notification that is timed.
 #[derive(Clone, Copy, PartialEq)]
 enum Beside {
     Nothing,
@@ -53,9 +55,9 @@ enum Beside {
     SameLane,
 }
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let (mut idle, mut other, mut same) = (vec![], vec![], vec![]);
-    let (mut p50, mut p99) = (Figures::default(), Figures::default());
+    let (mut p50, mut p99) = (PeerFigures::default(), PeerFigures::default());
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         idle.push(measure(bench, Beside::Nothing).await?);
@@ -77,20 +79,20 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let mut findings = vec![];
     for (id, share, peers) in [("P5 p50", 0.5, p50), ("P5 p99", 0.99, p99)] {
         let (what, ours) = (format!("commit → request, idle, {}", &id[3..]), series("webhook", &idle, share));
-        findings.extend(match bench.place.spot() {
-            Spot::Postgres(_) => {
+        findings.extend(match bench.workspace.backend() {
+            Backend::Postgres(_) => {
                 let (what, missing) = (format!("{what} ÷ commit → handler of {{}}"), bench.peers.missing("latency"));
-                Comparison { id, what: &what, bar: Bar::AtMost(1.0), missing }.of(&ours, peers.series("ms"))
+                Comparison { id, what: &what, bar: Threshold::AtMost(1.0), missing }.of(&ours, peers.series("ms"))
             }
-            // No peer works there, so there is no bar.
-            Spot::Sqlite(_) => vec![Finding::figure(id, what, ours)],
+            // No peer runs on SQLite, so there is no bar.
+            Backend::Sqlite(_) => vec![Finding::figure(id, what, ours)],
         });
     }
     findings.push(under_load("load-other", "for another provider", &other));
     findings.push(under_load("load-same", "for the same provider", &same));
     let lines = vec![line("idle", &idle), line("backlog for another provider", &other), line("backlog for the same provider", &same)];
     let chart = Chart { title: "commit → request".into(), x: "share of all, %".into(), y: "ms".into(), lines };
-    Ok(Found { findings, charts: vec![chart] })
+    Ok(SuiteFindings { findings, charts: vec![chart] })
 }
 
 /// The distribution over all rounds.
@@ -102,21 +104,21 @@ fn line(name: &str, runs: &[Latencies]) -> (String, Vec<(f64, f64)>) {
 }
 
 async fn measure(bench: &Bench, beside: Beside) -> Result<Latencies, Failure> {
-    let store = bench.place.fresh().await?;
+    let store = bench.workspace.fresh().await?;
     let mut arrivals = Arrivals::listen().await?;
-    running::provide(&store, &running::webhook(&bench.place, 64)?).await?;
-    running::provide(&store, &running::capture()).await?;
-    // To the other path: these are waited for by nobody.
-    running::warm_up(bench, &store, &Load::to("webhook", &arrivals.bulk_url())).await?;
+    dispatcher::create_provider(&store, &dispatcher::webhook(&bench.workspace, 64)?).await?;
+    dispatcher::create_provider(&store, &dispatcher::capture()).await?;
+    // To the bulk URL, whose arrivals are not timed.
+    dispatcher::warm_up(bench, &store, &Load::to("webhook", &arrivals.bulk_url())).await?;
     let bulk = fill(bench, beside, &arrivals).await?;
-    let running = Running::start(bench, &store).await?;
+    let running = RunningDispatcher::start(bench, &store).await?;
     bench.progress.step("committing one at a time");
     let latencies = sample(bench, &mut arrivals, &running, bulk).await?;
     running.finish().await;
     Ok(latencies)
 }
 
-/// The backlog, if there is to be one; how large it is.
+/// Fills the queue with the backlog, if there is one. Returns its size.
 async fn fill(bench: &Bench, beside: Beside, arrivals: &Arrivals) -> Result<u64, Failure> {
     let bulk = match beside {
         Beside::Nothing => return Ok(0),
@@ -125,15 +127,15 @@ async fn fill(bench: &Bench, beside: Beside, arrivals: &Arrivals) -> Result<u64,
     };
     bench.progress.step("filling");
     let count = bench.count(BULK);
-    bulk.with_priority(1).pour(&bench.place, count).await?;
-    bench.place.settle().await?;
+    bulk.with_priority(1).insert_rows(&bench.workspace, count).await?;
+    bench.workspace.quiesce().await?;
     Ok(count)
 }
 
-/// Takes samples for as long as the backlog lasts, if there is one.
-pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &Running, bulk: u64) -> Result<Latencies, Failure> {
+/// Takes samples while the backlog lasts, or a fixed number without one.
+pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &RunningDispatcher, bulk: u64) -> Result<Latencies, Failure> {
     let load = Load::to("webhook", &arrivals.urgent_url()).with_priority(9);
-    let mut application = Application::on(&bench.place).await?;
+    let mut application = Application::on(&bench.workspace).await?;
     let mut latencies = Vec::new();
     for i in 0..samples(bench) + WARM_UP {
         tokio::time::sleep(pause(bulk > 0)).await;
@@ -151,12 +153,13 @@ pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &Running, b
     Ok(Latencies(latencies))
 }
 
-/// A percentile of fewer says nothing.
+/// The number of samples. With fewer, a percentile would say nothing.
 fn samples(bench: &Bench) -> u64 {
     bench.count(SAMPLES).max(30)
 }
 
-/// 15 to 35 ms: long enough for the dispatcher to fall asleep, and in step with no poll. Beside a backlog it never sleeps, and time is short.
+/// 15 to 35 ms: long enough for the dispatcher to become idle, and not in step with its poll. Beside a backlog the
+/// dispatcher is never idle and time is short, so there is no long pause.
 fn pause(hurry: bool) -> Duration {
     let middle = Duration::from_millis(if hurry { PAUSE_MS / 5 } else { PAUSE_MS });
     middle.mul_f64(0.6 + 0.8 * f64::from(random::<1>()[0]) / 255.0)

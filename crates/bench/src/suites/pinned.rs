@@ -1,4 +1,5 @@
-//! `pinned`: the drain while somebody keeps a transaction open, so that no dead row can be removed. Queues on PostgreSQL slow down then.
+//! `pinned`: the drain while another session keeps a transaction open, so that VACUUM can remove no dead row. Many
+//! queues on PostgreSQL slow down then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,17 +9,18 @@ use postcommit_channel::clock;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use super::{Fits, Found, Kind};
+use super::{Fits, SuiteFindings, SuiteSpec};
 use crate::bare::postgres::{self as bare, Filler, Worker};
+use crate::dispatcher::{self, RunningDispatcher};
 use crate::failure::Failure;
-use crate::load::{Load, POURED, Pourer};
-use crate::report::{Bar, Chart, Finding, Series};
+use crate::load::{DirectInserter, Load, ROWS_PER_COMMIT};
+use crate::report::{Chart, Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running::{self, Running};
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "pinned",
-    about: "drains for 90 s under a steady feed while a REPEATABLE READ transaction stays open; six windows, the last against the first",
+    about: "drains for 90 s under a steady feed while a REPEATABLE READ transaction stays open; compares the last of \
+        six windows with the first",
     bars: "P7 last window ÷ first ≥ 0.8",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
@@ -26,20 +28,20 @@ pub const SUITE: Kind = Kind {
 
 const WINDOWS: u32 = 6;
 const SPAN: Duration = Duration::from_secs(90);
-/// The backlog is kept between these, at every scale: a shorter one would be gone between two looks.
+/// The backlog is kept between these limits at every scale. A shorter one could be drained between two reads.
 const LOW: u64 = 30_000;
 const HIGH: u64 = 60_000;
 const BARE_WORKERS: usize = 2;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Rates window by window, and the smallest backlog seen.
+/// The rates in the windows, and the smallest backlog seen.
 struct Windows {
     rates: Vec<f64>,
     lowest: u64,
     each: Duration,
 }
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let mut ours = vec![];
     bench.progress.step("bare queue, for comparison");
     let bare = by_hand(bench).await?;
@@ -53,7 +55,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     };
     let what = format!("drain beside a transaction open for {:.0} s, last window ÷ first", bench.span(SPAN).as_secs_f64());
     let mut finding =
-        Finding::ratio("P7", what, of("last window", <[f64]>::last), of("first window", <[f64]>::first)).must(Bar::AtLeast(0.8));
+        Finding::ratio("P7", what, of("last window", <[f64]>::last), of("first window", <[f64]>::first)).must(Threshold::AtLeast(0.8));
     let lowest = ours.iter().map(|windows| windows.lowest).min().unwrap_or(0);
     if lowest < LOW {
         finding = finding.noting(format!("the feed did not keep up: the backlog fell to {lowest}"));
@@ -61,7 +63,7 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let mut lines: Vec<_> = ours.iter().enumerate().map(|(round, windows)| windows.line(&format!("engine, round {}", round + 1))).collect();
     lines.push(bare.line("bare SKIP LOCKED queue"));
     let chart = Chart { title: "drain beside a pinned transaction".into(), x: "seconds".into(), y: "deliveries/s".into(), lines };
-    Ok(Found { findings: vec![finding], charts: vec![chart] })
+    Ok(SuiteFindings { findings: vec![finding], charts: vec![chart] })
 }
 
 impl Windows {
@@ -71,38 +73,38 @@ impl Windows {
     }
 }
 
-/// A transaction with a number and a snapshot, open until dropped.
+/// Opens a transaction with an id and a snapshot. It stays open until the client is dropped.
 async fn pin(bench: &Bench) -> Result<Client, Failure> {
-    let client = bench.place.client().await?;
+    let client = bench.workspace.client().await?;
     client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()").await?;
     Ok(client)
 }
 
-/// What fills the queue.
-trait Source {
-    /// [`POURED`] more.
-    fn pour(&self) -> impl Future<Output = Result<(), Failure>> + Send;
+/// A side of the comparison that can fill its queue.
+trait Feed {
+    /// Adds [`ROWS_PER_COMMIT`] rows.
+    fn insert_rows(&self) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-impl Source for Pourer {
-    async fn pour(&self) -> Result<(), Failure> {
-        Pourer::pour(self, POURED).await
+impl Feed for DirectInserter {
+    async fn insert_rows(&self) -> Result<(), Failure> {
+        DirectInserter::insert_rows(self, ROWS_PER_COMMIT).await
     }
 }
 
-impl Source for Filler {
-    async fn pour(&self) -> Result<(), Failure> {
-        self.fill(POURED).await
+impl Feed for Filler {
+    async fn insert_rows(&self) -> Result<(), Failure> {
+        self.fill(ROWS_PER_COMMIT).await
     }
 }
 
-/// What is in the queue: what was fed and is not done.
-struct Level<F> {
+/// The backlog: rows that were fed and are not finished.
+struct Backlog<F> {
     fed: AtomicU64,
     done: F,
 }
 
-impl<F: Fn() -> u64> Level<F> {
+impl<F: Fn() -> u64> Backlog<F> {
     fn full(done: F) -> Self {
         Self { fed: AtomicU64::new(HIGH), done }
     }
@@ -111,42 +113,43 @@ impl<F: Fn() -> u64> Level<F> {
         self.fed.load(Ordering::Relaxed).saturating_sub((self.done)())
     }
 
-    /// Until it fails.
-    async fn keep(&self, source: &impl Source) -> Failure {
+    /// Keeps the backlog between the limits until the feed fails.
+    async fn keep(&self, source: &impl Feed) -> Failure {
         loop {
-            if self.backlog() + POURED > HIGH {
+            if self.backlog() + ROWS_PER_COMMIT > HIGH {
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
-            if let Err(problem) = source.pour().await {
+            if let Err(problem) = source.insert_rows().await {
                 return problem;
             }
-            self.fed.fetch_add(POURED, Ordering::Relaxed);
+            self.fed.fetch_add(ROWS_PER_COMMIT, Ordering::Relaxed);
         }
     }
 }
 
 async fn by_us(bench: &Bench) -> Result<Windows, Failure> {
-    let (place, load) = (&bench.place, Load::captured());
-    let store = running::ready(bench).await?;
-    load.pour(place, HIGH).await?;
-    place.settle().await?;
-    let pourers = (Pourer::on(place.client().await?, &load).await?, Pourer::on(place.client().await?, &load).await?);
+    let (workspace, load) = (&bench.workspace, Load::captured());
+    let store = dispatcher::warm_store(bench).await?;
+    load.insert_rows(workspace, HIGH).await?;
+    workspace.quiesce().await?;
+    let inserters =
+        (DirectInserter::on(workspace.client().await?, &load).await?, DirectInserter::on(workspace.client().await?, &load).await?);
     let pinned = pin(bench).await?;
-    let running = Running::start(bench, &store).await?;
-    let level = Level::full(|| running.sent());
+    let running = RunningDispatcher::start(bench, &store).await?;
+    let level = Backlog::full(|| running.sent());
     let windows = tokio::select! {
         windows = watch(bench.span(SPAN), &level) => windows,
-        problem = level.keep(&pourers.0) => return Err(problem),
-        problem = level.keep(&pourers.1) => return Err(problem),
+        problem = level.keep(&inserters.0) => return Err(problem),
+        problem = level.keep(&inserters.1) => return Err(problem),
     };
     running.finish().await;
     drop(pinned);
     Ok(windows)
 }
 
-/// Counts what is finished, window by window, once the first backlog is gone and the feed has found its pace.
-async fn watch<F: Fn() -> u64>(span: Duration, level: &Level<F>) -> Windows {
+/// Counts finished rows window by window, after the first backlog is drained and the feed is steady.
+async fn watch<F: Fn() -> u64>(span: Duration, level: &Backlog<F>) -> Windows {
     let each = span / WINDOWS;
     tokio::time::sleep(each / 3).await;
     let (mut rates, mut lowest) = (vec![], u64::MAX);
@@ -164,21 +167,21 @@ async fn watch<F: Fn() -> u64>(span: Duration, level: &Level<F>) -> Windows {
     Windows { rates, lowest, each }
 }
 
-/// A third of the time is enough to see where it goes.
+/// Runs a third of the time, which is enough to see the trend.
 async fn by_hand(bench: &Bench) -> Result<Windows, Failure> {
-    let place = &bench.place;
-    place.postgres()?.clear().await?;
-    bare::fresh(place).await?;
-    bare::fill(place, HIGH).await?;
-    place.settle().await?;
-    let fillers = (Filler::on(place).await?, Filler::on(place).await?);
+    let workspace = &bench.workspace;
+    workspace.postgres()?.clear().await?;
+    bare::fresh(workspace).await?;
+    bare::fill(workspace, HIGH).await?;
+    workspace.quiesce().await?;
+    let fillers = (Filler::on(workspace).await?, Filler::on(workspace).await?);
     let pinned = pin(bench).await?;
     let done = Arc::new(AtomicU64::new(0));
     let mut working = JoinSet::new();
     for _ in 0..BARE_WORKERS {
-        working.spawn(work_on(Worker::on(place).await?, done.clone()));
+        working.spawn(work_on(Worker::on(workspace).await?, done.clone()));
     }
-    let level = Level::full(|| done.load(Ordering::Relaxed));
+    let level = Backlog::full(|| done.load(Ordering::Relaxed));
     let windows = tokio::select! {
         windows = watch(bench.span(SPAN) / 3, &level) => windows,
         problem = level.keep(&fillers.0) => return Err(problem),
@@ -189,7 +192,7 @@ async fn by_hand(bench: &Bench) -> Result<Windows, Failure> {
     Ok(windows)
 }
 
-/// Until it fails or is dropped.
+/// Works until an error occurs or the task is dropped.
 async fn work_on(worker: Worker, done: Arc<AtomicU64>) -> Failure {
     loop {
         match worker.work().await {

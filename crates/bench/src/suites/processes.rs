@@ -1,4 +1,4 @@
-//! `processes`: whether worker processes add up, as long as the database is not the limit.
+//! `processes`: whether the rates of worker processes add up, while the database is not the limit.
 
 use std::time::Duration;
 
@@ -6,18 +6,19 @@ use postcommit_channel::clock;
 use postcommit_channel::model::ProviderDraft;
 use postcommit_engine::store::Store;
 
-use super::{Fits, Found, Kind};
-use crate::child::Server;
+use super::{Fits, SuiteFindings, SuiteSpec};
+use crate::child::ServeProcess;
+use crate::dispatcher;
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::report::{Bar, Chart, Finding, Series};
+use crate::report::{Chart, Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running;
 use crate::series::rate;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "processes",
-    about: "1, 2 and 4 `serve` processes on one PostgreSQL, each held by a slow provider to a sixth of what the database can do",
+    about: "runs 1, 2 and 4 `serve` processes on one PostgreSQL, each held by a slow provider to a sixth of what the \
+        database can do",
     bars: "P12 two and four processes, each against one ≥ 0.8",
     fits: Fits::Postgres,
     run: |bench| Box::pin(run(bench)),
@@ -25,21 +26,21 @@ pub const SUITE: Kind = Kind {
 
 const SLOW: &str = "bench.slow";
 const SPAN: Duration = Duration::from_secs(10);
-/// Before counting begins: every slot has been taken and given back.
+/// The time before counting begins, in which every slot is used at least once.
 const WARM_UP: Duration = Duration::from_secs(3);
 const LIMIT_COUNT: u64 = 50_000;
-/// A process is to reach this share of the limit, so that four stay below it.
+/// The share of the limit that one process should reach, so that four stay below it.
 const SHARE: f64 = 1.0 / 6.0;
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let (mut limits, mut one, mut two, mut four) = (vec![], vec![], vec![], vec![]);
     let limit = limit(bench).await?;
-    let pace = Pace::of(limit);
+    let slow = SlowProvider::of(limit);
     limits.push(limit);
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         for (processes, rates) in [(1, &mut one), (2, &mut two), (4, &mut four)] {
-            rates.push(together(bench, &pace, processes).await?);
+            rates.push(together(bench, &slow, processes).await?);
         }
     }
     let each = |count: f64, rates: &[f64]| Series::rates("each process", rates.iter().map(|rate| rate / count).collect());
@@ -52,27 +53,30 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let linear = [1.0, 2.0, 4.0].map(|n| (n, n * middle(&one))).into();
     let lines = vec![("measured".into(), measured), ("linear".into(), linear)];
     let chart = Chart { title: "deliveries by processes".into(), x: "processes".into(), y: "deliveries/s".into(), lines };
-    Ok(Found { findings: vec![two_each.must(Bar::AtLeast(0.8)), four_each.must(Bar::AtLeast(0.8)), limit], charts: vec![chart] })
+    Ok(SuiteFindings {
+        findings: vec![two_each.must(Threshold::AtLeast(0.8)), four_each.must(Threshold::AtLeast(0.8)), limit],
+        charts: vec![chart],
+    })
 }
 
-/// What the database gives when nothing is slow.
+/// The rate of one process when no provider is slow.
 async fn limit(bench: &Bench) -> Result<f64, Failure> {
     bench.progress.step("finding the limit");
-    let (store, count) = (running::ready(bench).await?, bench.count(LIMIT_COUNT));
-    Load::captured().pour(&bench.place, count).await?;
-    bench.place.settle().await?;
-    Ok(rate(count, running::drain(bench, &store, count).await?))
+    let (store, count) = (dispatcher::warm_store(bench).await?, bench.count(LIMIT_COUNT));
+    Load::captured().insert_rows(&bench.workspace, count).await?;
+    bench.workspace.quiesce().await?;
+    Ok(rate(count, dispatcher::drain(bench, &store, count).await?))
 }
 
-/// How slow a provider holds a process to its share.
-struct Pace {
+/// A slow provider that holds a process to its share.
+struct SlowProvider {
     rate: f64,
     provider: ProviderDraft,
 }
 
-impl Pace {
+impl SlowProvider {
     fn of(limit: f64) -> Self {
-        let (rate, mut provider) = (limit * SHARE, running::capture());
+        let (rate, mut provider) = (limit * SHARE, dispatcher::capture());
         let slow_ms = (f64::from(provider.concurrency) * 1000.0 / rate).round() as u64;
         provider.settings["fail_on"] = format!("slow={SLOW}").into();
         provider.settings["slow_ms"] = slow_ms.into();
@@ -80,18 +84,18 @@ impl Pace {
     }
 }
 
-/// Deliveries per second by so many processes.
-async fn together(bench: &Bench, pace: &Pace, processes: u32) -> Result<f64, Failure> {
+/// Deliveries per second by `processes` processes.
+async fn together(bench: &Bench, slow: &SlowProvider, processes: u32) -> Result<f64, Failure> {
     bench.progress.step(format!("{processes} processes: filling"));
-    let (store, span) = (bench.place.fresh().await?, bench.span(SPAN));
-    running::provide(&store, &pace.provider).await?;
+    let (store, span) = (bench.workspace.fresh().await?, bench.span(SPAN));
+    dispatcher::create_provider(&store, &slow.provider).await?;
     let seconds = (span + WARM_UP).as_secs_f64() * 1.5;
-    Load::captured().of_type(SLOW).pour(&bench.place, (pace.rate * f64::from(processes) * seconds) as u64).await?;
-    bench.place.settle().await?;
+    Load::captured().of_type(SLOW).insert_rows(&bench.workspace, (slow.rate * f64::from(processes) * seconds) as u64).await?;
+    bench.workspace.quiesce().await?;
     bench.progress.step(format!("{processes} processes: delivering"));
     let mut servers = vec![];
     for _ in 0..processes {
-        servers.push(Server::start(bench).await?);
+        servers.push(ServeProcess::start(bench).await?);
     }
     tokio::time::sleep(WARM_UP).await;
     let (from, before) = (clock::monotonic(), finished(&store).await?);

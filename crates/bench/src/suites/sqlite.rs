@@ -6,19 +6,20 @@ use postcommit_engine::store::Store;
 use postcommit_server::output::Exit;
 use tokio::task::JoinSet;
 
-use super::{Fits, Found, Kind};
+use super::{Fits, SuiteFindings, SuiteSpec};
 use crate::bare;
+use crate::dispatcher;
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::place::Spot;
-use crate::profile::{Pace, pace};
-use crate::report::{Bar, Finding, Series};
+use crate::profile::{MeasuredRate, measure_rate};
+use crate::report::{Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running;
+use crate::workspace::Backend;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "sqlite",
-    about: "delivers a backlog of 50,000 from a SQLite file, against a bare drain; and enqueues durably with 64 clients, against 1",
+    about: "delivers a backlog of 50,000 from a SQLite file, against a bare drain; and enqueues durably with 64 \
+        clients, against 1",
     bars: "P11 drain ÷ bare ≥ 0.4; P11 group: 64 ÷ 1 ≥ 15",
     fits: Fits::Sqlite,
     run: |bench| Box::pin(run(bench)),
@@ -26,15 +27,19 @@ pub const SUITE: Kind = Kind {
 
 const CLIENTS: u64 = 64;
 
-/// What is known about a drain that is too slow.
-const KNOWN_DRAIN: &str = "The one thread that writes is the limit: under perf settle takes 9 µs a delivery, claim 6, commits 2, and the bare drain 6 in all. Brought something and stayed: \
-    statements looked up once for a batch, borrowed parameters, one clock reading for a batch, no look before a claim while there is work. Brought nothing: \
-    SQLite's compile-time options, DELETE … RETURNING, UPDATE … FROM";
-/// And about enqueues that share too little.
-const KNOWN_GROUP: &str = "With 64 clients the writing thread has no time left: an enqueue takes 18 to 20 µs of it for its rows and 14 to 20 for its share of the commit, most of that \
-    writing pages to the log. Brought something and stayed: no trigger for a new key, joining a transaction that runs, no savepoints. Brought nothing: waiting for the last crowd";
+/// Known reasons for a missed P11 drain.
+const KNOWN_DRAIN: &str = "\
+    The single writer thread is the limit: under perf, settle takes 9 µs per delivery, claim 6 µs, commits 2 µs; the \
+    bare drain takes 6 µs in total. Kept: statements looked up once per batch, borrowed parameters, one clock reading \
+    per batch, no search before a claim while there is work. Tried without effect: SQLite's compile-time options, \
+    DELETE … RETURNING, UPDATE … FROM";
+/// Known reasons for a missed P11 group.
+const KNOWN_GROUP: &str = "\
+    With 64 clients the writer thread is always busy: an enqueue takes 18 to 20 µs of it for its rows and 14 to 20 µs \
+    for its share of the commit, most of that for writing pages to the log. Kept: no trigger for a new key, joining a \
+    running transaction, no savepoints. Tried without effect: waiting for as many clients as in the last commit";
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let count = bench.count(50_000);
     let (mut bare, mut ours, mut alone, mut together) = (vec![], vec![], vec![], vec![]);
     for round in 1..=bench.rounds {
@@ -44,22 +49,30 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
         alone.push(enqueue(bench, 1, bench.count(1000)).await?);
         together.push(enqueue(bench, CLIENTS, bench.count(400)).await?);
     }
-    let drain =
-        Finding::ratio("P11 drain", format!("drain of {count} ÷ bare"), Series::paces("engine", &ours), Series::paces("bare", &bare))
-            .must(Bar::AtLeast(0.4))
-            .explained("a delivery", &ours, &bare, KNOWN_DRAIN);
+    let drain = Finding::ratio(
+        "P11 drain",
+        format!("drain of {count} ÷ bare"),
+        Series::measured_rates("engine", &ours),
+        Series::measured_rates("bare", &bare),
+    )
+    .must(Threshold::AtLeast(0.4))
+    .explained("a delivery", &ours, &bare, KNOWN_DRAIN);
     let what = format!("durable enqueues through the store, {CLIENTS} clients ÷ 1");
-    let group =
-        Finding::ratio("P11 group", what, Series::paces(format!("{CLIENTS} clients"), &together), Series::paces("1 client", &alone))
-            .must(Bar::AtLeast(15.0))
-            .explained("an enqueue", &together, &alone, KNOWN_GROUP);
-    Ok(Found { findings: vec![drain, group], charts: vec![] })
+    let group = Finding::ratio(
+        "P11 group",
+        what,
+        Series::measured_rates(format!("{CLIENTS} clients"), &together),
+        Series::measured_rates("1 client", &alone),
+    )
+    .must(Threshold::AtLeast(15.0))
+    .explained("an enqueue", &together, &alone, KNOWN_GROUP);
+    Ok(SuiteFindings { findings: vec![drain, group], charts: vec![] })
 }
 
-async fn by_hand(bench: &Bench, count: u64) -> Result<Pace, Failure> {
+async fn by_hand(bench: &Bench, count: u64) -> Result<MeasuredRate, Failure> {
     bench.progress.step("bare: filling and draining");
-    drop(bench.place.fresh().await?);
-    let Spot::Sqlite(file) = bench.place.spot() else { return Err(Failure::new(Exit::Usage, "this suite needs SQLite")) };
+    drop(bench.workspace.fresh().await?);
+    let Backend::Sqlite(file) = bench.workspace.backend() else { return Err(Failure::new(Exit::Usage, "this suite needs SQLite")) };
     let file = file.path();
     let filled = file.clone();
     let fill = tokio::task::spawn_blocking(move || {
@@ -72,22 +85,22 @@ async fn by_hand(bench: &Bench, count: u64) -> Result<Pace, Failure> {
         let (settled, took) = tokio::task::spawn_blocking(move || bare::sqlite::drain(&file)).await??;
         if settled == count { Ok(took) } else { Err(Failure::new(Exit::Failed, format!("the bare drain settled {settled} of {count}"))) }
     };
-    pace(count, drain).await
+    measure_rate(count, drain).await
 }
 
-async fn by_us(bench: &Bench, count: u64) -> Result<Pace, Failure> {
+async fn by_us(bench: &Bench, count: u64) -> Result<MeasuredRate, Failure> {
     bench.progress.step("engine: filling");
-    let store = running::ready(bench).await?;
-    Load::captured().feed(&bench.place, count).await?;
-    bench.place.settle().await?;
+    let store = dispatcher::warm_store(bench).await?;
+    Load::captured().feed(&bench.workspace, count).await?;
+    bench.workspace.quiesce().await?;
     bench.progress.step("engine: draining");
-    pace(count, running::drain(bench, &store, count)).await
+    measure_rate(count, dispatcher::drain(bench, &store, count)).await
 }
 
-/// So many clients, each waiting for one commit before it asks for the next; how many per second they get in all.
-async fn enqueue(bench: &Bench, clients: u64, each: u64) -> Result<Pace, Failure> {
+/// The rate of durable enqueues of `clients` clients, each of which waits for its commit before it enqueues the next.
+async fn enqueue(bench: &Bench, clients: u64, each: u64) -> Result<MeasuredRate, Failure> {
     bench.progress.step(format!("enqueueing, {clients} clients"));
-    let store = bench.place.fresh().await?;
+    let store = bench.workspace.fresh().await?;
     let mut ready = Vec::new();
     for _ in 0..clients {
         ready.push(notes(&Load::captured(), each)?);
@@ -103,7 +116,7 @@ async fn enqueue(bench: &Bench, clients: u64, each: u64) -> Result<Pace, Failure
         }
         Ok(started.elapsed())
     };
-    pace(clients * each, enqueueing).await
+    measure_rate(clients * each, enqueueing).await
 }
 
 async fn enqueue_all(store: Store, notes: Vec<Notification>) -> Result<(), Failure> {

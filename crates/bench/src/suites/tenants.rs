@@ -1,21 +1,22 @@
-//! `tenants`: what a tenant pays for the providers of others.
+//! `tenants`: how the providers of other tenants affect a tenant's latency.
 
 use std::time::Duration;
 
 use postcommit_engine::store::Store;
 
 use super::latency::{Latencies, sample};
-use super::{Fits, Found, Kind};
+use super::{Fits, SuiteFindings, SuiteSpec};
+use crate::dispatcher::{self, RunningDispatcher};
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::report::{Bar, Finding, Series};
+use crate::report::{Finding, Series, Threshold};
 use crate::run::Bench;
-use crate::running::{self, Running};
 use crate::sink::Arrivals;
 
-pub const SUITE: Kind = Kind {
+pub const SUITE: SuiteSpec = SuiteSpec {
     name: "tenants",
-    about: "commits one notification at a time and takes the time until its webhook arrives, beside 50 and beside 40,000 providers of other tenants, of which one is held every now and then",
+    about: "commits one notification at a time and measures the time until its webhook arrives, beside 50 and beside \
+        40,000 providers of other tenants, of which one is held every 50 ms",
     bars: "P14 p50 and p99 beside 40,000 ÷ beside 50 ≤ 2",
     fits: Fits::Both,
     run: |bench| Box::pin(run(bench)),
@@ -24,12 +25,12 @@ pub const SUITE: Kind = Kind {
 const FEW: u64 = 50;
 const MANY: u64 = 40_000;
 const OF_ONE_TENANT: u64 = 50;
-/// Entered by one statement.
+/// Providers that are created by one statement.
 const TOGETHER: u64 = 500;
-/// A receiver's 429, again and again: each is a change of a provider, which every process hears of.
+/// How often a provider is held, as after a 429. Each hold changes a provider, which every process reads.
 const HELD_EVERY: Duration = Duration::from_millis(50);
 
-async fn run(bench: &Bench) -> Result<Found, Failure> {
+async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let count = bench.count(MANY).max(2 * FEW);
     let (mut few, mut many) = (vec![], vec![]);
     for round in 1..=bench.rounds {
@@ -40,22 +41,22 @@ async fn run(bench: &Bench) -> Result<Found, Failure> {
     let series = |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
     let finding = |(id, share): (&str, f64)| {
         let what = format!("commit → request, {}, beside {count} providers of others ÷ beside {FEW}", &id[4..]);
-        Finding::ratio(id, what, series("many", &many, share), series("few", &few, share)).must(Bar::AtMost(2.0))
+        Finding::ratio(id, what, series("many", &many, share), series("few", &few, share)).must(Threshold::AtMost(2.0))
     };
-    Ok(Found { findings: [("P14 p50", 0.5), ("P14 p99", 0.99)].map(finding).into(), charts: vec![] })
+    Ok(SuiteFindings { findings: [("P14 p50", 0.5), ("P14 p99", 0.99)].map(finding).into(), charts: vec![] })
 }
 
 async fn measure(bench: &Bench, others: u64) -> Result<Latencies, Failure> {
-    let store = bench.place.fresh().await?;
+    let store = bench.workspace.fresh().await?;
     let mut arrivals = Arrivals::listen().await?;
-    running::provide(&store, &running::webhook(&bench.place, 64)?).await?;
-    running::provide(&store, &running::capture()).await?;
+    dispatcher::create_provider(&store, &dispatcher::webhook(&bench.workspace, 64)?).await?;
+    dispatcher::create_provider(&store, &dispatcher::capture()).await?;
     bench.progress.step(format!("entering {others} providers"));
-    enter(&store, others).await?;
-    running::warm_up(bench, &store, &Load::to("webhook", &arrivals.bulk_url())).await?;
-    bench.place.settle().await?;
+    create_providers(&store, others).await?;
+    dispatcher::warm_up(bench, &store, &Load::to("webhook", &arrivals.bulk_url())).await?;
+    bench.workspace.quiesce().await?;
     let lanes = lanes(&store).await?;
-    let running = Running::start(bench, &store).await?;
+    let running = RunningDispatcher::start(bench, &store).await?;
     bench.progress.step("committing one at a time");
     let latencies = tokio::select! {
         latencies = sample(bench, &mut arrivals, &running, 0) => latencies?,
@@ -65,12 +66,14 @@ async fn measure(bench: &Bench, others: u64) -> Result<Latencies, Failure> {
     Ok(latencies)
 }
 
-/// Copies of the capture provider, in tenants of their own.
-async fn enter(store: &Store, count: u64) -> Result<(), Failure> {
+/// Creates copies of the capture provider, each in a tenant of its own.
+async fn create_providers(store: &Store, count: u64) -> Result<(), Failure> {
     let numbers = |from: u64, to: u64| format!("WITH RECURSIVE g (x) AS (SELECT {from} UNION ALL SELECT x + 1 FROM g WHERE x < {to})");
     let tenants = count.div_ceil(OF_ONE_TENANT);
     let made = format!(
-        "{} INSERT INTO postcommit.tenant (name, created_at) SELECT 'other-' || x, {{now}} FROM g ORDER BY x",
+        "{}
+         INSERT INTO postcommit.tenant (name, created_at)
+         SELECT 'other-' || x, {{now}} FROM g ORDER BY x",
         numbers(0, tenants - 1)
     );
     store.db().execute_one(&made, vec![]).await?;
@@ -79,9 +82,13 @@ async fn enter(store: &Store, count: u64) -> Result<(), Failure> {
         let to = count.min(from + TOGETHER);
         let columns = "channel, driver, settings, guarantee, policy, concurrency, timeout_ms";
         let copied = format!(
-            "{} INSERT INTO postcommit.provider (tenant, name, {columns}, is_default, created_at, updated_at)
-             SELECT t.id, 'other-' || g.x, {columns}, 1 = 0, {{now}}, {{now}} FROM g JOIN postcommit.tenant t ON t.name = 'other-' || (g.x / {OF_ONE_TENANT})
-             CROSS JOIN postcommit.provider p WHERE p.tenant = 1 AND p.name = 'capture'",
+            "{}
+             INSERT INTO postcommit.provider (tenant, name, {columns}, is_default, created_at, updated_at)
+             SELECT t.id, 'other-' || g.x, {columns}, 1 = 0, {{now}}, {{now}}
+             FROM g
+             JOIN postcommit.tenant t ON t.name = 'other-' || (g.x / {OF_ONE_TENANT})
+             CROSS JOIN postcommit.provider p
+             WHERE p.tenant = 1 AND p.name = 'capture'",
             numbers(from, to - 1)
         );
         store.db().execute_one(&copied, vec![]).await?;
@@ -95,7 +102,7 @@ async fn lanes(store: &Store) -> Result<Vec<i32>, Failure> {
     Ok(rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?)
 }
 
-/// Holds one after the other for a moment, until it fails.
+/// Holds the providers one after the other for a moment, until an error occurs.
 async fn hold(store: &Store, lanes: &[i32]) -> Failure {
     for lane in lanes.iter().cycle() {
         tokio::time::sleep(HELD_EVERY).await;

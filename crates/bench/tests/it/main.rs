@@ -1,4 +1,5 @@
-//! The benchmark's manners: it measures in a place of its own, leaves nothing behind, and its exit code is its verdict.
+//! The benchmark program: it measures in a private database or folder, leaves nothing behind, and exits with the right
+//! code.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};
@@ -9,10 +10,10 @@ use postcommit_engine::store::Store;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Small enough to be over in seconds; what it measures then means nothing.
+/// Small enough to finish in seconds. The figures mean nothing.
 const TINY: [&str; 6] = ["--scale", "0.002", "--rounds", "1", "-o", "json"];
 
-/// An empty folder.
+/// An empty folder to run the program in.
 struct Shell(TempDir);
 
 impl Shell {
@@ -39,7 +40,7 @@ impl Shell {
     }
 }
 
-/// The program that is measured. When all tests are built, so is it; a run of these tests alone builds it first.
+/// The program to measure. A build of all tests builds it; when only these tests are built, it is built here.
 fn program() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_postcommit-bench")).with_file_name("postcommit");
     if !program.exists() {
@@ -51,7 +52,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// What a run left behind.
+/// The output and exit code of a run.
 struct Ran {
     code: i32,
     stdout: String,
@@ -70,7 +71,7 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stdout))
     }
 
-    /// The same, having insisted on the exit code.
+    /// Asserts the exit code.
     fn ends(self, code: i32) -> Self {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self
@@ -81,7 +82,7 @@ fn bench(shell: &Shell, arguments: &[&str]) -> Ran {
     shell.run(&[arguments, &TINY].concat())
 }
 
-/// The ids found, having checked what every report must hold.
+/// Checks what every report must hold, and returns the ids of its findings.
 fn ids(ran: &Ran) -> Vec<String> {
     let report = ran.json();
     for field in ["version", "started_at", "command", "database"] {
@@ -98,7 +99,7 @@ fn ids(ran: &Ran) -> Vec<String> {
     findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// What lies beside the file that was named.
+/// The names of the files beside the given one.
 fn names(shell: &Shell) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(shell.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -124,7 +125,7 @@ fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
 }
 
 #[test]
-fn a_relative_path_is_the_same_for_other_processes() {
+fn a_relative_path_is_resolved_for_child_processes() {
     let shell = Shell::empty();
     std::fs::create_dir(shell.path().join("sub")).unwrap();
     for url in ["sqlite:app.db", "sqlite:sub/app.db"] {
@@ -138,13 +139,13 @@ fn a_relative_path_is_the_same_for_other_processes() {
     assert!(refused.stderr.contains("there is no folder ") && refused.stderr.contains("/nowhere to measure in"), "{}", refused.stderr);
 }
 
-/// One test for all that makes databases: it can tell that none is left.
+/// One test for everything that creates databases, so that it can check that none is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     let given = postcommit_testkit::database().await;
     let store = Store::open(&given.url).await.unwrap();
-    store.db().execute_one("CREATE TABLE mine (id int)", vec![]).await.unwrap();
-    // What a killed run would have left.
+    store.db().execute_one("CREATE TABLE public.mine (id int)", vec![]).await.unwrap();
+    // A database that a killed run would have left.
     let psql = Command::new("psql").arg(&given.url).args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"]).output().unwrap();
     assert!(psql.status.success(), "{psql:?}");
 
@@ -154,7 +155,7 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     for id in ["P1", "P2", "wal", "P3", "P4", "P6 history", "P6 backlog", "P14 p50"] {
         assert!(found.contains(&id.to_owned()), "{id}: {found:?}");
     }
-    assert_eq!(benchmark_databases(&store).await, 0, "neither its own nor the leftover");
+    assert_eq!(benchmark_databases(&store).await, 0, "its own database and the leftover are dropped");
 
     for signal in ["-INT", "-HUP"] {
         interrupt_one(&shell, &given.url, signal);
@@ -164,7 +165,7 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     assert_eq!(names(&shell), Vec::<String>::new());
 }
 
-/// Starts a long one, sends a signal when it has begun to measure, and waits for its end.
+/// Starts a long run, sends a signal when it has begun to measure, and waits for its end.
 fn interrupt_one(shell: &Shell, url: &str, signal: &str) {
     let mut command = shell.command(&["drain", "--no-peers", "--database-url", url]);
     let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -176,7 +177,7 @@ fn interrupt_one(shell: &Shell, url: &str, signal: &str) {
     assert_eq!(rest, ["postcommit-bench: interrupted; what was made is removed"]);
 }
 
-/// As the benchmark starts it: whoever held the other end of its stdin is gone.
+/// `serve` as the benchmark starts it: it ends when the other end of its stdin is closed.
 #[test]
 fn a_server_of_the_benchmark_ends_with_it() {
     let shell = Shell::empty();
@@ -187,12 +188,12 @@ fn a_server_of_the_benchmark_ends_with_it() {
     assert!(ready.ends_with("is ready"), "{ready}");
     assert_eq!(server.try_wait().unwrap(), None, "it runs while stdin is open");
     drop(server.stdin.take());
-    // Read to the end, so that it never waits for a reader.
+    // The output is read to the end, so that the server never blocks on a full pipe.
     assert_eq!(server.wait_with_output().unwrap().status.code(), Some(0));
 }
 
 #[tokio::test]
-async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_nothing_is_lost() {
+async fn without_createdb_it_uses_the_given_database_only_if_nothing_is_lost() {
     let given = postcommit_testkit::database().await;
     let store = Store::open(&given.url).await.unwrap();
     let login = format!("bench_{}", uuid::Uuid::new_v4().simple());
@@ -226,14 +227,14 @@ async fn without_the_right_to_make_a_database_it_uses_the_given_one_only_where_n
 }
 
 #[test]
-fn what_cannot_be_measured_is_a_usage_error() {
+fn an_unknown_suite_or_wrong_option_is_a_usage_error() {
     let shell = Shell::empty();
     for (arguments, expected) in [
         (&["speed"][..], "there is no suite \"speed\"; there are drain, enqueue, latency"),
         (&["drain"], "suite drain needs PostgreSQL"),
         (&["--scale", "0"], "0.0001 to 100 are allowed"),
         (&["--rounds", "0"], "0 is not in 1..=99"),
-        (&["--peers", "nowhere"], "--peers nowhere: is no folder"),
+        (&["--peers", "nowhere"], "--peers nowhere: is not a folder"),
         (&["--html", "nowhere/report.html"], "--html nowhere/report.html: No such file or directory"),
         (&["--peers", ".", "--no-peers"], "cannot be used with"),
         (&["--html", "."], "--html .: Is a directory"),

@@ -1,4 +1,4 @@
-//! Where egress connects to, and where it never does.
+//! Which addresses egress connects to, and which it refuses.
 
 mod dial;
 mod exchange;
@@ -14,7 +14,7 @@ use peer::{OK, Peer, Script, answer_all, answered, brief, egress, failed, get, o
 use postcommit_channel::egress::{Egress, EgressSettings, Phase, Resolved, Resolver, forbidden};
 use url::Url;
 
-/// Hosts that lead, or would lead, to something that is not public. Names resolve to loopback here.
+/// Hosts that are not public, or resolve to an address that is not. Names resolve to loopback here.
 const CLOSED: &str = "
     0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.100.100.200 100.127.255.255 127.0.0.1 127.1 127.255.255.254
     168.63.129.16 169.254.169.254 169.254.170.2 172.16.0.1 172.31.255.255 192.0.0.1 192.0.0.192 192.0.2.1 192.88.99.1
@@ -47,7 +47,7 @@ async fn addresses_that_are_not_public_are_refused_however_they_are_spelled() {
         let failure = failed(&egress, get(url.as_str())).await;
         assert_eq!((failure.phase, failure.code), (Phase::Refused, "blocked_address"), "{url}");
         assert!(!failure.reached_wire());
-        // A literal is refused when it is saved, before anything is sent.
+        // A literal address is refused when the provider is saved, before anything is sent.
         let saved = egress.check_url(&url);
         assert_eq!(saved.is_err(), url.domain().is_none(), "{url}");
     }
@@ -100,8 +100,8 @@ async fn opening_a_range_opens_that_range_only() {
     assert_eq!(failed(&other, get(&peer.url())).await.code, "blocked_address");
 }
 
-/// 127.0.0.2 stands for a public address by being opened, 127.0.0.1 for a private one. The private one
-/// listens too, on the same port, and must never see a connection.
+/// 127.0.0.2 is allowed and stands for a public address, 127.0.0.1 for a private one. The private one listens on the
+/// same port and must never see a connection.
 async fn public_and_private() -> (Peer, TcpListener) {
     let private = TcpListener::bind("127.0.0.1:0").unwrap();
     private.set_nonblocking(true).unwrap();
@@ -129,7 +129,7 @@ async fn a_name_that_is_rebound_to_a_private_address_is_never_connected() {
 }
 
 #[tokio::test]
-async fn of_mixed_answers_only_the_public_ones_are_connected() {
+async fn of_mixed_dns_answers_only_public_addresses_are_connected() {
     let (public, private) = public_and_private().await;
     let mixed = ["127.0.0.1", "::1", "169.254.169.254", "::ffff:127.0.0.2", "10.0.0.1"];
     let egress = Egress::with_resolver(&open(&["127.0.0.2/32"]), Script::new(&[&mixed])).unwrap();
@@ -157,7 +157,7 @@ async fn a_redirect_is_an_answer_and_is_not_followed() {
     assert_eq!(peer.accepted(), 1);
 }
 
-/// Never answers.
+/// A resolver that never answers.
 struct Silent;
 
 impl Resolver for Silent {
@@ -167,7 +167,7 @@ impl Resolver for Silent {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_resolve_fails_before_the_wire() {
+async fn a_name_that_does_not_resolve_fails_before_anything_is_sent() {
     let settings = EgressSettings::default();
     let unknown: Arc<dyn Resolver> = Script::new(&[]);
     let empty: Arc<dyn Resolver> = Script::new(&[&[]]);

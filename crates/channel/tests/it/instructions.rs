@@ -1,4 +1,5 @@
-//! What the pure part of the hot path costs in instructions. Valgrind counts them, the same on a slow machine and on a busy one.
+//! The cost in instructions of the parts of the hot path that do no I/O. Valgrind counts them, with the same result on
+//! a slow or busy machine.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -7,17 +8,19 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What `benches/instructions.rs` can do.
+/// The parts that `benches/instructions.rs` can run.
 const PARTS: [&str; 5] = ["expand", "judge", "render", "classify", "sign"];
 
-/// Counting twice cancels what starting costs.
+/// Two counts are subtracted, which cancels the cost of starting.
 const FEW: u64 = 200;
 const MANY: u64 = 1200;
 
-/// More than this share above the table fails. The count itself does not waver; compilers and C libraries differ a little.
+/// A count above the table by more than this share fails. The count itself is stable; compilers and C libraries differ
+/// a little.
 const TOLERANCE: f64 = 0.10;
 
-/// The C library copies and compares as the processor can do it best; valgrind must not see the difference.
+/// The C library chooses its copy and compare functions by the processor. This setting makes the choice the same
+/// everywhere.
 const PLAIN_PROCESSOR: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2,-AVX_Fast_Unaligned_Load,-AVX512F,-AVX512VL,-AVX512BW,-ERMS,-FSRM,-RTM");
 
@@ -33,7 +36,8 @@ fn ran(what: &str, command: &mut Command) -> Output {
     output
 }
 
-/// Builds the program, optimised, beside what the tests were built from. Without haste: other tests run meanwhile.
+/// Builds the program, optimised, in the target directory of the tests. With low priority, because other tests run in
+/// the meantime.
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
@@ -60,7 +64,7 @@ fn compiler() -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// The table that is checked in: `architecture part instructions`, after comments.
+/// The table that is checked in: comments, then lines of `architecture part instructions`.
 struct Golden {
     path: PathBuf,
     head: String,

@@ -1,4 +1,4 @@
-//! Who did what: each change and its entry are one transaction, on both databases.
+//! The audit log: each change and its entry are one transaction, on both databases.
 
 use postcommit_channel::model::Actor;
 use postcommit_engine::store::{AuditEntry, AuditFilter, AuditRow, Mark};
@@ -21,7 +21,7 @@ async fn told(world: &World) -> Vec<String> {
 }
 
 on_both! {
-    async fn every_change_is_entered_under_its_actor(world) {
+    async fn every_change_is_logged_with_its_actor(world) {
         let ada = world.store.by(Actor::new("cli:ada").by_request("r1"));
         let mut draft_of = world.draft("capture", "capture", json!({"fail_on": "permanent=a"}));
         ada.create_provider(world.tenant, &draft_of).await.unwrap();
@@ -54,7 +54,7 @@ on_both! {
         assert!(!format!("{rows:?}").contains(key.token.reveal().splitn(3, '_').last().unwrap()));
     }
 
-    async fn taking_back_what_is_under_way_is_entered_with_its_filter_and_how_many(world) {
+    async fn a_bulk_cancel_is_logged_with_its_filter_and_count(world) {
         world.capture(json!({})).await;
         let one = world.enqueue("a", json!({"entity": "7"})).await;
         assert_eq!(claim(&world.store, -world.tenant, 10).await.len(), 1);
@@ -70,7 +70,7 @@ on_both! {
         assert_eq!((&rows[0].details, &rows[1].details), (&None, &Some(json!({"event_type": "a"}))));
     }
 
-    async fn marks_in_an_inbox_and_tokens_to_it_are_entered_but_not_what_users_do_in_their_own(world) {
+    async fn an_operator_s_inbox_marks_and_tokens_are_logged_but_not_a_user_s_own_marks(world) {
         world.capture(json!({})).await;
         let ids = [world.deliver("alice", "one").await, world.deliver("alice", "two").await, world.deliver("alice", "three").await];
         let before = world.count("audit").await;
@@ -99,7 +99,7 @@ on_both! {
         assert_eq!((&rows[0].details, &rows[2].details), (&Some(json!({"user": "alice"})), &Some(json!({"up_to": i64::MAX}))));
     }
 
-    async fn what_changed_nothing_is_not_entered(world) {
+    async fn an_action_that_changed_nothing_is_not_logged(world) {
         let lane = world.capture(json!({})).await;
         let id = world.enqueue("a", json!({})).await;
         world.pass().await;
@@ -118,12 +118,12 @@ on_both! {
         assert_eq!(world.count("audit").await, before);
     }
 
-    async fn a_change_that_is_refused_leaves_no_entry_and_one_without_its_entry_is_not_made(world) {
+    async fn a_refused_change_leaves_no_entry_and_without_an_entry_nothing_is_changed(world) {
         world.capture(json!({})).await;
         let before = world.count("audit").await;
         assert!(!world.store.create_provider(world.tenant, &world.draft("capture", "capture", json!({}))).await.unwrap(), "the name is taken");
         assert_eq!(world.count("audit").await, before);
-        // Where the log cannot be written, nothing is changed.
+        // When the log cannot be written, nothing is changed.
         world.execute("ALTER TABLE postcommit.audit RENAME TO away", vec![]).await;
         assert!(world.store.create_key(world.tenant, &draft("k", &["read"])).await.is_err());
         assert!(world.store.create_tenant("acme").await.is_err());

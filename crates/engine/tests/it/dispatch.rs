@@ -1,4 +1,4 @@
-//! The moving part on both databases: what becomes of a notification under each outcome, guarantee and policy.
+//! The dispatcher on both databases: the result of a notification under each outcome, guarantee and policy.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn policy(value: serde_json::Value) -> Policy {
     Policy::from_json(&value).unwrap()
 }
 
-/// Seconds between an attempt and the next, as planned.
+/// Seconds between an attempt and the next one, as planned.
 async fn planned_wait(world: &World, id: uuid::Uuid) -> u64 {
     let last = world.attempts(id).await.pop().unwrap();
     world.delivery(id).await.next_attempt_at.unwrap().since(last.at).as_secs()
@@ -25,7 +25,9 @@ on_both! {
         world.capture(json!({"fail_on": "transient=booking.confirmed"})).await;
         let id = world.enqueue("booking.confirmed", json!({"entity": "12345", "idempotency_key": "k", "payload": {"bookingId": 12345}})).await;
         world.pass().await;
-        let sql = "SELECT event_type, entity, idempotency_key, payload, status, attempts, next_attempt_at, last_error, created_at, updated_at FROM postcommit.notification_status WHERE id = $1";
+        let sql = "SELECT event_type, entity, idempotency_key, payload, status, attempts, next_attempt_at, last_error, created_at, updated_at \
+            FROM postcommit.notification_status \
+            WHERE id = $1";
         let row = world.sql(sql, vec![id.into()]).await.remove(0);
         let text = |place| row.get::<String>(place).unwrap();
         assert_eq!([text(0), text(1), text(2), text(4)], ["booking.confirmed", "12345", "k", "retrying"]);
@@ -64,7 +66,7 @@ on_both! {
         world.capture(json!({})).await;
         let running = world.run().await;
         for i in 0..5 {
-            // Idle is said before it sleeps; SQLite has no such table, there the file itself is watched.
+            // The dispatcher marks itself idle before it waits. SQLite has no such table: there the file is watched.
             if world.is_postgres() {
                 world.until("it sleeps", async || world.count("idle").await == 1).await;
             }
@@ -132,7 +134,7 @@ on_both! {
 
     async fn a8_capture_fails_on_purpose_by_type_and_by_key(world) {
         let mut world = world;
-        // Two rules from settings, the others as from the environment.
+        // Two rules come from the settings, the others as if from the environment.
         world.fail_on = FailOn::parse("unclear=u,panic=key-7,slow=s,transient*1=t").unwrap();
         let mut draft = world.draft("capture", "capture", json!({"fail_on": "permanent=p,hang=h", "slow_ms": 1}));
         draft.timeout_ms = 100;
@@ -218,7 +220,8 @@ on_both! {
             world.enqueue("b", json!({"idempotency_key": format!("f{i}")})).await;
         }
         world.until("the fast lane is done", async || world.count("delivery_ledger").await == 40).await;
-        // Twenty wait on the slow lane, four of them under way: no more than it has slots were claimed.
+        // Twenty deliveries wait on the slow lane and four of them are being sent: the claim took no more than the lane
+        // has slots.
         let leased = "SELECT count(*) FROM postcommit.delivery_queue WHERE lease_token IS NOT NULL";
         world.until("the slow lane is full", async || world.sql(leased, vec![]).await[0].get::<i64>(0).unwrap() == 4).await;
         assert_eq!(world.count("delivery_queue").await, 20);
@@ -239,7 +242,7 @@ on_both! {
         running.finish().await;
     }
 
-    async fn a_stop_finishes_what_is_under_way_and_claims_nothing_more(world) {
+    async fn a_stop_finishes_the_sends_in_flight_and_claims_nothing_more(world) {
         let server = HttpServer::start(|_| Reply::ok().slow());
         world.provider(world.draft("hooks", "webhook", json!({}))).await;
         let first = world.enqueue("a", json!({"recipients": [{"webhook": server.url("/")}]})).await;
@@ -303,12 +306,12 @@ on_both! {
         assert!(sent.contains("12345678901234567890123") && sent.contains("0.12345678901234567890"), "{sent}");
     }
 
-    async fn a_payload_beyond_our_parser_is_sent_or_parked_and_holds_up_nothing(world) {
+    async fn a_payload_that_serde_json_cannot_read_is_sent_or_parked_and_delays_nothing(world) {
         world.capture(json!({})).await;
         let (odd, fine) = (world.enqueue_raw("a", "{\"n\": 1e400}").await, world.enqueue("b", json!({})).await);
         world.pass().await;
         assert_eq!(world.delivery(fine).await.state, "sent");
-        assert_eq!(world.delivery(odd).await.state, "sent", "nobody needs to understand the number to pass it on");
+        assert_eq!(world.delivery(odd).await.state, "sent", "the number is passed on without being parsed");
     }
 
     async fn a_pass_whose_time_is_up_claims_nothing_more_and_says_so(world) {

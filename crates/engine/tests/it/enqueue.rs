@@ -1,5 +1,5 @@
-//! Enqueueing by the store and by the application's view is one thing on SQLite, although the store goes past the view where it can; and who shares a
-//! commit shares nothing else.
+//! On SQLite, enqueueing through the store and through the application's view gives the same result, although the store
+//! bypasses the view where it can. Requests that share a commit share nothing else.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// All fields but the times.
+/// A notification with all fields except the times.
 fn note(key: &str, payload: Value) -> Notification {
     let document = json!({
         "event_type": "booking.made", "payload": payload, "idempotency_key": key, "entity": "booking:7", "topic": "bookings", "schema_version": 3,
@@ -30,7 +30,7 @@ fn application(world: &World) -> Connection {
     Connection::open(world.url.strip_prefix("sqlite:").unwrap()).unwrap()
 }
 
-/// What was written for a key, the ids and the moment apart.
+/// The rows that were written for a key, without ids and times.
 fn written(connection: &Connection, key: &str) -> Vec<String> {
     let sql = "SELECT json_array(n.tenant, n.event_type, n.entity, n.topic, n.schema_version, n.payload, n.recipients, n.channels, n.title, n.body, n.action_url, n.data,
           n.priority, n.source, n.correlation_id, typeof(n.schema_version), typeof(n.priority), typeof(n.due_at), n.created_at = n.due_at, n.expires_at - n.due_at,
@@ -54,7 +54,7 @@ async fn store_and_view_write_the_same() {
 }
 
 #[tokio::test]
-async fn a_key_is_one_whoever_used_it_first() {
+async fn a_key_is_the_same_through_the_store_and_through_the_view() {
     let world = World::sqlite().await;
     let connection = application(&world);
     let first = adapters::rusqlite::enqueue(&connection, &note("a", payload())).unwrap();
@@ -73,7 +73,7 @@ async fn a_key_is_one_whoever_used_it_first() {
 }
 
 #[tokio::test]
-async fn a_new_tenant_and_given_times_and_what_is_beyond_a_limit() {
+async fn new_tenants_given_times_and_exceeded_limits() {
     let world = World::sqlite().await;
     let mut of_new_tenant = note("a", payload());
     of_new_tenant.tenant = "new".into();
@@ -87,7 +87,7 @@ async fn a_new_tenant_and_given_times_and_what_is_beyond_a_limit() {
     let stored = world.store.notification(None, id).await.unwrap().unwrap();
     assert_eq!(stored.due_at.to_string(), "2031-05-04T10:00:00.123Z");
 
-    // Past the SDK's checks, which a field set afterwards is.
+    // Not checked by the SDK, because the field is set after the build.
     let mut beyond = note("beyond", payload());
     beyond.title = Some("x".repeat(999));
     let refused = world.store.enqueue(&beyond).await.unwrap_err();
@@ -97,7 +97,7 @@ async fn a_new_tenant_and_given_times_and_what_is_beyond_a_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_fails_is_undone_alone() {
+async fn a_failed_request_is_rolled_back_alone() {
     let world = World::sqlite().await;
     application(&world).execute_batch("CREATE TABLE t (x INTEGER PRIMARY KEY)").unwrap();
     let Db::Sqlite(db) = world.store.db().clone() else { panic!("SQLite") };
@@ -106,7 +106,7 @@ async fn who_fails_is_undone_alone() {
         let db = db.clone();
         writing.spawn(async move {
             let write = db.write(move |connection| {
-                // Meanwhile the others come, and share the commit.
+                // In the meantime the others arrive, and share the commit.
                 std::thread::sleep(Duration::from_millis(if x == 0 { 100 } else { 0 }));
                 connection.execute("INSERT INTO t VALUES (?1)", [x]).unwrap();
                 match x {

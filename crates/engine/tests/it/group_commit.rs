@@ -1,4 +1,4 @@
-//! Accepting from outside: many requests share a commit, each gets its own answer; on both databases.
+//! Accepting over HTTP: many requests share a commit, and each gets its own answer; on both databases.
 
 use futures_util::future::join_all;
 use postcommit_engine::db::Db;
@@ -27,7 +27,7 @@ async fn payload_of(world: &World, accepted: Accepted) -> String {
 }
 
 on_both! {
-    async fn requests_that_come_at_once_share_commits(world) {
+    async fn concurrent_requests_share_commits(world) {
         let gate = GroupCommit::new(world.store.clone());
         gate.accept(keyed("warm")).await.unwrap();
         let before = world.store.db().trips();
@@ -43,7 +43,7 @@ on_both! {
         assert_eq!((world.count("notification").await, world.count("delivery_queue").await), (65, 65));
     }
 
-    async fn who_comes_alone_is_committed_at_once(world) {
+    async fn a_single_request_is_committed_immediately(world) {
         let gate = GroupCommit::new(world.store.clone());
         gate.accept(keyed("warm")).await.unwrap();
         let before = world.store.db().trips();
@@ -66,7 +66,7 @@ on_both! {
         assert_eq!((world.count("notification").await, world.count("delivery_queue").await, world.count("key_conflict").await), (1, 1, 0));
     }
 
-    async fn a_bad_one_in_a_batch_refuses_only_itself(world) {
+    async fn an_invalid_notification_in_a_batch_is_refused_alone(world) {
         let mut batch: Vec<NotificationRequest> = (0..20).map(|i| keyed(&format!("k{i}"))).collect();
         batch[3] = beyond("bad-3");
         batch[17] = beyond("bad-17");
@@ -87,7 +87,7 @@ on_both! {
         assert!(again[0].as_ref().is_ok_and(|accepted| !accepted.duplicate), "the key of what was refused is free: {again:?}");
     }
 
-    async fn the_same_key_with_other_content_is_told_and_noted_and_never_sent(world) {
+    async fn the_same_key_with_other_content_is_reported_recorded_and_never_sent(world) {
         let first = world.store.accept(vec![keyed("k")]).await[0].clone().unwrap();
         let other = incoming(json!({"event_type": "a", "idempotency_key": "k", "payload": {"other": 1}}));
         let answers = world.store.accept(vec![keyed("k"), other.clone(), keyed("new"), keyed("new"), other]).await;
@@ -114,7 +114,7 @@ on_both! {
         }
         let stored = world.store.notification(None, scheduled.id).await.unwrap().unwrap();
         assert_eq!((stored.due_at.to_string().as_str(), stored.tenant_name.as_str()), ("2099-01-01T00:00:00Z", "default"));
-        // The same under the same key is recognised, however it is spaced.
+        // The same content under the same key is recognised, whatever its white space.
         let spaced = text.replace(": ", " :  ");
         let again = world.store.accept(vec![NotificationRequest::read(&spaced, "default").unwrap()]).await[0].clone().unwrap();
         assert_eq!(again, Accepted { id: scheduled.id, duplicate: true, conflict: false });
@@ -130,7 +130,7 @@ on_both! {
         let gate = GroupCommit::new(world.store.clone());
         for i in 0..20 {
             let mut request = Box::pin(gate.accept(keyed(&format!("gone-{i}"))));
-            // Handed in, and then nobody listens any more.
+            // The request is handed in, and then its client stops waiting.
             tokio::select! {
                 biased;
                 _ = &mut request => {}
@@ -149,7 +149,7 @@ on_both! {
         assert_eq!(world.count("notification").await, 1100);
     }
 
-    async fn what_was_accepted_is_delivered(world) {
+    async fn an_accepted_notification_is_delivered(world) {
         world.capture(json!({})).await;
         let accepted = world.store.accept(vec![keyed("k")]).await[0].clone().unwrap();
         world.pass().await;
@@ -157,9 +157,9 @@ on_both! {
     }
 }
 
-/// On SQLite an open transaction that has written keeps everybody waiting, and there is nothing to be done about it.
+/// On SQLite an open transaction that has written blocks every writer, which cannot be avoided.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_an_open_transaction_holds_keeps_nobody_else_waiting() {
+async fn a_key_locked_by_an_open_transaction_delays_no_other_request() {
     let world = World::postgres().await;
     let application = world.another_store().await;
     let Db::Postgres(application) = application.db() else { unreachable!() };

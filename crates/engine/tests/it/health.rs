@@ -1,4 +1,4 @@
-//! Whether the database can be written, found without leaving a trace.
+//! Health: which workers run, and whether the database can be written, checked without a write that stays.
 
 use std::fs::Permissions;
 use std::io::{Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use postcommit::Timestamp;
 use postcommit_engine::store::Store;
 
 on_both! {
-    async fn it_is_known_who_is_there_to_deliver(world) {
+    async fn running_workers_are_known_by_their_heartbeats(world) {
         let nobody = world.store.attendance().await.unwrap();
         assert_eq!((nobody.workers, nobody.last_worker_at, nobody.last_pass_at, nobody.due, nobody.jobs), (0, None, None, 0, 0));
         world.capture(serde_json::json!({})).await;
@@ -54,7 +54,7 @@ on_both! {
 #[tokio::test]
 async fn a_standby_is_read_only() {
     let database = postcommit_testkit::database().await;
-    // What a session on a standby says of itself.
+    // The setting that a session on a standby has.
     let url = format!("{}?options=-c%20default_transaction_read_only%3Don", database.url);
     assert!(Store::open(&url).await.unwrap().is_read_only().await.unwrap());
 }
@@ -68,7 +68,7 @@ async fn a_file_that_may_not_be_written_is_read_only() {
     store.db().migrate().await.unwrap();
     store.db().settle_file();
     drop(store);
-    // Permissions do not hold root back. A file whose header asks for a newer writer is read-only for everybody.
+    // File permissions do not stop root. A file whose header requires a newer writer is read-only for every user.
     let mut file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.seek(SeekFrom::Start(18)).unwrap();
     file.write_all(&[3]).unwrap();
@@ -78,7 +78,7 @@ async fn a_file_that_may_not_be_written_is_read_only() {
     store.db().check_schema().await.unwrap();
 }
 
-/// A file that nobody may write, root neither where the file system knows of that; as it was when dropped.
+/// A file that no user may write, not even root, where the file system supports that. Restored when dropped.
 struct Barred(PathBuf);
 
 impl Barred {
@@ -88,7 +88,7 @@ impl Barred {
         Self(path)
     }
 
-    /// Somebody may be root on a file system without such a mark.
+    /// False for root on a file system without that attribute.
     fn holds(&self) -> bool {
         std::fs::OpenOptions::new().append(true).open(&self.0).is_err()
     }
@@ -101,19 +101,19 @@ impl Drop for Barred {
 }
 
 #[tokio::test]
-async fn a_file_that_is_barred_under_an_open_store_is_read_only() {
+async fn a_file_made_read_only_under_an_open_store_is_read_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("app.db");
     let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
     store.db().migrate().await.unwrap();
     let barred = Barred::new(path);
-    // The first look: a finding is believed for a second.
+    // The first call: a result is cached for a second.
     let found = store.is_read_only().await.unwrap();
     assert_eq!(found, barred.holds());
 }
 
 #[tokio::test]
-async fn the_try_to_write_leaves_no_trace() {
+async fn the_test_write_leaves_no_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("app.db");
     let store = Store::open(&format!("sqlite:{}", path.display())).await.unwrap();
@@ -124,6 +124,6 @@ async fn the_try_to_write_leaves_no_trace() {
     let before = (version(), applied());
     assert!(!store.is_read_only().await.unwrap());
     assert_eq!((version(), applied()), before, "others would be woken by a commit");
-    // The lock is free again, too.
+    // The lock is released, too.
     watcher.execute_batch("BEGIN IMMEDIATE; ROLLBACK").unwrap();
 }

@@ -1,4 +1,4 @@
-//! Lists over 200,000 notifications look at a bounded part of them, whatever the planner believes. Counted, not timed.
+//! Lists over 200,000 notifications examine a bounded part of them, whatever the statistics say. Counted, not timed.
 
 use std::time::Duration;
 
@@ -9,19 +9,21 @@ use serde_json::Value as Json;
 use crate::world::World;
 
 const HISTORY: i64 = 200_000;
-/// In the queue.
+/// Rows in the queue.
 const LIVE: i64 = 300;
-/// Ids of the history begin here: in partitions that are there already.
+/// The time of the oldest ids, which lies in existing partitions.
 const BEGIN_MS: i64 = 1_798_800_000_000;
 const APART_MS: i64 = 39_000;
 
 const LIMIT: i64 = 50;
-/// Rows that the first window of a page may touch: those of the window in each of two tenants, found once to count and once to read, and a few deliveries of each.
+/// Rows that the first window of a page may read: those of the window in each of two tenants, read once to count and
+/// once to list, and a few deliveries of each.
 const FIRST: i64 = 6 * 4 * LIMIT * 2;
-/// And the widest.
+/// Rows that the widest window may read.
 const WIDEST: i64 = 6 * EXAMINED;
 
-/// Set-based, because one by one it would take minutes. Every thousandth belongs to another tenant; one in 20,000 is parked, and the same ones come from a site.
+/// Inserts the history with set-based statements, because single enqueues would take minutes. Every thousandth
+/// notification belongs to another tenant. One in 20,000 is parked and comes from a site.
 async fn seed(world: &World) {
     let other = world.store.tenant_or_new("other").await.unwrap();
     let (series, id, due) = match world.is_postgres() {
@@ -112,7 +114,7 @@ fn delivery_filters() -> Vec<DeliveryFilter> {
     ]
 }
 
-/// Statements of every list, for one tenant and for all, each with the most rows it may touch.
+/// The statements of every list, for one tenant and for all, each with the most rows that it may read.
 async fn statements(world: &World) -> Vec<(String, i64, String, Vec<Value>)> {
     let mut all = Vec::new();
     for tenant in [Some(world.tenant), None] {
@@ -132,7 +134,7 @@ async fn statements(world: &World) -> Vec<(String, i64, String, Vec<Value>)> {
     all
 }
 
-/// Rows that the scans of a plan touched, those that it threw away among them.
+/// The rows that the scans of a plan read, including those that filters removed.
 fn touched(plan: &Json) -> f64 {
     let number = |name: &str| plan[name].as_f64().unwrap_or(0.0);
     let below: f64 = plan["Plans"].as_array().into_iter().flatten().map(touched).sum();
@@ -161,9 +163,9 @@ async fn on_postgres_no_list_touches_more_than_its_window() {
 }
 
 #[tokio::test]
-async fn no_statistics_turn_the_plans_of_lists() {
+async fn no_statistics_change_the_plans_of_lists() {
     let world = World::postgres().await;
-    let _asleep = crate::planner::spring_the_trap(&world).await;
+    let _asleep = crate::planner::make_statistics_wrong(&world).await;
     let many = "SELECT postcommit.enqueue('planned', '{}', 'planned:' || g) FROM generate_series(1, 5000) g";
     world.sql(many, vec![]).await;
     for (filter, most, sql, parameters) in statements(&world).await.into_iter().filter(|(_, most, _, _)| *most == FIRST) {
@@ -175,7 +177,7 @@ async fn no_statistics_turn_the_plans_of_lists() {
 }
 
 #[tokio::test]
-async fn on_sqlite_every_list_goes_along_an_index() {
+async fn on_sqlite_every_list_uses_an_index() {
     let world = World::sqlite().await;
     seed(&world).await;
     for known in ["nothing", "all"] {
@@ -186,14 +188,14 @@ async fn on_sqlite_every_list_goes_along_an_index() {
             let plan = world.sql(&format!("EXPLAIN QUERY PLAN {sql}"), parameters).await;
             let lines: Vec<String> = plan.iter().map(|row| row.get(3).unwrap()).collect();
             for line in &lines {
-                // k, q and note are the tables that grow; each is to be searched by its tenant and more.
+                // The tables k, q and note grow. Each must be searched by its tenant and another column.
                 let large = ["k", "q", "l", "note"]
                     .iter()
                     .any(|name| line.starts_with(&format!("SCAN {name} ")) || line == &format!("SCAN {name}"));
                 let half = line.starts_with("SEARCH") && line.ends_with("(tenant=?)");
                 assert!(!large && !half, "{line}, when the planner knows {known}: {filter}\n{sql}\n{lines:#?}");
             }
-            // A counting subquery that sorts would gather all of a tenant's rows.
+            // A counting subquery that sorts would read all rows of a tenant.
             let subquery = plan
                 .iter()
                 .find(|row| row.get::<String>(3).unwrap().contains("CORRELATED SCALAR SUBQUERY"))
@@ -206,9 +208,9 @@ async fn on_sqlite_every_list_goes_along_an_index() {
 }
 
 on_both! {
-    async fn a_search_through_all_of_history_ends_early_and_says_where_to_go_on(world) {
+    async fn a_search_through_all_of_history_ends_early_and_returns_a_cursor(world) {
         seed(&world).await;
-        // Only the oldest few hold it.
+        // Only the oldest notifications match.
         let mut filter = NotificationFilter { words: vec!["order".into(), "17".into(), "is".into()], event_type: Some("e7".into()), tenant: Some(world.tenant), limit: LIMIT, ..NotificationFilter::default() };
         filter.words[1] = " 17 ".into();
         let (mut found, mut calls) = (Vec::new(), 0);

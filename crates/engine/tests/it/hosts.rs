@@ -1,4 +1,5 @@
-//! Hosts of one lane: one that asks to wait, refuses our account, or hangs, keeps its own deliveries waiting and nobody else's. On both databases.
+//! Hosts of one lane: a host that asks to wait, refuses our account, or hangs delays only its own deliveries. On both
+//! databases.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -7,8 +8,8 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS};
-use postcommit_testkit::{HttpServer, Refusal, Reply, Request};
+use postcommit_engine::store::{MAX_CLOSED_HOSTS, CloseOutcome, ClosedHost};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply, Request};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -16,20 +17,20 @@ use crate::world::World;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The host of a scripted server that behaves, and one of the same server that does not.
+/// A well-behaved host of a scripted server, and a bad host of the same server.
 struct Pair {
     server: HttpServer,
     bad: SocketAddr,
 }
 
-/// Answers the bad host's requests as told, and all others with 200.
+/// Answers the bad host's requests with `answer`, and all others with 200.
 fn pair(answer: impl Fn() -> Reply + Send + Sync + 'static) -> Pair {
     let server = HttpServer::start(move |request| if is_good(request) { Reply::ok() } else { answer() });
     let bad = server.one_more();
     Pair { server, bad }
 }
 
-/// The good host is called by a path of its own: its address is not known before it listens.
+/// The good host has a path of its own, because its address is not known before it listens.
 fn is_good(request: &Request) -> bool {
     request.path.starts_with("/good")
 }
@@ -43,7 +44,7 @@ impl Pair {
         format!("http://{}/bad", self.bad)
     }
 
-    /// Requests that the bad host got.
+    /// How many requests the bad host got.
     fn bad_requests(&self) -> usize {
         self.server.requests().iter().filter(|request| !is_good(request)).count()
     }
@@ -57,7 +58,7 @@ async fn to(world: &World, url: &str) -> Uuid {
     world.enqueue("t", json!({"recipients": [{"webhook": url}]})).await
 }
 
-/// The hosts that are shut: which, whether until when, and why.
+/// The closed hosts: which, until when, and why.
 async fn shut(world: &World) -> Vec<ClosedHost> {
     world.store.closed_hosts(None, None, 100).await.unwrap()
 }
@@ -70,7 +71,7 @@ async fn states(world: &World, ids: &[Uuid]) -> Vec<String> {
     states
 }
 
-/// What waits: its state, attempts, error code, and how long from now.
+/// A waiting delivery: its state, attempts, error code, and the time from now.
 async fn waits(world: &World, id: Uuid) -> (String, i64, Option<String>, Duration) {
     let (row, now) = (world.delivery(id).await, world.store.now().await.unwrap());
     (row.state, row.attempts, row.error_code, row.next_attempt_at.map_or(Duration::ZERO, |at: Timestamp| at.since(now)))
@@ -151,7 +152,7 @@ on_both! {
         assert_eq!((world.store.forget_open_hosts_once().await.unwrap(), world.count("lane_host").await), (2, 0));
     }
 
-    async fn another_process_hears_of_it_with_its_next_claim(world) {
+    async fn another_process_learns_of_a_closed_host_with_its_next_claim(world) {
         let lane = hooks(&world, json!({})).await;
         let pair = pair(|| Reply::status(429).with_header("Retry-After", "86400"));
         let mut other = Dispatcher::new(world.tools(world.another_store().await)).await.unwrap();
@@ -160,14 +161,14 @@ on_both! {
         let waiting = to(&world, &pair.bad_url()).await;
         other.pass(None).await.unwrap();
         assert_eq!((pair.bad_requests(), waits(&world, waiting).await.2.as_deref()), (1, Some("host_held")));
-        // And that it is open.
+        // And that the host is open again.
         assert!(world.store.resume_host(lane, &pair.bad.to_string()).await.unwrap());
         other.pass(None).await.unwrap();
         assert_eq!(pair.bad_requests(), 2);
     }
 
-    /// As it is: the rows come from one notification, or each is sent from its notification's own row.
-    async fn one_host_of_two_hundred_that_hangs_delays_nobody(world) {
+    /// Both forms: the rows come from one notification, or each is sent from its notification's own row.
+    async fn one_hanging_host_of_two_hundred_delays_no_other(world) {
         for expanded in [true, false] {
             let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };
             let draft = world.draft("hooks", "webhook", json!({}));
@@ -214,7 +215,7 @@ on_both! {
         assert_eq!((pair.bad_requests(), world.count("delivery_queue").await), (500, 0), "and then each is sent");
     }
 
-    async fn what_waits_for_its_host_is_not_announced_and_expires_when_it_should(world) {
+    async fn a_delivery_that_waits_for_its_host_is_not_announced_and_expires_in_time(world) {
         let draft = ProviderDraft { guarantee: Guarantee::AtMostOnce, ..world.draft("hooks", "webhook", json!({})) };
         let lane = world.provider(draft).await;
         let pair = pair(Reply::ok);
@@ -242,7 +243,7 @@ on_both! {
             assert_eq!(world.store.count_closed(None).await.unwrap().lanes_held, 1);
             assert!(world.store.resume_lane(lane).await.unwrap());
         }
-        // With a URL of its own and other receivers besides, it can be told to tell them apart.
+        // With a URL of its own and other receivers, a provider can be configured to tell hosts apart.
         hooks(&world, json!({"url": pair.bad_url(), "isolate": "host"})).await;
         world.enqueue("t", json!({"recipients": [{"provider": "hooks", "address": "whoever"}]})).await;
         world.pass().await;
@@ -251,8 +252,9 @@ on_both! {
         assert_eq!((shut(&world).await.len(), world.delivery(other).await.state.as_str()), (1, "sent"));
     }
 
-    /// As if it had been put off just after a resume brought forward what waited: the process that did so hears that the host is open.
-    async fn what_crosses_a_resume_on_its_way_is_brought_forward_too(world) {
+    /// As if the delivery had been put off just after a resume brought waiting deliveries forward: the process that put
+    /// it off learns that the host is open.
+    async fn a_delivery_put_off_during_a_resume_is_brought_forward_too(world) {
         let lane = hooks(&world, json!({})).await;
         let pair = pair(Reply::ok);
         assert_eq!(world.store.pause_host(lane, &pair.bad.to_string(), None, "by hand").await.unwrap(), CloseOutcome::Now);
@@ -265,7 +267,7 @@ on_both! {
         assert_eq!((pair.bad_requests(), world.delivery(id).await.state.as_str()), (1, "sent"));
     }
 
-    async fn an_answer_to_old_settings_shuts_no_host(world) {
+    async fn an_answer_to_old_settings_closes_no_host(world) {
         let lane = hooks(&world, json!({})).await;
         let old = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().revision;
         let host = "receiver.example:443";
@@ -279,9 +281,10 @@ on_both! {
         assert_eq!(world.count("lane_host").await, 0, "its hosts go with a provider");
     }
 
-    async fn beyond_so_many_hosts_a_wish_concerns_its_delivery_alone(world) {
+    async fn beyond_the_limit_of_hosts_a_hold_applies_to_its_delivery_alone(world) {
         let lane = hooks(&world, json!({})).await;
-        let insert = "INSERT INTO postcommit.lane_host (tenant, lane, host, paused, updated_at) VALUES ($1, $2, $3, 'full', {now})";
+        let insert = "INSERT INTO postcommit.lane_host (tenant, lane, host, paused, updated_at) \
+            VALUES ($1, $2, $3, 'full', {now})";
         for n in 0..MAX_CLOSED_HOSTS {
             world.execute(insert, vec![world.tenant.into(), lane.into(), format!("h{n}.example:443").into()]).await;
         }
@@ -296,8 +299,8 @@ on_both! {
         assert_eq!(shut(&world).await.len(), 100, "lists are bounded, too");
     }
 
-    async fn a_host_whose_hold_or_pause_is_refused_stays_shut_in_this_process(world) {
-        const VERSION: Refusal = Refusal::of("UPDATE", "provider_version");
+    async fn a_host_whose_hold_or_pause_cannot_be_written_stays_closed_in_this_process(world) {
+        const VERSION: RefusedWrite = RefusedWrite::of("UPDATE", "provider_version");
         let answers = HashMap::from([(401, "parked"), (429, "retrying")]);
         for (status, state) in answers {
             let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };

@@ -1,4 +1,5 @@
-//! A publication of all tables, as change data capture makes it: no table refuses our updates and deletes for want of a key. And numbers that do not overflow.
+//! A publication of all tables, as change data capture creates it: no table refuses updates and deletes for want of a
+//! replica identity. And numbers that do not overflow.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ async fn published() -> World {
     world
 }
 
-/// PostgreSQL asks for the identity before it looks for rows, so none is needed to see a refusal.
+/// PostgreSQL checks the replica identity before it looks for rows, so the tables may be empty.
 #[tokio::test]
 async fn every_table_and_partition_takes_updates_and_deletes_under_a_publication() {
     let world = published().await;
@@ -33,7 +34,7 @@ async fn every_table_and_partition_takes_updates_and_deletes_under_a_publication
         let (table, column): (String, String) = (row.get(0).unwrap(), row.get(1).unwrap());
         let statements = [format!("UPDATE {table} SET {column} = {column} WHERE false"), format!("DELETE FROM {table} WHERE false")];
         for sql in statements {
-            // The audit log refuses for a reason of its own, after the identity was asked for.
+            // The audit log refuses for another reason, after the replica identity was checked.
             let answer = world.store.db().execute_one(&sql, vec![]).await;
             refused.extend(answer.err().map(|problem| problem.to_string()).filter(|said| !said.contains("append-only")));
         }
@@ -108,7 +109,7 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
     assert_eq!(world.store.job(None, job.id).await.unwrap().unwrap().done, 1);
 }
 
-/// What was found from outside: a publication, and a receiver that answers 401 to one notification.
+/// As reported by a user: a publication, and a receiver that answers 401 to one notification.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_401_under_a_publication_is_one_request_and_pauses_the_lane() {
     let world = published().await;
@@ -139,7 +140,8 @@ on_both! {
             if state == "parked" {
                 assert_eq!((row.reason.as_deref(), row.error_code.as_deref()), (Some("exhausted"), Some("attempts_in_all")));
                 assert!(row.last_error.unwrap().contains("Resend it"));
-                // A retry begins a new round, and not a new allowance: it is parked again, and nothing is sent.
+                // A retry begins a new round of attempts, but the total stays capped: the delivery is parked again, and
+                // nothing is sent.
                 assert!(world.store.retry(world.key(id, 1)).await.unwrap());
             }
         }

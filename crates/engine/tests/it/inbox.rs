@@ -1,4 +1,4 @@
-//! Inboxes: delivered exactly once, listed with marks, and heard of at once, on both databases.
+//! Inboxes: messages are delivered exactly once, listed with marks, and pushed immediately; on both databases.
 
 mod live;
 
@@ -14,7 +14,7 @@ use crate::store::{claim, lease};
 use crate::world::World;
 
 impl World {
-    /// Delivers a message of that title to that user.
+    /// Delivers a message with this title to this user.
     pub async fn deliver(&self, user: &str, title: &str) -> DeliveryId {
         let id = self.enqueue("a", json!({"recipients": [{"user": user}], "title": title})).await;
         self.pass().await;
@@ -35,15 +35,15 @@ impl World {
     }
 }
 
-/// State, channel, provider and code of each delivery.
+/// The state, channel, provider and code of each delivery.
 async fn rows(world: &World, id: Uuid) -> Vec<(String, String, Option<String>, Option<String>)> {
     let rows = world.deliveries(id).await;
     rows.into_iter().map(|row| (row.state, row.channel.unwrap_or_default(), row.provider, row.error_code)).collect()
 }
 
 on_both! {
-    async fn b1_a_user_is_reached_in_app_by_default_and_nobody_configures_it(world) {
-        // Serves every channel but this one.
+    async fn b1_a_user_is_reached_in_app_by_default_without_configuration(world) {
+        // Serves every channel except in_app.
         world.capture(json!({})).await;
         let more = json!({"recipients": [{"user": "alice"}], "entity": "booking:7", "title": "See you soon", "body": "At the gate", "action_url": "https://example.com/b/7",
             "data": {"in_app": {"icon": "plane"}, "sms": {"from": "x"}}});
@@ -82,21 +82,21 @@ on_both! {
         assert_eq!(world.count("inbox_message").await, 1);
     }
 
-    async fn a_user_id_has_its_limits_and_a_bad_one_holds_up_nobody(world) {
+    async fn a_user_id_has_limits_and_an_invalid_one_delays_nothing(world) {
         let long = "x".repeat(256);
         let id = world.enqueue_by_sql("a", &format!("[{{\"user\": \"{long}\"}}, {{\"user\": \"alice\"}}, {{\"user\": \"a\\nb\"}}]")).await;
         world.pass().await;
         let codes: Vec<_> = rows(&world, id).await.into_iter().map(|(state, _, _, code)| (state, code)).collect();
         let bad = ("skipped".to_owned(), Some("bad_address".to_owned()));
         assert_eq!(codes, [bad.clone(), ("delivered".into(), None), bad]);
-        // Addressed to the provider itself, past the checks of a user's id.
+        // Addressed to the provider itself, which bypasses the checks of a user's id.
         let past = world.enqueue("b", json!({"recipients": [{"provider": "in_app", "address": long}, {"provider": "in_app", "address": "bob"}]})).await;
         world.pass().await;
         let codes: Vec<_> = rows(&world, past).await.into_iter().map(|(state, _, _, code)| (state, code)).collect();
         assert_eq!(codes, [("parked".into(), Some("bad_user".into())), ("delivered".into(), None)]);
     }
 
-    async fn one_that_was_disabled_is_not_made_again(world) {
+    async fn a_disabled_inbox_provider_is_not_created_again(world) {
         world.make_in_app().await;
         world.make_in_app().await;
         world.execute("UPDATE postcommit.provider SET enabled = (1 = 0) WHERE name = 'in_app'", vec![]).await;
@@ -112,7 +112,7 @@ on_both! {
         world.store.create_provider(other, &taken).await.unwrap();
         let id = world.enqueue("a", json!({"tenant": "other", "recipients": [{"user": "alice"}]})).await;
         world.pass().await;
-        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"), "whoever took the name keeps it, and nothing goes round in circles");
+        assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"), "the other provider keeps its name, and expansion does not loop");
     }
 
     async fn b15_a_user_s_messages_are_listed_newest_first_with_marks(world) {
@@ -164,7 +164,7 @@ on_both! {
         assert_eq!(seen, ["5", "4", "3", "2", "1"]);
     }
 
-    async fn marking_all_as_read_sweeps_nothing_along_that_came_later(world) {
+    async fn marking_all_as_read_does_not_mark_later_messages(world) {
         for title in ["one", "two"] {
             world.deliver("alice", title).await;
         }
@@ -181,7 +181,7 @@ on_both! {
         assert_eq!(world.store.mark_all_read(world.tenant, "alice", i64::MAX).await.unwrap(), 0, "what is archived is left alone");
     }
 
-    async fn what_has_expired_is_neither_listed_nor_counted(world) {
+    async fn an_expired_message_is_neither_listed_nor_counted(world) {
         world.deliver("alice", "stays").await;
         let id = world.deliver("alice", "goes").await;
         let past: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -193,14 +193,14 @@ on_both! {
 
     async fn a_repeated_delivery_leaves_one_message(world) {
         world.make_in_app().await;
-        // The worker died after claiming: the row is taken over, and its attempt repeated.
+        // The worker died after the claim: the row is taken over, and its attempt is repeated.
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         world.pass().await;
         world.pass().await;
         let id = lost.key.notification;
         assert_eq!(world.delivery(id).await.state, "delivered");
         assert_eq!(world.attempts(id).await.into_iter().map(|a| a.outcome).collect::<Vec<_>>(), ["deferred", "delivered"]);
-        // An expanded one likewise.
+        // The same with an expanded notification.
         let both = world.enqueue("a", json!({"recipients": [{"user": "alice"}, {"user": "bob"}], "title": "both"})).await;
         world.store.pause_lane(in_app(&world).await, None, "to be expanded first").await.unwrap();
         world.pass().await;
@@ -214,13 +214,13 @@ on_both! {
         assert_eq!((world.titles("alice", Folder::Current).await, world.titles("bob", Folder::Current).await), (vec!["both".into(), "once".into()], vec!["both".into()]));
     }
 
-    async fn what_did_not_settle_is_known_not_to_have_arrived_unless_it_went_elsewhere_then(world) {
+    async fn an_unsettled_inbox_message_did_not_arrive_unless_another_provider_sent_it(world) {
         world.make_in_app().await;
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "once"})).await;
         world.pass().await;
         world.pass().await;
         assert_eq!(ended(&world, lost.key.notification).await, (1, "delivered".into(), None, false));
-        // Another provider came just now, and may have been what it was sent by.
+        // Another provider has just been created, and may have been the one that sent it.
         let lost = lose(&world, json!({"recipients": [{"user": "alice"}], "title": "twice", "idempotency_key": "k2"})).await;
         world.capture(json!({})).await;
         world.pass().await;
@@ -239,16 +239,19 @@ on_both! {
         world.store.settle(vec![delivered(&world, &other, "alice")]).await.unwrap();
         world.store.settle(vec![late]).await.unwrap();
         assert_eq!(world.titles("alice", Folder::Current).await, ["once"]);
-        // Somebody puts the delivery back by hand: the message is there already, and stays as it is, read mark and all.
+        // An operator puts the delivery back by hand: the message exists already and stays unchanged, including its
+        // read mark.
         world.store.mark_all_read(world.tenant, "alice", i64::MAX).await.unwrap();
-        world.execute("INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, channel, target) SELECT tenant, notification_id, n, lane, 5, {now}, channel, target FROM postcommit.delivery_ledger", vec![]).await;
+        world.execute("INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, channel, target) \
+            SELECT tenant, notification_id, n, lane, 5, {now}, channel, target \
+            FROM postcommit.delivery_ledger", vec![]).await;
         world.execute("DELETE FROM postcommit.delivery_ledger", vec![]).await;
         world.execute("DELETE FROM postcommit.attempt", vec![]).await;
         world.pass().await;
         assert_eq!((world.count("delivery_ledger").await, world.count("inbox_message").await, world.inbox("alice").await.unread), (1, 1, 0));
     }
 
-    async fn many_at_once_are_numbered_without_gaps_for_each_user(world) {
+    async fn concurrent_messages_are_numbered_without_gaps_for_each_user(world) {
         world.make_in_app().await;
         let users: Vec<_> = (0..40).map(|i| json!({"user": format!("user-{}", i % 4)})).collect();
         for (title, user) in users.iter().enumerate() {
@@ -262,7 +265,7 @@ on_both! {
         }
     }
 
-    async fn c15_behind_the_wall_an_inbox_is_read_and_marked_as_before_and_another_tenant_s_is_empty(world) {
+    async fn c15_a_store_of_one_tenant_reads_and_marks_its_inboxes_and_no_other_tenant_s(world) {
         let id = world.deliver("alice", "ours").await;
         let other = world.store.tenant_or_new("other").await.unwrap();
         let (ours, theirs) = (world.store.of_tenant(world.tenant), world.store.of_tenant(other));
@@ -273,7 +276,7 @@ on_both! {
         let minted = user_token::mint(&ours, world.tenant, "alice", user_token::DEFAULT_TTL).await.unwrap();
         assert_eq!(user_token::verify(&world.store, &minted.token).await.unwrap().tenant, world.tenant);
         if world.is_postgres() {
-            // Even with the first wall gone, that is, asked for the wrong tenant's number.
+            // Even without the first check, when the store is asked for another tenant's number.
             assert!(theirs.inbox(world.tenant, "alice", Folder::Current, None, 10).await.unwrap().messages.is_empty());
             assert!(!theirs.mark_message(world.tenant, "alice", id, Mark::Unread).await.unwrap());
             assert!(theirs.inbox_token_key(world.tenant).await.unwrap().is_none());
@@ -289,7 +292,7 @@ on_both! {
         let refused = |result: Result<user_token::Minted, TokenError>| result.unwrap_err().to_string();
         assert_eq!(refused(user_token::mint(&world.store, world.tenant, "alice", hour * 25).await), "ttl_s: is 90000; 1 to 86400 are allowed");
         assert_eq!(refused(user_token::mint(&world.store, world.tenant, "", hour).await), "user: has 0 bytes; 1 to 2048 are allowed");
-        // Another tenant's key does not open it, nor does none.
+        // Another tenant's key does not open the inbox, nor does a missing key.
         let other = world.store.tenant_or_new("other").await.unwrap();
         user_token::mint(&world.store, other, "alice", hour).await.unwrap();
         world.execute("DELETE FROM postcommit.inbox_token_key WHERE tenant = $1", vec![world.tenant.into()]).await;
@@ -303,7 +306,7 @@ async fn in_app(world: &World) -> i32 {
     world.store.provider(world.tenant, "in_app").await.unwrap().unwrap().id
 }
 
-/// What a worker would settle that sent this from its notification's row.
+/// The settlement of a worker that delivered this from its notification's row.
 fn delivered(world: &World, held: &postcommit_channel::model::Delivery, user: &str) -> Settlement {
     let message = postcommit_channel::model::InboxMessage {
         user: user.into(),

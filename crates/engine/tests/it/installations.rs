@@ -1,4 +1,5 @@
-//! Installations in the databases of one cluster: none reaches another, whoever its logins are, however it came to be.
+//! Installations in several databases of one cluster: none reaches another, whatever logins it has and however it was
+//! created.
 
 mod copied;
 mod dumped;
@@ -13,7 +14,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::keys::draft;
 use crate::world::{World, role};
 
-/// What is said by a login, and what it was answered.
+/// Connects, or panics with the error.
 pub async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap_or_else(|problem| panic!("{url}: {problem}"));
     tokio::spawn(connection);
@@ -26,25 +27,26 @@ pub fn asked(said: &str) -> &str {
     script.split_once("; then run").expect(said).0
 }
 
-/// An installation, and who may do what in it. Logins are dropped after their database.
+/// An installation and its logins, which are dropped after their database.
 pub struct Installation {
     pub store: Store,
     pub database: TestDatabase,
-    /// The one that migrated and owns the database.
+    /// The login that migrated and owns the database.
     pub owner: TestLogin,
     /// Members of the roles for producers, workers and readers, if there are such roles.
     pub members: Vec<TestLogin>,
 }
 
 impl Installation {
-    /// Made by an ordinary login; an administrator makes the roles as the refusals say, unless the login has CREATEROLE at first.
+    /// Created by an ordinary login. An administrator creates the roles as the refusals say, unless the login has
+    /// CREATEROLE at first.
     pub async fn make(with_roles: bool, attributes: &str) -> Self {
         let postgres = Postgres::shared();
         let owner = postgres.login(attributes).await;
         let database = postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
         let store = Store::open(&database.url_as(owner.name())).await.unwrap();
         let mut this = Self { store, database, owner, members: vec![] };
-        this.put_up(with_roles).await;
+        this.migrate(with_roles).await;
         postgres.execute(&format!("ALTER ROLE {} NOCREATEROLE", this.owner.name())).await;
         if with_roles {
             for kind in ["producer", "worker", "reader"] {
@@ -56,8 +58,8 @@ impl Installation {
         this
     }
 
-    /// Migrates until its walls stand.
-    pub async fn put_up(&self, with_roles: bool) {
+    /// Migrates until row-level security is complete.
+    pub async fn migrate(&self, with_roles: bool) {
         let (store, admin) = (&self.store, Postgres::shared());
         store.db().migrate().await.unwrap();
         if with_roles && let Err(refused) = store.db().make_roles().await {
@@ -78,8 +80,8 @@ impl Installation {
         connect(&self.database.url).await
     }
 
-    /// Its own logins do their work: enqueue, deliver, and look as one tenant.
-    pub async fn works(&self) {
+    /// The installation's own logins do their work: enqueue, deliver, and read as one tenant.
+    pub async fn assert_works(&self) {
         let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
         let id = match self.members.first() {
             None => self.store.enqueue(&note).await.unwrap(),
@@ -111,7 +113,7 @@ async fn texts(client: &Client, sql: &str) -> Vec<String> {
     client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// Every statement against every table, view, function and role of an installation.
+/// Statements against every table, view, function and role of an installation.
 async fn attempts(admin: &Client) -> Vec<String> {
     let tables = "SELECT c.oid::regclass || ' ' || a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = 1
         WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')";
@@ -140,7 +142,8 @@ async fn attempts(admin: &Client) -> Vec<String> {
     all
 }
 
-/// Whatever the login says, it is denied; and it holds nothing that a right on the schema would open.
+/// Checks that every statement of the login is denied, and that it has no privilege that USAGE on the schema would
+/// open.
 pub async fn is_shut_out(from: &TestDatabase, login: &str) {
     let (admin, stranger) = (connect(&from.url).await, connect(&from.url_as(login)).await);
     for sql in attempts(&admin).await {
@@ -161,7 +164,7 @@ pub async fn is_shut_out(from: &TestDatabase, login: &str) {
     assert_eq!(texts(&admin, &held).await, Vec::<String>::new(), "{login}");
 }
 
-/// Two installations made alike. What each login of one may do in the other: nothing.
+/// Two installations of the same kind. No login of one may do anything in the other.
 async fn two_installations(with_roles: bool, attributes: &str) {
     let (a, b) = (Installation::make(with_roles, attributes).await, Installation::make(with_roles, attributes).await);
     for (home, other) in [(&a, &b), (&b, &a)] {
@@ -169,10 +172,10 @@ async fn two_installations(with_roles: bool, attributes: &str) {
             is_shut_out(&other.database, login.name()).await;
         }
     }
-    // Migrating again, by either, opens nothing.
+    // Another migration of either opens nothing.
     for one in [&a, &b] {
         one.store.db().migrate().await.unwrap();
-        one.works().await;
+        one.assert_works().await;
     }
     is_shut_out(&a.database, b.owner.name()).await;
 }
@@ -188,12 +191,12 @@ async fn nothing_of_an_installation_with_roles_is_open_to_the_logins_of_another(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_open_either_where_the_logins_made_their_roles_themselves() {
+async fn nothing_is_open_where_the_logins_created_their_roles_themselves() {
     two_installations(false, "CREATEROLE").await;
     two_installations(true, "CREATEROLE").await;
 }
 
-/// One with roles beside one without: the mixed pair.
+/// One installation with roles beside one without.
 #[tokio::test(flavor = "multi_thread")]
 async fn roles_of_one_open_nothing_of_another_that_has_none() {
     let (a, b) = (Installation::make(true, "").await, Installation::make(false, "CREATEROLE").await);
@@ -204,7 +207,7 @@ async fn roles_of_one_open_nothing_of_another_that_has_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_roles_are_told_by_sql_and_follow_a_renamed_database() {
+async fn sql_returns_the_names_of_roles_and_they_survive_a_renamed_database() {
     let world = World::postgres().await;
     for kind in ["owner", "producer", "worker", "reader", "tenant"] {
         let told: String = world.sql("SELECT postcommit.role_name($1)", vec![kind.into()]).await[0].get(0).unwrap();
@@ -214,9 +217,9 @@ async fn names_of_roles_are_told_by_sql_and_follow_a_renamed_database() {
     assert_eq!(unknown, None);
 }
 
-/// What other logins of the cluster could do here is told, and how it is ended.
+/// Privileges of other logins of the cluster are reported, with the statements that revoke them.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_connect_and_grants_to_strangers_are_noted() {
+async fn an_open_connect_and_grants_to_other_logins_are_reported() {
     let installation = Installation::make(false, "").await;
     let stranger = Postgres::shared().login("").await;
     let (database, name, admin) = (installation.database.name(), stranger.name(), installation.admin().await);

@@ -1,4 +1,4 @@
-//! The second wall: as one tenant, PostgreSQL shows no row of another, whatever a statement says.
+//! Row-level security: as one tenant, PostgreSQL shows no row of another, whatever a statement asks for.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::installations::asked;
 use crate::keys::draft;
 use crate::world::{World, role};
 
-/// Every table with a tenant in it, by the rule, and its column.
+/// All tables with a tenant, and the name of that column.
 const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' ELSE 'tenant' END FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
     AND (c.relname = 'tenant' OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant')) ORDER BY 1";
 
-/// Which these are in this version.
+/// The tables of this version.
 const KNOWN: [&str; 23] = [
     "api_key",
     "attempt",
@@ -55,12 +55,14 @@ async fn count(store: &Store, sql: &str) -> i64 {
     store.db().query(&format!("SELECT count(*) FROM {sql}"), vec![]).await.unwrap()[0].get(0).unwrap()
 }
 
-/// Two tenants, a and b, each with a row in every table: whoever adds a table adds a row here.
+/// Creates two tenants with a row in every table. A new table needs a row here.
 async fn tenants(world: &World) -> (i32, i32) {
     let (a, b) = (tenant(world, "a").await, tenant(world, "b").await);
     world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
-    // And counted, but not folded yet.
-    let counted = "INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) SELECT t, now(), '', '', 'sent', 1 FROM generate_series($1::int, $2::int) t";
+    // Counted, but not folded yet.
+    let counted = "INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) \
+        SELECT t, now(), '', '', 'sent', 1 \
+        FROM generate_series($1::int, $2::int) t";
     world.execute(counted, vec![a.into(), b.into()]).await;
     (a, b)
 }
@@ -89,13 +91,17 @@ async fn tenant(world: &World, name: &str) -> i32 {
     let of: Vec<Value> = vec![tenant.into(), id.into()];
     world.execute("INSERT INTO postcommit.cancel_request (tenant, notification_id, n) VALUES ($1, $2, 7)", of.clone()).await;
     world
-        .execute("INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) VALUES ($1, $2, 1, $2, 'sent')", of)
+        .execute(
+            "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) \
+            VALUES ($1, $2, 1, $2, 'sent')",
+            of,
+        )
         .await;
     tenant
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn c15_as_one_tenant_no_table_shows_or_takes_a_row_of_another() {
+async fn c15_as_one_tenant_no_table_shows_or_accepts_a_row_of_another() {
     let world = World::postgres().await;
     let (a, b) = tenants(&world).await;
     let scoped = world.store.of_tenant(a);
@@ -110,7 +116,7 @@ async fn c15_as_one_tenant_no_table_shows_or_takes_a_row_of_another() {
         assert!(own > 0 && others > 0, "{table} shows nothing: {own} and {others}");
         assert_eq!(count(&scoped, &table_of).await, own, "{table}: the WHERE was forgotten");
         assert_eq!(count(&scoped, &format!("{table_of} WHERE {key} = {b}")).await, 0, "{table}: the WHERE was wrong");
-        // The statement is planned for one tenant, and then run for the next, on whichever connection.
+        // The statement is planned for one tenant and then run for the next, on any connection.
         assert_eq!(count(&world.store.of_tenant(b), &table_of).await, others, "{table}");
         if table != "tenant" && table != "audit" {
             assert_eq!(
@@ -149,7 +155,10 @@ async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_th
         "DELETE FROM postcommit.audit".to_owned(),
         "UPDATE postcommit.audit SET actor = 'x'".to_owned(),
         "INSERT INTO postcommit.tenant (name) VALUES ('c')".to_owned(),
-        format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count) VALUES ({b}, now(), 'x', 'y', 'z', 1)"),
+        format!(
+            "INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count) \
+            VALUES ({b}, now(), 'x', 'y', 'z', 1)"
+        ),
         "SELECT postcommit.tenant_id('c')".to_owned(),
         "SELECT * FROM postcommit.notification_default".to_owned(),
         "SELECT * FROM postcommit.attempt_default".to_owned(),
@@ -159,16 +168,16 @@ async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_th
         let said = scoped.db().execute_one(&sql, vec![]).await.unwrap_err().to_string();
         assert!(said.contains("row-level security") || said.contains("permission denied"), "{sql}: {said}");
     }
-    // A setting left out is nobody's.
+    // Without the setting, no row is visible.
     let nobody =
         vec![(format!("SET LOCAL ROLE {}", world.role("tenant")), vec![]), ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![])];
     assert_eq!(world.store.db().execute(nobody).await.unwrap()[1], 0);
-    // And afterwards the connection is its login's again.
+    // Afterwards the connection has the privileges of its login again.
     assert!(count(&world.store, &format!("postcommit.provider WHERE tenant = {b}")).await > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_s_own_work_goes_through_the_wall() {
+async fn a_tenant_s_own_work_passes_row_level_security() {
     let world = World::postgres().await;
     let (a, b) = tenants(&world).await;
     let scoped = world.store.of_tenant(a);
@@ -187,13 +196,14 @@ async fn a_tenant_s_own_work_goes_through_the_wall() {
             .state,
         "cancelled"
     );
-    assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and nobody else's");
+    assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and no row of another tenant");
     assert_eq!(scoped.delete_provider(a, "second").await.unwrap(), Some(0));
     let made = scoped.create_key(a, &draft("own", &["read"])).await.unwrap();
     assert!(!world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap() && scoped.revoke_key(a, &made.id).await.unwrap());
 }
 
-/// An owner passes the wall, so that pg_dump reads everything. Therefore the tenants' role may own nothing, nor be somebody who does.
+/// The owner of a table bypasses row-level security, so that pg_dump reads everything. Therefore the tenants' role may
+/// own nothing and be no member of an owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_role_that_owns_a_table_is_found_and_loses_it() {
     let world = World::postgres().await;
@@ -214,7 +224,7 @@ async fn a_tenants_role_that_owns_a_table_is_found_and_loses_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_of_a_later_migration_is_walled_off_by_the_rule() {
+async fn a_table_of_a_later_migration_gets_row_level_security() {
     let world = World::postgres().await;
     world.store.check_isolation().await.unwrap();
     world.execute("CREATE TABLE postcommit.later (tenant int NOT NULL, id int)", vec![]).await;
@@ -231,9 +241,9 @@ async fn a_table_of_a_later_migration_is_walled_off_by_the_rule() {
     assert_eq!((count(&world.store.of_tenant(1), "postcommit.later").await, latest[0].get::<i32>(0).unwrap()), (1, 1));
 }
 
-/// Roles belong to a cluster: whoever changes them needs one of their own.
+/// Roles belong to a cluster, so a test that changes them needs a cluster of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_self_check_refuses_a_role_that_bypasses_the_wall() {
+async fn the_self_check_refuses_a_role_that_bypasses_row_level_security() {
     let cluster = Cluster::start();
     let store = Store::open(&cluster.url()).await.unwrap();
     store.db().migrate().await.unwrap();
@@ -249,9 +259,9 @@ async fn the_self_check_refuses_a_role_that_bypasses_the_wall() {
     }
 }
 
-/// The login of many: owns its database, and may make no roles.
+/// A common login: it owns its database and may not create roles.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_that_may_make_no_roles_migrates_and_is_told_what_to_ask_for() {
+async fn a_login_without_createrole_migrates_and_is_told_what_to_ask_for() {
     let cluster = Cluster::start();
     let (admin, connection) = tokio_postgres::connect(&cluster.url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -277,7 +287,7 @@ async fn a_login_that_may_make_no_roles_migrates_and_is_told_what_to_ask_for() {
     store.db().migrate().await.unwrap();
     store.check_isolation().await.unwrap();
 
-    // Before PostgreSQL 16 the login has the role's policies at all times. They must not be in its way.
+    // Before PostgreSQL 16 the role's policies always apply to the login. They must not hide rows.
     let world = World::sqlite().await;
     store.create_provider(1, &world.draft("capture", "capture", json!({}))).await.unwrap();
     let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
@@ -290,7 +300,7 @@ async fn a_login_that_may_make_no_roles_migrates_and_is_told_what_to_ask_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_databases_of_a_cluster_make_the_role_at_once() {
+async fn many_databases_of_a_cluster_create_the_role_concurrently() {
     let cluster = Cluster::start();
     let (admin, connection) = tokio_postgres::connect(&cluster.url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -311,7 +321,8 @@ async fn many_databases_of_a_cluster_make_the_role_at_once() {
     }
 }
 
-/// A login of its own for the server, as `migrate --roles` is meant: it may take the role, and until then the role's policy is not in its way.
+/// A separate login for the server, as `migrate --roles` intends: it may SET ROLE, and until then the role's policy
+/// does not apply.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_s_login_may_take_the_role_and_is_no_tenant_until_then() {
     let world = World::postgres().await;
@@ -338,7 +349,7 @@ async fn a_worker_s_login_may_take_the_role_and_is_no_tenant_until_then() {
 }
 
 #[tokio::test]
-async fn on_sqlite_there_is_one_wall_and_nothing_to_check() {
+async fn on_sqlite_there_is_no_row_level_security_and_nothing_to_check() {
     let world = World::sqlite().await;
     world.store.check_isolation().await.unwrap();
     assert_eq!(world.store.of_tenant(99).tenants().await.unwrap().len(), 1);
@@ -355,6 +366,6 @@ async fn functions_that_were_restored_without_privileges_are_taken_from_public()
     db.check_isolation().await.unwrap();
     assert!(!world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
     world.execute("GRANT EXECUTE ON FUNCTION postcommit.restored() TO PUBLIC", vec![]).await;
-    assert!(!db.migrate().await.unwrap().arranged, "a grant that somebody made stays");
+    assert!(!db.migrate().await.unwrap().arranged, "a manual grant stays");
     assert!(world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());
 }

@@ -1,4 +1,4 @@
-//! What operators do to many at once: by a list of ids, and by filter as a job in the background; on both databases.
+//! Bulk actions of operators: by a list of ids, and by filter as a background job; on both databases.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use crate::world::World;
 
 const OTHER: &str = "other";
 
-/// Parks so many in one statement, as if they had failed a minute ago. Returns nothing: they are found by their event type.
+/// Inserts parked deliveries with one statement, as if they had failed a minute ago. They are found by their event
+/// type.
 async fn park(world: &World, tenant: i32, event_type: &str, count: i64) {
     let (series, id, past, empty) = match world.is_postgres() {
         true => (format!("generate_series(1, {count}) AS s (g)"), "postcommit.new_id()", "now() - interval '1 minute'", "'{}'"),
@@ -48,7 +49,7 @@ async fn count(world: &World, state: &str) -> i64 {
     world.sql(sql, vec![state.into()]).await[0].get(0).unwrap()
 }
 
-/// As if the pause between two slices were over.
+/// Ends the pause between two slices.
 async fn hurry(world: &World) {
     world.execute("UPDATE postcommit.job SET next_at = $1", vec![postcommit::Timestamp::from_micros(0).into()]).await;
 }
@@ -58,7 +59,7 @@ async fn slice(world: &World) -> SliceOutcome {
     postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()
 }
 
-/// As if the pause of every job but this one were over.
+/// Ends the pause of every job but this one.
 async fn slice_of_other(world: &World, waits: Uuid) {
     let (sooner, later) = (postcommit::Timestamp::from_micros(0), world.store.now().await.unwrap().plus(Duration::from_secs(3600)));
     world.execute("UPDATE postcommit.job SET next_at = $1 WHERE id <> $2", vec![sooner.into(), waits.into()]).await;
@@ -102,7 +103,7 @@ on_both! {
         assert!(world.store.act_on_many(Act::Retry, &too_many).await.unwrap_err().to_string().contains("at most 1000"));
     }
 
-    async fn an_operator_says_that_it_arrived(world) {
+    async fn an_operator_marks_a_delivery_as_delivered(world) {
         let mut draft = world.draft("capture", "capture", json!({"fail_on": "unclear=u,permanent=p,transient=t"}));
         draft.guarantee = Guarantee::AtMostOnce;
         world.provider(draft).await;
@@ -124,7 +125,7 @@ on_both! {
         assert_eq!(world.store.mark_delivered(world.key(ids[1], 7)).await.unwrap(), Acted::NotFound);
     }
 
-    async fn b12_a_job_retries_all_that_its_filter_means_in_slices_and_nothing_else(world) {
+    async fn b12_a_job_retries_exactly_what_its_filter_matches_in_slices(world) {
         let other = world.store.tenant_or_new(OTHER).await.unwrap();
         park(&world, world.tenant, "meant", SLICE * 2 + 7).await;
         park(&world, world.tenant, "not-meant", 5).await;
@@ -159,16 +160,16 @@ on_both! {
         assert_eq!((count(&world, "cancelled").await, world.delivery(later).await.state.as_str()), (2, "pending"), "{waiting:?}");
     }
 
-    async fn b12_what_is_parked_or_arrives_later_is_left_alone(world) {
+    async fn b12_a_job_ignores_deliveries_that_are_parked_or_enqueued_later(world) {
         world.capture(json!({"fail_on": "permanent=p"})).await;
         let before = world.enqueue("p", json!({})).await;
-        // Enqueued before, parked after: its id is older than the job.
+        // Enqueued before the job and parked after: its id is older than the job.
         let between = world.enqueue("p", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         world.pass().await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("p"))).await.unwrap();
         let after = world.enqueue("p", json!({})).await;
         world.make_due().await;
-        // A pass takes the job further first: what it retries is tried along.
+        // A pass runs the job first, and then sends what the job retried.
         world.pass().await;
         let done = run_to_the_end(&world, asked.id).await;
         assert_eq!((asked.total, done.done, done.skipped), (1, 1, 0));
@@ -177,7 +178,7 @@ on_both! {
         }
     }
 
-    async fn b12_what_fails_again_while_the_job_runs_is_not_retried_again(world) {
+    async fn b12_a_delivery_that_fails_again_while_the_job_runs_is_not_retried_twice(world) {
         world.capture(json!({"fail_on": "permanent=p"})).await;
         world.enqueue("p", json!({})).await;
         world.pass().await;
@@ -190,14 +191,15 @@ on_both! {
         assert_eq!((done.done, count(&world, "parked").await), (1, 1));
     }
 
-    async fn b12_a_slice_that_ends_half_way_has_moved_neither_rows_nor_its_place(world) {
+    async fn b12_a_slice_that_fails_half_way_moves_neither_rows_nor_the_job_position(world) {
         park(&world, world.tenant, "meant", SLICE + 50).await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
         assert_eq!(moved(slice(&world).await), 500);
-        // What comes last in the transaction of the second slice fails.
+        // The last statement in the transaction of the second slice fails.
         let trap = match world.is_postgres() {
             true => "ALTER TABLE postcommit.job ADD CONSTRAINT trap CHECK (done <= 500)",
-            false => "CREATE TRIGGER trap BEFORE UPDATE ON postcommit_job WHEN NEW.done > 500 BEGIN SELECT RAISE(ABORT, 'trap'); END",
+            false => "CREATE TRIGGER trap BEFORE UPDATE ON postcommit_job WHEN NEW.done > 500 BEGIN \
+                SELECT RAISE(ABORT, 'trap'); END",
         };
         world.execute(trap, vec![]).await;
         hurry(&world).await;
@@ -210,11 +212,11 @@ on_both! {
         assert_eq!((done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await), ("done", 550, 0, 550));
     }
 
-    async fn b12_another_process_goes_on_where_one_died(world) {
+    async fn b12_another_process_continues_a_job_after_a_crash(world) {
         park(&world, world.tenant, "meant", SLICE + 50).await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Discard, of_type("meant"))).await.unwrap();
         assert_eq!(moved(slice(&world).await), 500);
-        // Who took it next is gone, and its lease stands.
+        // The worker that took the job next has died, and its lease still runs.
         let hold = "UPDATE postcommit.job SET lease_token = $1, lease_until = $2";
         let later = world.store.now().await.unwrap().plus(Duration::from_secs(60));
         world.execute(hold, vec![Uuid::new_v4().into(), later.into()]).await;
@@ -248,7 +250,7 @@ on_both! {
         asked.pace_per_s = Some(10);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
         assert_eq!(moved(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap()), 10);
-        // Ten of ten a second: a second between the two slices.
+        // Slices of ten at ten a second: one second between two slices.
         let wait = world.sql("SELECT next_at, asked_at FROM postcommit.job", vec![]).await;
         let (next, began): (postcommit::Timestamp, postcommit::Timestamp) = (wait[0].get(0).unwrap(), wait[0].get(1).unwrap());
         assert!(next.since(began) >= Duration::from_secs(1), "not before a second after the slice");
@@ -259,7 +261,7 @@ on_both! {
         }
     }
 
-    async fn b12_two_runners_at_once_move_each_row_once(world) {
+    async fn b12_two_concurrent_runners_move_each_row_once(world) {
         park(&world, world.tenant, "meant", SLICE * 4).await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
         let mut runners = tokio::task::JoinSet::new();
@@ -281,7 +283,7 @@ on_both! {
         assert_eq!(world.count("delivery_queue").await, 2000);
     }
 
-    async fn b12_a_filter_that_matches_nothing_is_done_at_once(world) {
+    async fn b12_a_job_whose_filter_matches_nothing_is_done_immediately(world) {
         park(&world, world.tenant, "meant", 3).await;
         let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("none"))).await.unwrap();
         assert_eq!((asked.total, asked.is_exact), (0, true));
@@ -289,7 +291,7 @@ on_both! {
         assert_eq!((done.state.as_str(), done.done, count(&world, "parked").await), ("done", 0, 3));
     }
 
-    async fn what_somebody_else_has_moved_meanwhile_is_counted_apart(world) {
+    async fn rows_that_were_moved_in_the_meantime_are_counted_separately(world) {
         park(&world, world.tenant, "meant", 12).await;
         let mut asked = draft(Act::Retry, DeliveryFilter { target: Some("guest@example.com".into()), ..of_type("meant") });
         asked.pace_per_s = Some(10);
@@ -302,11 +304,11 @@ on_both! {
         assert_eq!((done.total, done.done, done.skipped, done.state.as_str()), (12, 11, 1, "done"));
     }
 
-    async fn of_two_jobs_for_the_same_each_accounts_for_all_it_was_asked_for(world) {
+    async fn two_jobs_with_the_same_filter_each_account_for_all_matches(world) {
         park(&world, world.tenant, "meant", 8).await;
         let ask = async |act, pace_per_s| world.store.create_job(Some(world.tenant), &JobDraft { pace_per_s, ..draft(act, of_type("meant")) }).await.unwrap().id;
         let (slow, fast) = (ask(Act::Retry, Some(3)).await, ask(Act::Discard, None).await);
-        // The slow one's first slice, then all of the other.
+        // The first slice of the slow job, then all of the other job.
         assert_eq!(postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap(), SliceOutcome::Moved { job: slow, rows: 3, is_last: false });
         while world.store.job(None, fast).await.unwrap().unwrap().state != "done" {
             slice_of_other(&world, slow).await;
@@ -318,9 +320,10 @@ on_both! {
         }
     }
 
-    async fn a_job_names_its_tenant_and_may_leave_out_what_may_have_arrived(world) {
+    async fn a_job_names_its_tenant_and_may_skip_unclear_deliveries(world) {
         park(&world, world.tenant, "meant", 5).await;
-        let unsure = "UPDATE postcommit.delivery_ledger SET unclear = (1 = 1) WHERE notification_id IN (SELECT id FROM postcommit.notification ORDER BY id LIMIT 2)";
+        let unsure = "UPDATE postcommit.delivery_ledger SET unclear = (1 = 1) \
+            WHERE notification_id IN (SELECT id FROM postcommit.notification ORDER BY id LIMIT 2)";
         world.execute(unsure, vec![]).await;
         let sure = |unclear| DeliveryFilter { unclear: Some(unclear), limit: 10, ..of_type("meant") };
         for (unclear, expected) in [(true, 2), (false, 3)] {
@@ -347,21 +350,29 @@ on_both! {
 }
 
 #[tokio::test]
-async fn b12_a_slice_whose_connection_dies_in_its_middle_is_done_by_the_next_once() {
+async fn b12_a_slice_whose_connection_dies_is_done_once_by_the_next() {
     let world = World::postgres().await;
     park(&world, world.tenant, "meant", 40).await;
     let asked = world.store.create_job(Some(world.tenant), &draft(Act::Retry, of_type("meant"))).await.unwrap();
     let (mut client, connection) = tokio_postgres::connect(&world.url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
-    // One of its rows is locked: the slice stands in the middle of its transaction.
+    // A lock on one of the rows blocks the slice in the middle of its transaction.
     let lock = client.transaction().await.unwrap();
-    lock.batch_execute("SELECT 1 FROM postcommit.delivery_ledger ORDER BY notification_id LIMIT 1 OFFSET 20 FOR UPDATE").await.unwrap();
+    lock.batch_execute(
+        "SELECT 1 \
+        FROM postcommit.delivery_ledger \
+        ORDER BY notification_id \
+        LIMIT 1 OFFSET 20 FOR UPDATE",
+    )
+    .await
+    .unwrap();
     let dying = tokio::spawn({
         let store = world.another_store().await;
         async move { store.run_job_slice().await }
     });
-    let kill =
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let kill = "SELECT count(pg_terminate_backend(pid)) \
+            FROM pg_stat_activity \
+            WHERE datname = current_database() AND wait_event_type = 'Lock'";
     world.until("it waits, and is killed", async || world.sql(kill, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
     assert!(dying.await.unwrap().is_err());
     lock.rollback().await.unwrap();

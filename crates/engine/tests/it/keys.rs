@@ -1,4 +1,4 @@
-//! Keys: made once, found by their token, refused with a reason, on both databases.
+//! API keys: created once, found by their token, refused with a reason; on both databases.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ on_both! {
         assert!(!format!("{row:?}").contains(parts[2]) && !format!("{made:?}").contains(parts[2]));
     }
 
-    async fn who_guesses_learns_nothing_and_who_holds_the_secret_learns_why(world) {
+    async fn a_guessed_token_learns_nothing_and_a_valid_secret_learns_the_reason(world) {
         let made = world.store.create_key(world.tenant, &draft("a", &["read"])).await.unwrap();
         let other = world.store.create_key(world.tenant, &draft("b", &["read"])).await.unwrap();
         let (token, secret) = (made.token.reveal(), other.token.reveal().splitn(3, '_').last().unwrap());
@@ -75,7 +75,7 @@ on_both! {
         for i in 0..7 {
             made.insert(world.store.create_key(world.tenant, &draft(&format!("k{i}"), &["read"])).await.unwrap().id);
         }
-        // All at one time: the id decides.
+        // All keys have the same time, so the id decides the order.
         world.execute("UPDATE postcommit.api_key SET created_at = $1 WHERE name <> 'k6'", vec![past().into()]).await;
         let (mut seen, mut filter) = (Vec::new(), KeyFilter { tenant: Some(world.tenant), before: None, limit: 3 });
         loop {
@@ -88,7 +88,7 @@ on_both! {
         assert_eq!((seen.len(), seen.into_iter().map(|(_, id)| id).collect::<BTreeSet<_>>()), (7, made));
     }
 
-    async fn the_last_use_is_noted_once_a_minute(world) {
+    async fn the_last_use_is_recorded_once_a_minute(world) {
         let (a, b) = (world.store.create_key(world.tenant, &draft("a", &["read"])).await.unwrap(), world.store.create_key(world.tenant, &draft("b", &["read"])).await.unwrap());
         let used = async |id: &str| world.store.key_row(None, id).await.unwrap().unwrap().last_used_at;
         assert_eq!(used(&a.id).await, None);
@@ -105,7 +105,7 @@ on_both! {
         world.store.note_keys_used(&[]).await.unwrap();
     }
 
-    async fn what_is_beyond_a_limit_is_refused_by_name(world) {
+    async fn a_value_beyond_a_limit_is_refused_with_its_field(world) {
         let refused = async |draft: KeyDraft| world.store.create_key(world.tenant, &draft).await.unwrap_err().to_string();
         assert_eq!(refused(draft("", &["read"])).await, "name: has 0 characters; 1 to 255 are allowed, and no line breaks");
         assert!(refused(draft(&"ä".repeat(256), &["read"])).await.starts_with("name: has 256 characters"));

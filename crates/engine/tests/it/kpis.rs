@@ -1,4 +1,5 @@
-//! KPIs equal a slow exact count, whichever way deliveries went; roll-ups lose and double nothing; history is not read.
+//! KPIs equal a slow exact count, whatever happened to the deliveries. Roll-ups lose and double nothing. The tables of
+//! history are not read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,15 +19,15 @@ use crate::world::World;
 const STUCK: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What happened that the tables no longer show.
+/// Events that the tables no longer show.
 #[derive(Default)]
 struct Past {
-    /// Parked, and set back or discarded since, by tenant and site.
+    /// Deliveries that were parked and have been retried or discarded since, by tenant and site.
     failed: BTreeMap<(i32, String), i64>,
     confirmed: i64,
 }
 
-/// Two tenants, three sites and none, every way into the ledger and out of it.
+/// Two tenants, each with three sites and with none; deliveries that entered and left the ledger in every possible way.
 async fn seed(world: &mut World) -> (i32, Past) {
     world.fail_on = FailOn::parse("permanent=no,transient=again,unclear=unclear").unwrap();
     let other = world.store.tenant_or_new("hotel").await.unwrap();
@@ -53,7 +54,7 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
         all
     };
     let key = |notification: Uuid| DeliveryKey { tenant, notification, n: 1 };
-    // Settled from their own rows, and from rows of their own.
+    // Settled from the notification's own row, and from rows of the targets.
     let sent = world.enqueue("yes", with(json!({}))).await;
     world
         .enqueue("yes", with(json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}, {"phone": "+4915112345678"}]})))
@@ -65,12 +66,12 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
     ];
     world.enqueue("again", with(json!({}))).await;
     world.enqueue("again", with(json!({}))).await;
-    // Ended when they were expanded: a phone has no mail.
+    // Skipped when the notification was expanded: a phone number has no mail address.
     let off_channel = json!({"channels": ["email"], "recipients": [{"email": "a@example.com"}, {"phone": "+4915112345678"}]});
     world.enqueue("yes", with(off_channel)).await;
     world.pass().await;
     world.enqueue("later", with(json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}))).await;
-    // Taken back: by the application, and one by a person.
+    // Cancelled by the application, and one by an operator.
     let gone = with(json!({"entity": "gone", "due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}));
     world.enqueue("gone", gone.clone()).await;
     let name = base["tenant"].as_str().unwrap();
@@ -81,7 +82,7 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
     world.execute(&cancel, vec![]).await;
     let by_hand = world.enqueue("gone", gone).await;
     assert!(world.store.cancel_delivery(DeliveryKey { n: 0, ..key(by_hand) }).await.unwrap());
-    // A person's decisions, and a receipt.
+    // Decisions of an operator, and a receipt.
     assert!(world.store.of_tenant(tenant).discard(key(parked[0])).await.unwrap());
     assert!(world.store.retry(key(parked[1])).await.unwrap());
     receipt(world, key(sent)).await;
@@ -91,11 +92,12 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
 }
 
 async fn receipt(world: &World, key: DeliveryKey) {
-    let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered' WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND state IN ('sent', 'parked')";
+    let sql = "UPDATE postcommit.delivery_ledger SET state = 'delivered' \
+        WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND state IN ('sent', 'parked')";
     assert_eq!(world.execute(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await, 1);
 }
 
-/// One delivery as the public view shows it, with what KPIs ask of it.
+/// A delivery in the public view, with the columns that KPIs depend on.
 struct Seen {
     tenant: i32,
     site: String,
@@ -118,7 +120,7 @@ async fn look_at_everything(world: &World) -> Vec<Seen> {
     world.sql(&sql, vec![]).await.iter().map(seen).collect()
 }
 
-/// The slow exact count. Stuck and the age of the oldest are tested on their own.
+/// The slow exact count. Stuck deliveries and the age of the oldest have tests of their own.
 fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, site: Option<&str>) -> Kpi {
     let of = |t: i32, s: &str| tenant.is_none_or(|tenant| tenant == t) && site.is_none_or(|site| site == s);
     let mut kpi = Kpi::default();
@@ -154,7 +156,7 @@ async fn assert_equal(world: &World, other: i32, past: &Past) {
         let mut kpis = world.store.kpis(tenant, true, STUCK, HOUR).await.unwrap();
         kpis.total.oldest_pending_s = 0;
         assert_eq!(kpis.total, count(&seen, past, tenant, None), "{tenant:?}");
-        // Behind the second wall it is the same, and another tenant's is not there.
+        // A store of one tenant sees the same numbers, and none of another tenant.
         if let Some(tenant) = tenant {
             let mut walled = world.store.of_tenant(tenant).kpis(Some(tenant), false, STUCK, HOUR).await.unwrap();
             walled.total.oldest_pending_s = 0;
@@ -178,7 +180,7 @@ async fn assert_equal(world: &World, other: i32, past: &Past) {
     }
 }
 
-/// The last hour, by the database's clock.
+/// The series of the last hour, by the database's clock.
 async fn series(world: &World, tenant: Option<i32>, per: SlotLength, by: GroupBy) -> KpiSeries {
     let now = world.store.now().await.unwrap();
     let span =
@@ -223,7 +225,7 @@ on_both! {
         assert_eq!(world.count("rollup_fresh").await, 0);
         assert_equal(&world, other, &past).await;
         assert_series(&world, &past).await;
-        // What comes after a fold is added to it, in the same slots.
+        // Later deliveries are added to the same slots after a fold.
         let (_, more) = (world.pass().await, past);
         world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
         assert_equal(&world, other, &more).await;
@@ -242,7 +244,8 @@ on_both! {
             let then = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - seconds * 1_000_000);
             world.execute(&format!("UPDATE postcommit.delivery_queue SET {column} = $1 WHERE notification_id = $2"), vec![then.into(), id.into()]).await;
         };
-        // Retrying: waiting for its next attempt it is not; that being due for eleven minutes, it is.
+        // A retrying delivery is not stuck while it waits for its next attempt. It is stuck when the attempt has been
+        // due for eleven minutes.
         let again = world.enqueue("again", json!({})).await;
         world.pass().await;
         assert_eq!(stuck(STUCK).await, (0, 0));
@@ -250,16 +253,16 @@ on_both! {
         let (count, oldest) = stuck(STUCK).await;
         assert!(count == 1 && (660..700).contains(&oldest), "{count} {oldest}");
         assert_eq!(stuck(Duration::from_secs(900)).await.0, 0, "the threshold is a setting");
-        // Scheduled for later is not stuck; due for as long is, although its lane is paused.
+        // A scheduled delivery is not stuck. A due delivery is, even when its lane is paused.
         world.enqueue("a", json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"})).await;
         let pending = world.enqueue("a", json!({})).await;
         assert_eq!(stuck(STUCK).await.0, 1);
         world.store.pause_lane(lane, None, "for the test").await.unwrap();
         age(pending, "due_at", 720).await;
         assert_eq!(stuck(STUCK).await.0, 2);
-        // Under way it is not.
+        // A delivery that is being sent is not stuck.
         world.store.resume_lane(lane).await.unwrap();
-        // Aged by hand, it lies behind the mark that this store keeps.
+        // The row was aged by hand, so it lies before the low-water mark that this store keeps.
         let fresh = world.another_store().await;
         let held = fresh.claim(&[postcommit_engine::store::Want { lane: -world.tenant, quota: 5 }], Duration::from_secs(60), None).await.unwrap();
         assert_eq!(held.deliveries.len(), 1);
@@ -285,7 +288,9 @@ on_both! {
         world.execute(back, vec![]).await;
         for _ in 0..2 {
             world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
-            let sum = world.sql("SELECT CAST((SELECT sum(count) FROM postcommit.rollup_minute) + (SELECT sum(count) FROM postcommit.rollup_hour) AS BIGINT)", vec![]).await;
+            let sum = world.sql("SELECT CAST((SELECT sum(count) \
+                FROM postcommit.rollup_minute) + (SELECT sum(count) \
+                FROM postcommit.rollup_hour) AS BIGINT)", vec![]).await;
             assert_eq!(sum[0].get::<i64>(0).unwrap(), 2);
         }
     }
@@ -293,17 +298,20 @@ on_both! {
     async fn sites_and_channels_beyond_the_bound_are_other(world) {
         let more = SITES + 5;
         let numbers = if world.is_postgres() { format!("generate_series(1, {more}) g (x)") } else { format!("(WITH RECURSIVE g (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM g WHERE x < {more}) SELECT x FROM g) g") };
-        let sql = format!("INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) SELECT 1, $1, 'site' || x, 'c' || x, 'sent', 1 FROM {numbers}");
+        let sql = format!("INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) \
+            SELECT 1, $1, 'site' || x, 'c' || x, 'sent', 1 \
+            FROM {numbers}");
         let slot = SlotLength::Minute.floor(world.store.now().await.unwrap());
         for _ in 0..2 {
             world.execute(&sql, vec![slot.into()]).await;
             world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
         }
-        let sql = "SELECT count(DISTINCT site), count(DISTINCT channel), CAST(sum(count) AS BIGINT), CAST(sum(count) FILTER (WHERE site = 'other') AS BIGINT) FROM postcommit.rollup_hour";
+        let sql = "SELECT count(DISTINCT site), count(DISTINCT channel), CAST(sum(count) AS BIGINT), CAST(sum(count) FILTER (WHERE site = 'other') AS BIGINT) \
+            FROM postcommit.rollup_hour";
         let row = &world.sql(sql, vec![]).await[0];
         let counts: Vec<i64> = (0..4).map(|place| row.get(place).unwrap()).collect();
         assert_eq!(counts, [SITES + 1, 101, 2 * more, 10]);
-        // The answer is bounded, too, and loses nothing.
+        // The result has a bounded number of sites, too, and loses nothing.
         let kpis = world.store.kpis(None, true, STUCK, HOUR).await.unwrap();
         assert_eq!((kpis.total.delivered, kpis.sites.iter().map(|s| s.kpi.delivered).sum::<i64>()), (2 * more, 2 * more));
         assert!(kpis.sites.len() <= usize::try_from(SITES).unwrap() + 1);
@@ -315,15 +323,16 @@ on_both! {
         let now = world.store.now().await.unwrap();
         for (per, hours) in [("minute", 47), ("minute", 49), ("hour", 399 * 24), ("hour", 401 * 24)] {
             let slot = Timestamp::from_micros(now.as_micros() - hours * 3_600_000_000);
-            let sql = format!("INSERT INTO postcommit.rollup_{per} (tenant, slot, state, channel, site, count) VALUES (1, $1, 'sent', '', '', 1)");
+            let sql = format!("INSERT INTO postcommit.rollup_{per} (tenant, slot, state, channel, site, count) \
+                VALUES (1, $1, 'sent', '', '', 1)");
             world.execute(&sql, vec![slot.into()]).await;
         }
         postcommit_engine::dispatch::run_duties_once(&world.store, &KpiSettings::default()).await.unwrap();
         assert_eq!((world.count("rollup_minute").await, world.count("rollup_hour").await), (1, 1));
     }
 
-    /// A result that came too late, or one that is written again, counts nothing.
-    async fn what_changes_nothing_counts_nothing(world) {
+    /// A result that came too late, or is written a second time, counts nothing.
+    async fn a_settle_that_changes_nothing_counts_nothing(world) {
         use crate::store::{SENT, in_lane, settlement};
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
@@ -346,7 +355,9 @@ async fn e10_history_is_not_read_for_kpis() {
     seed(&mut world).await;
     let Db::Postgres(db) = world.store.db() else { panic!("a test of PostgreSQL's planner") };
     let client = db.client().await.unwrap();
-    let parked = "SELECT indexrelid::regclass::text FROM pg_index WHERE pg_get_indexdef(indexrelid) LIKE '%postcommit.delivery_ledger%state = ''parked''%'";
+    let parked = "SELECT indexrelid::regclass::text \
+        FROM pg_index \
+        WHERE pg_get_indexdef(indexrelid) LIKE '%postcommit.delivery_ledger%state = ''parked''%'";
     let parked: Vec<String> =
         client.query(parked, &[]).await.unwrap().iter().map(|row| row.get::<_, String>(0).replace("postcommit.", "")).collect();
     assert!(parked.len() > 20, "{parked:?}");

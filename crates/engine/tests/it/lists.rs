@@ -1,4 +1,5 @@
-//! Lists over a long history: what they find, in which order, and that they look at a bounded part of it. Nothing here is timed.
+//! Lists over a long history: what they find, in which order, and that they examine a bounded part of it. Nothing here
+//! is timed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +17,7 @@ fn deliveries() -> DeliveryFilter {
     DeliveryFilter { limit: 50, ..DeliveryFilter::default() }
 }
 
-/// Walks to the end, page by page, and returns what was found with the number of pages.
+/// Reads all pages, and returns all rows and the number of pages.
 async fn pages(store: &Store, filter: &NotificationFilter) -> (Vec<NotificationRow>, usize) {
     let (mut filter, mut rows, mut pages) = (filter.clone(), Vec::new(), 0);
     loop {
@@ -42,13 +43,13 @@ async fn delivery_ids(store: &Store, filter: &DeliveryFilter) -> Vec<String> {
     }
 }
 
-/// In the order of the list: two that were enqueued in the same millisecond may come in any.
+/// Sorts ids like the list, because notifications that were enqueued in the same millisecond have no fixed order.
 fn newest_first(mut ids: Vec<Uuid>) -> Vec<Uuid> {
     ids.sort_by(|x, y| y.cmp(x));
     ids
 }
 
-/// The same for deliveries, by tenant and id.
+/// Sorts deliveries like the list, by tenant and id.
 fn in_order(mut names: Vec<String>) -> Vec<String> {
     let place = |name: &String| {
         let (id, n) = name.rsplit(' ').next().unwrap().split_once('.').unwrap();
@@ -63,7 +64,7 @@ fn ids(rows: &[NotificationRow]) -> Vec<Uuid> {
 }
 
 on_both! {
-    async fn what_is_expanded_or_sent_at_this_moment_is_listed_once(world) {
+    async fn a_notification_that_is_being_expanded_or_sent_is_listed_once(world) {
         world.capture(json!({})).await;
         for _ in 0..100 {
             world.enqueue("a", json!({})).await;
@@ -79,7 +80,7 @@ on_both! {
         running.finish().await;
     }
 
-    async fn every_filter_of_notifications_finds_what_it_says(world) {
+    async fn every_filter_of_notifications_finds_its_matches(world) {
         world.capture(json!({"fail_on": "permanent=b"})).await;
         let a = world.enqueue("a", json!({"entity": "e1", "title": "Your Order is ready", "idempotency_key": "ka", "source": {"site": "s1"}})).await;
         let b = world.enqueue("b", json!({"entity": "e1", "title": "100%_order*", "priority": 9, "source": {"site": "s2"}})).await;
@@ -137,7 +138,7 @@ on_both! {
         let north = world.store.tenant("north").await.unwrap();
         let (rows, _) = pages(&world.store, &NotificationFilter { tenant: north, ..page_of(3) }).await;
         assert!(rows.len() == 4 && rows.iter().all(|row| row.tenant == "north"));
-        // Only the tenant `default` has a provider: the others are parked, every one.
+        // Only the tenant `default` has a provider: all deliveries of the others are parked.
         let (rows, _) = pages(&world.store, &NotificationFilter { status: Some("sent".into()), ..page_of(3) }).await;
         assert!(rows.len() == 2 && rows.iter().all(|row| row.tenant == "default" && row.event_type == "good"), "{rows:?}");
         let (parked, _) = pages(&world.store, &NotificationFilter { status: Some("parked".into()), ..page_of(3) }).await;
@@ -149,7 +150,7 @@ on_both! {
         }
     }
 
-    async fn b7_dead_letters_are_listed_by_what_is_known_of_them(world) {
+    async fn b7_dead_letters_are_listed_by_every_filter(world) {
         world.capture(json!({"fail_on": "permanent=p,transient=t"})).await;
         let both = json!([{"email": "a@example.com"}, {"email": "b@example.com"}]);
         let parked = world.enqueue("p", json!({"recipients": both, "entity": "e", "source": {"site": "s"}})).await;
@@ -190,14 +191,15 @@ on_both! {
         assert_eq!(shown[0].target.as_deref(), Some("b…@example.com"), "found by the address, shown masked");
     }
 
-    async fn what_has_been_due_for_long_is_stuck_and_what_is_scheduled_is_not(world) {
+    async fn a_delivery_long_due_is_stuck_and_a_scheduled_one_is_not(world) {
         let stuck = world.enqueue("a", json!({})).await;
         let under_way = world.enqueue("a", json!({})).await;
         world.enqueue("a", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         world.enqueue("a", json!({})).await;
         let past = Timestamp::from_micros(1_000_000);
         world.execute("UPDATE postcommit.delivery_queue SET due_at = $1 WHERE notification_id IN ($2, $3)", vec![past.into(), stuck.into(), under_way.into()]).await;
-        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} WHERE notification_id = $2", vec![Uuid::new_v4().into(), under_way.into()]).await;
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} \
+            WHERE notification_id = $2", vec![Uuid::new_v4().into(), under_way.into()]).await;
         let hour = Some(Duration::from_secs(3600));
         assert_eq!(ids(&pages(&world.store, &NotificationFilter { stuck: hour, ..all() }).await.0), [stuck]);
         assert_eq!(delivery_ids(&world.store, &DeliveryFilter { stuck: hour, ..deliveries() }).await, [format!("default {stuck}.0")]);
@@ -211,7 +213,10 @@ on_both! {
                 "notification" => "event_type, idempotency_key, payload, recipients, channels, priority, due_at, expires_at, created_at, id",
                 _ => "n, lane, priority, due_at, notification_id",
             };
-            world.execute(&format!("INSERT INTO postcommit.{table} (tenant, {columns}) SELECT {other}, {columns} FROM postcommit.{table} WHERE {own} = $1"), vec![id.into()]).await;
+            world.execute(&format!("INSERT INTO postcommit.{table} (tenant, {columns}) \
+                SELECT {other}, {columns} \
+                FROM postcommit.{table} \
+                WHERE {own} = $1"), vec![id.into()]).await;
         }
         let (rows, _) = pages(&world.store, &NotificationFilter { limit: 1, ..all() }).await;
         assert_eq!(rows.iter().map(|row| (row.tenant.as_str(), row.id)).collect::<Vec<_>>(), [("other", id), ("default", id)]);

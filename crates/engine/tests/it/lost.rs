@@ -1,4 +1,5 @@
-//! The lease of a notification's own row ran out, on both databases. If it has one target, that may have been sent, and the guarantee decides.
+//! The lease of a notification's own row ran out, on both databases. If the notification has one target, that may have
+//! been sent, and the guarantee decides what follows.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Delivery, Guarantee, Policy, ProviderDraft};
@@ -12,7 +13,7 @@ pub fn an_hour_before(at: Timestamp) -> Timestamp {
     Timestamp::from_micros(at.as_micros() - 3_600_000_000)
 }
 
-/// One whose worker died after claiming it: nobody knows whether it got as far as sending.
+/// A notification whose worker died after the claim. It is not known whether it was sent.
 pub async fn lose(world: &World, more: serde_json::Value) -> Delivery {
     world.enqueue("a", more).await;
     let held = claim(&world.store, -world.tenant, 1).await.remove(0);
@@ -26,7 +27,7 @@ async fn with(world: &World, guarantee: Guarantee) -> (i32, ProviderDraft) {
     (world.provider(draft.clone()).await, draft)
 }
 
-/// Number, state, reason and whether it may have arrived unseen.
+/// The delivery's number, state, reason, and whether it may have arrived.
 pub async fn ended(world: &World, id: Uuid) -> (i32, String, Option<String>, bool) {
     let row = world.delivery(id).await;
     (row.n, row.state, row.reason, row.unclear)
@@ -36,7 +37,7 @@ pub fn parked(reason: &str, unclear: bool) -> (i32, String, Option<String>, bool
     (1, "parked".into(), Some(reason.into()), unclear)
 }
 
-/// Outcome and code of each attempt, in order.
+/// The outcome and code of each attempt, in order.
 async fn log(world: &World, id: Uuid) -> Vec<(String, Option<String>)> {
     let attempts = world.attempts(id).await;
     assert!(attempts.iter().all(|a| a.delivery == format!("{id}.1")), "{attempts:?}");
@@ -75,7 +76,7 @@ on_both! {
         }
     }
 
-    async fn under_at_most_once_it_was_never_sent_so_it_is_announced_and_sent(world) {
+    async fn under_at_most_once_a_lost_own_row_was_never_sent_and_is_announced_and_sent(world) {
         world.watch().await;
         with(&world, Guarantee::AtMostOnce).await;
         let id = lose(&world, json!({})).await.key.notification;
@@ -84,13 +85,13 @@ on_both! {
         assert_eq!(world.watched().await, ["intent 1", "row 1"]);
     }
 
-    async fn under_at_most_once_told_just_now_it_may_have_been_sent(world) {
+    async fn shortly_after_a_change_to_at_most_once_a_lost_row_may_have_been_sent(world) {
         let (_, mut draft) = with(&world, Guarantee::Idempotent).await;
         let before = lose(&world, json!({})).await.key.notification;
         draft.guarantee = Guarantee::AtMostOnce;
         world.update(&draft).await;
         world.pass().await;
-        // Whoever claims a moment later may not have heard of it either.
+        // A worker that claims a moment later may not have read the change either.
         let after = lose(&world, json!({})).await.key.notification;
         world.pass().await;
         for id in [before, after] {
@@ -100,7 +101,7 @@ on_both! {
         assert_eq!(world.count("attempt").await, 2, "and there it stays");
     }
 
-    async fn a_guarantee_made_weaker_lets_it_be_repeated(world) {
+    async fn a_weaker_guarantee_allows_a_repeat_of_the_lost_attempt(world) {
         let (_, mut draft) = with(&world, Guarantee::AtMostOnce).await;
         let id = lose(&world, json!({})).await.key.notification;
         draft.guarantee = Guarantee::AtLeastOnce;
@@ -110,7 +111,7 @@ on_both! {
         assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired(), sent()], (1, "sent".into(), None, true)));
     }
 
-    async fn a_provider_gone_meanwhile_parks_it_as_unclear(world) {
+    async fn a_provider_deleted_in_the_meantime_parks_the_lost_delivery_as_unclear(world) {
         with(&world, Guarantee::Idempotent).await;
         let held = lose(&world, json!({})).await;
         let id = held.key.notification;
@@ -118,14 +119,14 @@ on_both! {
         world.pass().await;
         assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![], parked("config", true)));
         assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"));
-        // Somebody has looked, and decided that it is to be sent.
+        // An operator has decided that it is to be sent.
         with(&world, Guarantee::Idempotent).await;
         assert!(world.store.retry(world.key(id, 1)).await.unwrap());
         world.pass().await;
         assert_eq!(log(&world, id).await, [sent()]);
     }
 
-    async fn a_provider_disabled_meanwhile_parks_it_as_unclear(world) {
+    async fn a_provider_disabled_in_the_meantime_parks_the_lost_delivery_as_unclear(world) {
         with(&world, Guarantee::AtLeastOnce).await;
         let id = lose(&world, json!({"recipients": [{"provider": "capture", "address": "hall"}]})).await.key.notification;
         world.execute("UPDATE postcommit.provider SET enabled = $1", vec![false.into()]).await;
@@ -133,7 +134,7 @@ on_both! {
         assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![], parked("config", true)));
     }
 
-    async fn a_lane_paused_meanwhile_keeps_it_and_what_is_known(world) {
+    async fn a_lane_paused_in_the_meantime_keeps_the_lost_delivery_and_its_loss(world) {
         let (lane, _) = with(&world, Guarantee::Idempotent).await;
         let held = lose(&world, json!({})).await;
         world.store.pause_lane(lane, None, "by hand").await.unwrap();
@@ -147,11 +148,11 @@ on_both! {
         assert_eq!(log(&world, held.key.notification).await, [lease_expired(), sent()]);
     }
 
-    async fn what_loses_every_worker_is_parked_in_the_end(world) {
+    async fn a_delivery_that_loses_every_worker_is_parked(world) {
         for (guarantee, repeated) in [(Guarantee::Idempotent, parked("exhausted", true)), (Guarantee::AtMostOnce, (0, "parked".into(), Some("config".into()), false))] {
             let draft = ProviderDraft { guarantee, ..world.draft(guarantee.name(), "capture", json!({})) };
             world.provider(draft).await;
-            // Long ago, so that nothing can have gone to the provider before.
+            // Long ago, so that it cannot have gone to the provider before.
             world.execute("UPDATE postcommit.provider_version SET rerouted_at = $1", vec![Timestamp::from_micros(0).into()]).await;
             for (losses, is_over) in [(10, false), (11, true)] {
                 let id = lose(&world, json!({})).await.key.notification;
@@ -169,7 +170,7 @@ on_both! {
         }
     }
 
-    async fn losses_use_up_the_policy_and_wait_as_it_says(world) {
+    async fn losses_count_as_attempts_and_wait_as_the_policy_says(world) {
         let policy = Policy::from_json(&json!({"name": "fixed", "interval_s": 1000, "max_attempts": 3})).unwrap();
         for guarantee in [Guarantee::Idempotent, Guarantee::AtLeastOnce] {
             let draft = ProviderDraft { guarantee, policy: policy.clone(), ..world.draft(guarantee.name(), "capture", json!({})) };
@@ -193,7 +194,7 @@ on_both! {
         }
     }
 
-    async fn what_was_cancelled_while_under_way_is_logged_before_it_ends(world) {
+    async fn a_lost_attempt_is_logged_before_its_delivery_is_cancelled(world) {
         with(&world, Guarantee::Idempotent).await;
         let id = lose(&world, json!({"entity": "e1"})).await.key.notification;
         world.cancel("e1").await;
@@ -202,7 +203,7 @@ on_both! {
         assert_eq!((log(&world, id).await, ended(&world, id).await), (vec![lease_expired()], (1, "cancelled".into(), None, true)));
     }
 
-    async fn what_expired_while_under_way_is_logged_before_it_ends(world) {
+    async fn a_lost_attempt_is_logged_before_its_delivery_expires(world) {
         with(&world, Guarantee::Idempotent).await;
         let id = lose(&world, json!({})).await.key.notification;
         let [due, expires] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"].map(|at| at.parse::<Timestamp>().unwrap());
@@ -226,7 +227,7 @@ on_both! {
         assert_eq!(log(&world, id).await, [lease_expired(), sent()], "the provider still knows this one");
     }
 
-    async fn several_targets_were_not_sent_and_are_expanded(world) {
+    async fn a_lost_notification_with_several_targets_was_not_sent_and_is_expanded(world) {
         with(&world, Guarantee::Idempotent).await;
         let id = lose(&world, json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}]})).await.key.notification;
         world.pass().await;

@@ -1,4 +1,5 @@
-//! A lease ran out, and something more happens before anybody has judged what that means. What may have been sent must not be forgotten.
+//! A lease ran out, and another event follows before any worker has judged the loss. That the delivery may have been
+//! sent must not be forgotten.
 
 use postcommit_channel::model::{Finish, Guarantee};
 use postcommit_channel::secret::{KeySource, Secret};
@@ -11,8 +12,8 @@ use crate::lost::{an_hour_before, ended, lose, parked};
 use crate::store::{claim, in_lane};
 
 on_both! {
-    // The dispatcher gives back what it cannot read or serve, whether it was lost before or not.
-    async fn what_is_given_back_unjudged_is_still_lost(world) {
+    // The dispatcher gives back rows that it cannot read or serve, whether they were lost before or not.
+    async fn a_row_given_back_unjudged_is_still_lost(world) {
         let held = lose(&world, json!({})).await;
         let taken = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!(taken.lost_since, Some(held.leased_at));
@@ -21,7 +22,7 @@ on_both! {
         assert_eq!((next.lost_since, next.losses), (Some(held.leased_at), 1));
     }
 
-    async fn what_is_given_back_unjudged_is_still_announced(world) {
+    async fn a_row_given_back_unjudged_is_still_announced(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let held = claim(&world.store, lane, 1).await.remove(0);
@@ -34,7 +35,7 @@ on_both! {
         assert_eq!((next.lost_since, next.intent_stands), (Some(held.leased_at), true));
     }
 
-    // As it happens: a pass by hand in a place without the secrets key.
+    // For example a manual pass in an environment without the secrets key.
     async fn a_pass_that_cannot_serve_the_lane_does_not_forget_the_announced_send(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let secrets = [("secret".to_owned(), Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();
@@ -60,13 +61,14 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // A second worker that dies before it has judged the first one's loss must not put its own time in place of the first one's: by then at_most_once
-    // was long told.
-    async fn lost_twice_it_may_have_been_sent_by_the_first(world) {
+    // A second worker that dies before it has judged the first loss must not replace the time of that loss by its own:
+    // at that time at_most_once was known for long.
+    async fn a_row_lost_twice_may_have_been_sent_by_the_first_worker(world) {
         let mut draft = world.draft("capture", "capture", json!({}));
         world.provider(draft.clone()).await;
         let id = lose(&world, json!({})).await.key.notification;
-        // The first worker, under idempotent, two hours ago; at_most_once for an hour; the second worker a moment ago.
+        // The first worker ran under idempotent, two hours ago. The guarantee has been at_most_once for an hour. The
+        // second worker ran a moment ago.
         let an_hour_ago = an_hour_before(world.store.now().await.unwrap());
         world.execute("UPDATE postcommit.delivery_queue SET leased_at = $1", vec![an_hour_before(an_hour_ago).into()]).await;
         draft.guarantee = Guarantee::AtMostOnce;
@@ -78,7 +80,7 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    async fn lost_twice_in_its_lane_it_may_have_been_sent_by_the_first(world) {
+    async fn a_row_lost_twice_in_its_lane_may_have_been_sent_by_the_first_worker(world) {
         let mut draft = world.draft("capture", "capture", json!({}));
         let lane = world.provider(draft.clone()).await;
         let id = in_lane(&world, lane, 1).await[0];
@@ -96,7 +98,8 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // The notification's row does not say by which provider it was being sent, and another one has become the default meanwhile.
+    // The notification's row does not say which provider sent it, and another provider has become the default in the
+    // meantime.
     async fn another_provider_s_guarantee_says_nothing_about_the_lost_attempt(world) {
         world.capture(json!({})).await;
         let id = lose(&world, json!({})).await.key.notification;
@@ -107,16 +110,18 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // BUG 4: a row that was given back unjudged carries its loss in lost_since, without a token. `reroute_strays_once` asks for the token alone, and
-    // `enter_lane` clears lost_since: the loss is forgotten, and the at_most_once provider sends.
-    async fn given_back_unjudged_and_its_lane_gone_it_may_have_been_sent(world) {
+    // Regression test: a row that was given back unjudged carries its loss in lost_since, without a token.
+    // `reroute_strays_once` checked only the token, and `enter_lane` cleared lost_since: the loss was forgotten, and
+    // the at_most_once provider sent again.
+    async fn a_row_given_back_unjudged_whose_lane_is_deleted_may_have_been_sent(world) {
         let lane = world.capture(json!({})).await;
         let id = in_lane(&world, lane, 1).await[0];
         assert_eq!(claim(&world.store, lane, 1).await.len(), 1);
         world.expire_leases().await;
         let taken = claim(&world.store, lane, 1).await.remove(0);
         world.store.settle(vec![Settlement::unbegun(Lease::of(&taken), Finish::Returned)]).await.unwrap();
-        // Past the store, which would refuse: as a worker does that had not heard of the deletion when it wrote the row.
+        // Written directly, because the store would refuse: like a worker that had not read the deletion when it wrote
+        // the row.
         world.execute("DELETE FROM postcommit.provider", vec![]).await;
         let mut newer = world.draft("newer", "capture", json!({}));
         newer.guarantee = Guarantee::AtMostOnce;
@@ -127,8 +132,9 @@ on_both! {
         assert_eq!(ended(&world, id).await, parked("outcome_unknown", true));
     }
 
-    // BUG 5: so does cancelling, by hand or by the application: the ledger says that it was taken back, and not that it may have arrived.
-    async fn given_back_unjudged_and_cancelled_it_may_have_arrived(world) {
+    // Regression test: a cancel, by an operator or by the application, forgot the loss. The ledger said that the
+    // delivery was cancelled, and not that it may have arrived.
+    async fn a_row_given_back_unjudged_and_cancelled_may_have_arrived(world) {
         world.capture(json!({})).await;
         let mut seen = Vec::new();
         for by_hand in [true, false] {
@@ -146,8 +152,8 @@ on_both! {
         assert_eq!(seen, [("cancelled".to_owned(), true), ("cancelled".to_owned(), true)]);
     }
 
-    // BUG 6: so does a notification that cannot be read (`Settler::orphan`).
-    async fn lost_and_unreadable_it_may_have_arrived(world) {
+    // Regression test: settling an unreadable notification (`Settler::orphan`) forgot the loss.
+    async fn a_lost_and_unreadable_row_may_have_arrived(world) {
         world.capture(json!({})).await;
         lose(&world, json!({})).await;
         world.execute("DELETE FROM postcommit.notification", vec![]).await;

@@ -1,10 +1,9 @@
-//! The engine's integration tests, one binary. Whatever concerns the store runs on both databases.
+//! The engine's integration tests, one binary. Tests of the store run on both databases.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[macro_use]
 mod world;
 
-mod at_once;
 mod audit;
 mod dispatch;
 mod enqueue;
@@ -26,7 +25,9 @@ mod map;
 mod marks;
 mod migrating;
 mod model;
+mod observability;
 mod operators;
+mod own_row;
 mod planner;
 mod providers;
 mod rates;
@@ -39,7 +40,6 @@ mod settings;
 mod settle;
 mod store;
 mod surroundings;
-mod telling;
 mod tenants;
 mod tidy;
 mod trips;

@@ -1,5 +1,5 @@
-//! Where a claim begins to look is a hint and no more: whatever lies before it is found all the same. On PostgreSQL; SQLite always looks from the
-//! beginning.
+//! Low-water marks, where a claim begins to search, are only a hint: rows before the mark are found as well. On
+//! PostgreSQL; SQLite always searches from the beginning.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,8 @@ use uuid::Uuid;
 use crate::store::claim;
 use crate::world::World;
 
-/// Somebody whose transaction has enqueued and is not committed: it will have been due before everything that is enqueued from now on.
+/// A transaction that has enqueued and is not committed. Its notification will be due before everything that is
+/// enqueued from now on.
 async fn late(world: &World) -> (Client, Uuid) {
     let (client, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -43,7 +44,7 @@ async fn a_row_committed_late_is_found_once_the_backlog_is_done() {
     assert!(found.len() == 2 && !found.contains(&late), "it is not there yet");
     client.batch_execute("COMMIT").await.unwrap();
     expected.insert(late);
-    // Two at a time: each claim but the last leaves more, and the next begins where it did.
+    // Two at a time: each claim but the last leaves more, so the next one begins at the same mark.
     while let more @ [_, ..] = &claim_ids(&world.store, 2).await[..] {
         found.extend(more);
     }
@@ -68,7 +69,7 @@ async fn a_row_committed_late_is_found_although_the_backlog_never_ends() {
     client.batch_execute("COMMIT").await.unwrap();
     world
         .until("a full look", async || {
-            // What is claimed goes back: there is always more than was asked for.
+            // The claimed row is given back: there is always more than was asked for.
             let one = claim(&world.store, -world.tenant, 1).await.remove(0);
             world.store.settle(vec![Settlement::unbegun(Lease::of(&one), Finish::Returned)]).await.unwrap();
             one.key.notification == late
@@ -77,7 +78,7 @@ async fn a_row_committed_late_is_found_although_the_backlog_never_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_lost_before_the_mark_is_found_although_the_backlog_never_ends() {
+async fn a_lost_row_before_the_mark_is_found_although_the_backlog_never_ends() {
     let world = World::postgres().await;
     backlog(&world, 6).await;
     let lost: HashSet<Uuid> = claim_ids(&world.store, 2).await.into_iter().collect();
@@ -100,11 +101,11 @@ async fn what_was_lost_before_the_mark_is_found_although_the_backlog_never_ends(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_look_sees_everything() {
+async fn a_full_search_finds_everything() {
     let world = World::postgres().await;
     let (client, late) = late(&world).await;
     let mut expected = backlog(&world, 5).await;
-    // Marks of this process only: they hide nothing from another, whose first look is a full one.
+    // Marks belong to one process: they hide nothing from another, whose first search is a full one.
     assert_eq!(claim_ids(&world.store, 2).await.len(), 2);
     world.expire_leases().await;
     client.batch_execute("COMMIT").await.unwrap();

@@ -19,7 +19,7 @@ async fn an_encoding_that_cannot_hold_every_text_is_refused_before_the_first_ste
         assert!(matches!(&refused, DbError::Refused { code, .. } if code == "encoding"), "{refused:?}");
         let said = refused.to_string();
         assert!(said.contains(&format!("{} has the encoding {encoding}, and postcommit needs UTF8", database.name())), "{said}");
-        // What it says to do works here.
+        // The command in the error text works.
         let (_, create) = said.split_once("database.url: ").unwrap();
         let create = create.split_once(", or").unwrap().0.replace(" name ", &format!(" {}_utf8 ", database.name()));
         Postgres::shared().execute(&create).await;

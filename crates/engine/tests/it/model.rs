@@ -1,30 +1,26 @@
-//! The promise as a model check: one delivery, a few workers and an adversary, in every order
-//! things can happen.
+//! The promise as a model check: one delivery, a few workers and an adversary, in every possible order of events.
 //!
-//! The model ([`protocol`]) is of the protocol, written from its description: claim → intent → send
-//! → settle, with a random token that fences every later write, and the guarantee deciding what
-//! follows an unclear attempt. In some variants the target has no row of its own at first: it is
-//! sent and settled from its notification's, or that is expanded where the send must be announced.
-//! The adversary crashes workers, lets leases run out at any moment, also while another judges an
-//! earlier loss, loses requests and replies, delivers requests late, and in some variants fails the
-//! database over to a replica without the last commit, lets the provider forget the key or makes the
-//! guarantee at_most_once. `stateright` visits every reachable state within the bounds (2 workers, 4
-//! attempts, 2 lost leases and 2 crashes unless said otherwise).
+//! The model ([`protocol`]) is written from the description of the protocol: claim → intent → send → settle, with a
+//! random token that fences every later write. The guarantee decides what follows an unclear attempt. In some variants
+//! the target has no row of its own at first: it is sent and settled from its notification's row, which is expanded
+//! where the send must be announced. The adversary crashes workers, lets leases run out at any moment (also while
+//! another worker judges an earlier loss), loses requests and replies, and delivers requests late. In some variants it
+//! also fails the database over to a replica without the last commit, lets the provider forget the key, or changes the
+//! guarantee to at_most_once. `stateright` visits every reachable state within the bounds (2 workers, 4 attempts, 2
+//! lost leases and 2 crashes unless said otherwise).
 //!
-//! What holds must hold in all of them. As a check on the check, each guard is then taken away
-//! alone, and exactly the named invariants must break: a guard whose loss nobody notices is either
-//! useless or untested.
+//! Every invariant must hold in all safe variants. As a check on the check, each guard is then removed alone, and
+//! exactly the named invariants must break: a guard whose removal breaks nothing is either useless or untested.
 //!
-//! What it is not: it does not run the product's code, it trusts the database to make each
-//! transaction atomic, it knows one delivery, no clock, and nothing of rejections, deferrals,
-//! cancelling or receipts. It assumes that the margin between a key's window and its life outlasts
-//! an attempt, and that a lease tells what its holder had heard of the guarantee (the product: by the
-//! time, with a margin). Where attempts are used up after an unclear one, the model says unknown; the product
-//! says `exhausted` and sets `unclear` beside it (docs/decisions/0009). That the code does what the
-//! model says is for the store and crash tests to show.
+//! Limits of the model: it does not run the product's code, and it trusts the database to make each transaction atomic.
+//! It has one delivery, no clock, and no rejections, deferrals, cancels or receipts. It assumes that the margin between
+//! a key's window and its life is longer than an attempt, and that a lease shows which guarantee its holder knew (the
+//! product derives that from the time, with a margin). When the attempts are used up after an unclear one, the model
+//! says unknown; the product says `exhausted` and sets `unclear` (docs/decisions/0009). The store and crash tests show
+//! that the code does what the model says.
 //!
-//! `cargo test -p postcommit-engine model_ -- --nocapture` prints the table and, for each lost
-//! guard, the shortest way to the damage.
+//! `cargo test -p postcommit-engine model_ -- --nocapture` prints the table and, for each removed guard, the shortest
+//! trace to the violation.
 
 mod protocol;
 mod state;
@@ -43,16 +39,16 @@ const AT_MOST_ONCE: Protocol = Protocol::ours(Guarantee::AtMostOnce);
 const AT_LEAST_ONCE: Protocol = Protocol::ours(Guarantee::AtLeastOnce);
 const IDEMPOTENT: Protocol = Protocol::ours(Guarantee::Idempotent);
 
-/// Only one target, sent from its notification's own row.
-const AT_MOST_ONCE_OWN: Protocol = Protocol::at_once(Guarantee::AtMostOnce);
-const AT_LEAST_ONCE_OWN: Protocol = Protocol::at_once(Guarantee::AtLeastOnce);
-const IDEMPOTENT_OWN: Protocol = Protocol::at_once(Guarantee::Idempotent);
+/// The only target, sent from its notification's own row.
+const AT_MOST_ONCE_OWN: Protocol = Protocol::from_own_row(Guarantee::AtMostOnce);
+const AT_LEAST_ONCE_OWN: Protocol = Protocol::from_own_row(Guarantee::AtLeastOnce);
+const IDEMPOTENT_OWN: Protocol = Protocol::from_own_row(Guarantee::Idempotent);
 
-/// Repeated freely until somebody makes it at_most_once.
+/// Repeated freely until the guarantee is changed to at_most_once.
 const STRICTER: Protocol = Protocol { made_stricter: true, ..AT_LEAST_ONCE };
 const STRICTER_OWN: Protocol = Protocol { made_stricter: true, ..AT_LEAST_ONCE_OWN };
 
-/// A protocol and the invariants it breaks beyond those nobody promised; all others must hold.
+/// A protocol and the invariants that it breaks, apart from those that are not promised. All others must hold.
 struct Variant {
     name: &'static str,
     protocol: Protocol,
@@ -63,7 +59,7 @@ const fn variant(name: &'static str, protocol: Protocol, breaks: &'static [&'sta
     Variant { name, protocol, breaks }
 }
 
-/// What the product does, in surroundings in which it keeps its word.
+/// The product's protocol, in environments in which it keeps its promise.
 const SAFE: &[Variant] = &[
     variant("at_most_once", AT_MOST_ONCE, &[]),
     variant("at_most_once, 3 workers, 5 attempts, 3 crashes", Protocol { workers: 3, attempts: 5, crashes: 3, ..AT_MOST_ONCE }, &[]),
@@ -83,7 +79,7 @@ const SAFE: &[Variant] = &[
     variant("own row: made at_most_once, 3 workers", Protocol { workers: 3, ..STRICTER_OWN }, &[]),
 ];
 
-/// Each has lost one guard.
+/// Protocols with one guard removed.
 const UNGUARDED: &[Variant] = &[
     variant("settle by key alone", Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES, SUCCESS_STAYS]),
     variant("settle guarded by state alone", Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES]),
@@ -122,7 +118,7 @@ const UNGUARDED: &[Variant] = &[
         Protocol { remembers_unclear: false, key_expires: true, ..IDEMPOTENT },
         &[ONE_EFFECT, NO_FALSE_FAILURE],
     ),
-    variant("nobody takes over", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
+    variant("no takeover", Protocol { takeover: false, ..AT_LEAST_ONCE }, &[QUIET_IS_FINISHED]),
     variant(
         "at_most_once, a loss forgotten when given back",
         Protocol { loss: Loss::ForgottenWhenGivenBack, give_backs: 1, ..AT_MOST_ONCE },
@@ -134,7 +130,7 @@ const UNGUARDED: &[Variant] = &[
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
     variant(
-        "made at_most_once, nobody asks when",
+        "made at_most_once, the time of the change is ignored",
         Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
@@ -161,7 +157,7 @@ const UNGUARDED: &[Variant] = &[
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
     variant(
-        "own row: made at_most_once, nobody asks when",
+        "own row: made at_most_once, the time of the change is ignored",
         Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER_OWN },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
@@ -177,8 +173,8 @@ const UNGUARDED: &[Variant] = &[
     ),
 ];
 
-/// Nothing is missing here: a database that forgets what it committed takes the memory the promise
-/// rests on. Hence the documented demand for a synchronous standby.
+/// No guard is missing here: a database that forgets a commit loses the memory that the promise rests on. Hence the
+/// documented demand for a synchronous standby.
 const LIMITS: &[Variant] = &[
     variant("at_most_once, failover", Protocol { failovers: 1, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE]),
     variant("idempotent, key expires, failover", Protocol { failovers: 1, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
@@ -204,14 +200,14 @@ fn model_documented_limits_are_real() {
     print_traces(LIMITS);
 }
 
-/// An invariant that no lost guard breaks would prove nothing by holding.
+/// An invariant that no removed guard breaks would prove nothing.
 #[test]
 fn model_every_invariant_is_broken_by_some_removed_guard() {
     let broken: BTreeSet<_> = UNGUARDED.iter().flat_map(|variant| variant.breaks).copied().collect();
     assert_eq!(broken, BTreeSet::from(INVARIANTS));
 }
 
-/// What `stateright` found: broken invariants and reached goals.
+/// The results of `stateright`: broken invariants and reached goals.
 struct Findings {
     states: usize,
     found: BTreeSet<&'static str>,
@@ -222,7 +218,7 @@ fn check_all(variants: &[Variant]) -> Vec<Findings> {
     variants.iter().map(check).collect()
 }
 
-/// Both ways: what should break breaks, and in no reachable state anything else does.
+/// Checks both directions: the named invariants break, and no other invariant does in any reachable state.
 fn check(variant: &Variant) -> Findings {
     let findings = explore(variant.protocol);
     println!("{}", table_row(variant, &findings));
@@ -235,22 +231,21 @@ fn check(variant: &Variant) -> Findings {
     findings
 }
 
-/// Broken by permission. Only at_most_once, once it is told, promises that the provider sees a delivery once, and no
-/// verdict can be surer than a database that may have forgotten an attempt.
+/// Invariants that are not promised. Only at_most_once, once the workers know it, promises that the provider sees a
+/// delivery once. No verdict can be certain when the database may have forgotten an attempt.
 fn unpromised(protocol: Protocol) -> impl Iterator<Item = &'static str> {
     let repeats = protocol.guarantee != Guarantee::AtMostOnce && !protocol.made_stricter;
     let forgets = protocol.failovers > 0;
     repeats.then_some(ACCEPTED_ONCE).into_iter().chain(forgets.then_some(NO_FALSE_FAILURE))
 }
 
-/// Visits every reachable state: it would stop early only if every invariant were broken and every
-/// goal reached.
+/// Visits every reachable state. It would stop early only if every invariant were broken and every goal reached.
 fn explore(protocol: Protocol) -> Findings {
     let checker = protocol.checker().spawn_bfs().join();
     Findings { states: checker.unique_state_count(), found: checker.discoveries().into_keys().collect() }
 }
 
-/// `ok`, `--` where it breaks by permission, `XX` where it breaks for want of a guard.
+/// `ok` where an invariant holds, `--` where it is not promised, `XX` where it breaks because of a removed guard.
 fn table_row(variant: &Variant, findings: &Findings) -> String {
     let verdict = |name| match findings.found.contains(name) {
         false => " ok",
@@ -269,8 +264,8 @@ fn print_traces(variants: &[Variant]) {
     }
 }
 
-/// The checker keeps the last violation it meets, so the shortest is found by allowing one more
-/// step at a time.
+/// The checker keeps the last violation that it finds, so the shortest one is found by allowing one more step at a
+/// time.
 fn shortest_trace(protocol: Protocol, broken: &'static str) -> String {
     let within = |depth| {
         let wanted = HasDiscoveries::AnyOf(BTreeSet::from([broken]));

@@ -1,4 +1,4 @@
-//! What operators do while the dispatcher works: retry, cancel, mend, change; on both databases.
+//! Actions of operators while the dispatcher works: retry, cancel, repair, change; on both databases.
 
 use std::time::Duration;
 
@@ -29,12 +29,13 @@ on_both! {
         assert_eq!(world.attempts(id).await.len(), 3);
     }
 
-    async fn an_entity_s_pending_work_is_cancelled_even_while_it_is_under_way(world) {
+    async fn pending_deliveries_of_an_entity_are_cancelled_even_while_leased(world) {
         world.capture(json!({"fail_on": "transient=a"})).await;
         let (waiting, later) = (world.enqueue("a", json!({"entity": "b1"})).await, world.enqueue("r", json!({"entity": "b1", "due_at": "2099-01-01T00:00:00Z"})).await);
         world.pass().await;
-        // A claim that a crashed worker holds: cancel cannot touch the row, and leaves word.
-        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} WHERE notification_id = $2", vec![uuid::Uuid::new_v4().into(), waiting.into()]).await;
+        // A crashed worker holds the row: cancel cannot change it, and records the request.
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} \
+            WHERE notification_id = $2", vec![uuid::Uuid::new_v4().into(), waiting.into()]).await;
         let cancelled = match world.is_postgres() {
             true => world.sql("SELECT postcommit.cancel('default', 'b1')", vec![]).await[0].get::<i64>(0).unwrap(),
             false => {
@@ -45,14 +46,14 @@ on_both! {
         };
         assert_eq!(cancelled, 1);
         assert_eq!(world.delivery(later).await.state, "cancelled");
-        // The takeover first records the lost attempt; the next claim meets the word that was left.
+        // The takeover first records the lost attempt. The next claim finds the recorded cancel.
         world.make_due().await;
         world.pass().await;
         world.pass().await;
         assert_eq!(world.delivery(waiting).await.state, "cancelled");
     }
 
-    async fn retry_cancel_and_dispatch_at_once_lose_nothing(world) {
+    async fn concurrent_retry_cancel_and_dispatch_lose_nothing(world) {
         let mut draft = world.draft("capture", "capture", json!({"fail_on": "permanent=p,transient=t"}));
         draft.policy = policy(json!({"name": "fixed", "interval_s": 0.001, "max_attempts": 100}));
         world.provider(draft).await;
@@ -76,16 +77,19 @@ on_both! {
             operator.await.unwrap();
         }
         running.finish().await;
-        let everywhere = "SELECT count(*) FROM (SELECT notification_id, n FROM postcommit.delivery_queue UNION ALL SELECT notification_id, n FROM postcommit.delivery_ledger) d";
+        let everywhere = "SELECT count(*) \
+            FROM (SELECT notification_id, n \
+            FROM postcommit.delivery_queue \
+            UNION ALL SELECT notification_id, n FROM postcommit.delivery_ledger) d";
         assert_eq!(world.sql(everywhere, vec![]).await[0].get::<i64>(0).unwrap(), 20, "each is in one place, and in one only");
     }
 
-    async fn a_guarantee_made_stricter_holds_for_what_is_unclear_already(world) {
+    async fn a_stricter_guarantee_applies_to_attempts_that_are_already_unclear(world) {
         let mut draft = world.draft("capture", "capture", json!({"fail_on": "unclear*1=u"}));
         let lane = world.provider(draft.clone()).await;
         let (unclear, lost) = (world.enqueue("u", json!({})).await, world.enqueue("l", json!({"due_at": "2099-01-01T00:00:00Z"})).await);
         world.pass().await;
-        // The other one was under way when its worker died: under this guarantee nothing was announced.
+        // The other delivery was being sent when its worker died. Under this guarantee nothing was announced.
         world.store.pause_lane(lane, None, "so that the expansion alone runs").await.unwrap();
         world.make_due().await;
         world.pass().await;
@@ -93,7 +97,8 @@ on_both! {
         let taken = world.store.claim(&[postcommit_engine::store::Want { lane, quota: 10 }], Duration::from_secs(60), None).await.unwrap().deliveries;
         assert_eq!(taken.len(), 2);
         let back: Vec<_> = taken.iter().filter(|d| d.key.notification == unclear).map(|d| postcommit_engine::store::Lease { key: d.key, token: d.token }).collect();
-        world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL WHERE notification_id = $1", vec![back[0].key.notification.into()]).await;
+        world.execute("UPDATE postcommit.delivery_queue SET lease_token = NULL, lease_until = NULL \
+            WHERE notification_id = $1", vec![back[0].key.notification.into()]).await;
         world.expire_leases().await;
         draft.guarantee = Guarantee::AtMostOnce;
         world.update(&draft).await;
@@ -104,11 +109,11 @@ on_both! {
         }
     }
 
-    async fn a_retry_of_one_delivery_leaves_the_cancelling_of_another_alone(world) {
+    async fn a_retry_of_one_delivery_does_not_undo_the_cancel_of_another(world) {
         world.capture(json!({"fail_on": "transient*1=a"})).await;
         let id = world.enqueue("a", json!({"entity": "e1", "recipients": [{"email": "a@example.com"}, {"provider": "siren", "address": "hall"}]})).await;
         world.pass().await;
-        // Under way when the word comes.
+        // Being sent when the cancel comes.
         world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now}", vec![uuid::Uuid::new_v4().into()]).await;
         match world.is_postgres() {
             true => drop(world.sql("SELECT postcommit.cancel('default', 'e1')", vec![]).await),
@@ -122,7 +127,7 @@ on_both! {
         assert_eq!(states, ["cancelled", "parked"], "the first was taken back, the second was tried again");
     }
 
-    async fn an_answer_to_old_settings_does_not_pause_the_mended_lane(world) {
+    async fn an_answer_to_old_settings_does_not_pause_the_corrected_lane(world) {
         let lane = world.capture(json!({})).await;
         let old = world.store.provider(world.tenant, "capture").await.unwrap().unwrap().revision;
         assert!(world.store.pause_lane(lane, Some(old), "http_401").await.unwrap() && world.store.resume_lane(lane).await.unwrap());
@@ -131,7 +136,7 @@ on_both! {
         assert!(now.paused.is_none() && world.store.pause_lane(lane, Some(now.revision), "http_401").await.unwrap());
     }
 
-    async fn a_key_that_comes_back_opens_the_lane_without_a_restart(world) {
+    async fn a_restored_secrets_key_opens_the_lane_without_a_restart(world) {
         let server = HttpServer::start(|_| Reply::ok());
         let mut draft = world.draft("hooks", "webhook", json!({}));
         let secrets = [("secret".to_owned(), postcommit_channel::secret::Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))].into();

@@ -1,5 +1,6 @@
-//! No statistics may turn the plans of the hot path. The worst there are: an ANALYZE that meets a queue whose rows are all dead, but not yet vacuumed,
-//! stores that the table has pages and no rows. From then on the planner believes that reading all of it costs nothing, and that any index will do.
+//! No statistics may change the plans of the hot path. The worst statistics: an ANALYZE on a queue whose rows are all
+//! dead but not yet vacuumed stores that the table has pages and no rows. From then on the planner believes that
+//! reading all of it costs nothing, and that any index is as good.
 
 use postcommit_engine::db::{Client, Db};
 use postcommit_engine::store::Store;
@@ -8,12 +9,12 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// Rows that were in the queue once.
+/// Rows that were in the queue and are deleted.
 const GONE: u64 = 20_000;
-/// Rows that are in it now.
+/// Rows that are in the queue now.
 const QUEUED: usize = 5000;
 
-/// Tables that grow, or are full of what is gone.
+/// Tables that grow, or are full of dead rows.
 const LARGE: [&str; 4] = ["delivery_queue", "delivery_ledger", "attempt", "notification"];
 
 async fn client(store: &Store) -> Client {
@@ -21,10 +22,10 @@ async fn client(store: &Store) -> Client {
     db.client().await.unwrap()
 }
 
-/// Brings the queue into that state, and returns the one whose old snapshot keeps the rows from being vacuumed.
-pub async fn spring_the_trap(world: &World) -> Client {
+/// Brings the statistics of the queue into that state. Returns the client whose old snapshot prevents vacuum.
+pub async fn make_statistics_wrong(world: &World) -> Client {
     let at_work = client(&world.store).await;
-    // Nobody but this test may vacuum or analyze.
+    // Only this test may vacuum or analyze.
     for sql in [
         "ALTER TABLE postcommit.delivery_queue SET (autovacuum_enabled = off)",
         &format!(
@@ -40,14 +41,17 @@ pub async fn spring_the_trap(world: &World) -> Client {
     at_work.batch_execute("DELETE FROM postcommit.delivery_queue").await.unwrap();
     at_work.batch_execute("VACUUM postcommit.delivery_queue").await.unwrap();
     at_work.batch_execute("ANALYZE postcommit.delivery_queue").await.unwrap();
-    let sql = "SELECT reltuples::float8, relpages::float8 FROM pg_class WHERE oid = 'postcommit.delivery_queue'::regclass";
+    let sql = "SELECT reltuples::float8, relpages::float8 \
+        FROM pg_class \
+        WHERE oid = 'postcommit.delivery_queue'::regclass";
     let row = at_work.query_one(sql, &[]).await.unwrap();
     let (rows, pages) = (row.get::<_, f64>(0), row.get::<_, f64>(1));
     assert!(rows == 0.0 && pages > 100.0, "the trap was not sprung: {rows} rows on {pages} pages");
     asleep
 }
 
-/// A value of a parameter's type, as a literal: `many` elements where it is a list. Which ones does not matter to a plan, how many does.
+/// A literal of a parameter's type, with `many` elements where it is an array. The values do not matter to a plan;
+/// their number does.
 fn literal(kind: &str, ids: &[Uuid], many: usize) -> String {
     let listed = |one: &str| format!("'{{{}}}'", vec![one; many].join(","));
     let value = match kind {
@@ -65,7 +69,7 @@ fn literal(kind: &str, ids: &[Uuid], many: usize) -> String {
     format!("{value}::{kind}")
 }
 
-/// The plan of a statement that was prepared under that name.
+/// The plan of a statement that was prepared under this name.
 async fn plan(client: &Client, name: &str, ids: &[Uuid], many: usize) -> Value {
     let kinds = client.query_one("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = $1", &[&name]).await.unwrap();
     let literals: Vec<String> = kinds.get::<_, Vec<String>>(0).iter().map(|kind| literal(kind, ids, many)).collect();
@@ -73,19 +77,21 @@ async fn plan(client: &Client, name: &str, ids: &[Uuid], many: usize) -> Value {
     client.query_one(sql.as_str(), &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()
 }
 
-/// The plan and all below it.
+/// The plan node and all nodes below it.
 fn nodes(plan: &Value) -> Vec<&Value> {
     let below = plan["Plans"].as_array().into_iter().flatten().flat_map(nodes);
     std::iter::once(plan).chain(below).collect()
 }
 
-/// A step from a lane and priority to the next that has a row: it reads one entry, provided that nothing above asks for more.
+/// A step from a lane and priority to the next that has a row. It reads one entry, provided that no node above asks for
+/// more.
 fn is_step(node: &Value) -> bool {
     let condition = node["Index Cond"].as_str().unwrap_or("");
     condition.contains("(ROW(lane, priority) > ROW(") && condition.contains("(lane < ")
 }
 
-/// What of a plan would walk over all there is: a large table read whole, or by an index whose leading columns are not told.
+/// The nodes of a plan that would read everything: a large table read as a whole, or by an index whose leading columns
+/// are not given.
 fn walks(plan: &Value) -> Vec<String> {
     let is_of = |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
     let is_walk = |node: &&Value| {
@@ -107,7 +113,7 @@ fn walks(plan: &Value) -> Vec<String> {
     nodes(plan).into_iter().filter(is_walk).map(told).collect()
 }
 
-/// Whether the queue is reached like this somewhere in the plan.
+/// Whether the plan reaches the queue by this scan and index.
 fn reaches_queue(plan: &Value, scan: &str, index: Option<&str>) -> bool {
     let is_it = |node: &Value| {
         node["Node Type"] == scan && node["Relation Name"] == "delivery_queue" && index.is_none_or(|index| node["Index Name"] == index)
@@ -116,20 +122,23 @@ fn reaches_queue(plan: &Value, scan: &str, index: Option<&str>) -> bool {
 }
 
 #[tokio::test]
-async fn no_statistics_turn_the_plans_of_the_hot_path() {
+async fn no_statistics_change_the_plans_of_the_hot_path() {
     let world = World::postgres().await;
     world.store.db().make_roles().await.unwrap();
-    let _asleep = spring_the_trap(&world).await;
+    let _asleep = make_statistics_wrong(&world).await;
     let Db::Postgres(db) = world.store.db() else { panic!("a test of PostgreSQL's planner") };
     let client = db.hot().await.unwrap();
     let sql = format!(
-        "SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '[{{\"email\": \"guest@example.com\"}}]') FROM generate_series(1, {QUEUED}) g"
+        "SELECT postcommit.enqueue('planned', '{{}}', 'planned:' || g, recipients => '[{{\"email\": \"guest@example.com\"}}]') \
+            FROM generate_series(1, {QUEUED}) g"
     );
     let ids: Vec<Uuid> = client.query(sql.as_str(), &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     check_plans(&client, &ids).await;
-    // A superuser meets no policy. Whoever is none meets one that is always true, and it must be planned away.
+    // Row-level security does not apply to a superuser. To any other role a policy applies that is always true, and the
+    // planner must remove it.
     client.batch_execute(&format!("DEALLOCATE ALL; SET ROLE {}", db.role("worker"))).await.unwrap();
-    let active = "SELECT row_security_active('postcommit.delivery_queue') AND row_security_active('postcommit.notification')";
+    let active = "SELECT row_security_active('postcommit.delivery_queue') \
+        AND row_security_active('postcommit.notification')";
     assert!(client.query_one(active, &[]).await.unwrap().get::<_, bool>(0));
     check_plans(&client, &ids).await;
 }

@@ -1,4 +1,5 @@
-//! Providers that several describe at once: nothing is lost, a channel has one default, a tenant has so many; on both databases.
+//! Concurrent changes of providers: nothing is lost, a channel has one default, the number per tenant is limited; on
+//! both databases.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::world::World;
 
 impl World {
-    /// One of channel `sms` that is no default.
+    /// A provider of channel `sms` that is not the default.
     fn texts(&self, name: &str) -> ProviderDraft {
         ProviderDraft { channel: "sms".into(), is_default: false, ..self.draft(name, "capture", json!({})) }
     }
@@ -23,7 +24,7 @@ impl World {
     }
 }
 
-/// A pipe that nobody reads: who opens it to write waits for ever.
+/// A named pipe without a reader: opening it to write blocks forever.
 fn pipe() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe").to_str().unwrap().to_owned();
@@ -32,7 +33,7 @@ fn pipe() -> (tempfile::TempDir, String) {
 }
 
 on_both! {
-    async fn a_journal_that_is_a_pipe_pauses_its_lane_and_holds_nobody_up(world) {
+    async fn a_journal_that_is_a_pipe_pauses_only_its_own_lane(world) {
         let (_folder, path) = pipe();
         let stuck = ProviderDraft { channel: "sms".into(), ..world.draft("stuck", "capture", json!({"journal": path})) };
         world.provider(stuck).await;
@@ -46,7 +47,7 @@ on_both! {
         assert_eq!(lane.paused.as_deref(), Some("capture_journal: settings.journal: is no regular file"));
     }
 
-    async fn what_somebody_has_changed_meanwhile_is_not_overwritten(world) {
+    async fn a_concurrent_change_is_not_overwritten(world) {
         world.provider(ProviderDraft { is_default: true, ..world.texts("first") }).await;
         world.provider(world.texts("second")).await;
         let (mine, theirs) = (ProviderDraft { is_default: true, ..world.texts("second") }, ProviderDraft { concurrency: 3, ..world.texts("second") });
@@ -55,10 +56,10 @@ on_both! {
         assert!(!world.store.update_provider(&mine).await.unwrap(), "it was made for what is no longer there");
         let now = world.store.provider(world.tenant, "second").await.unwrap().unwrap();
         assert_eq!((now.concurrency, now.revision, now.is_default), (3, 2, false));
-        assert_eq!(world.defaults().await, ["first"], "who lost a race has taken nobody's place");
+        assert_eq!(world.defaults().await, ["first"], "the loser of a race does not become the default");
     }
 
-    async fn a_default_that_stays_one_is_never_without_its_place(world) {
+    async fn a_default_that_stays_the_default_never_loses_the_role_in_between(world) {
         let rerouted = world.store.providers_version().await.unwrap().1;
         world.provider(ProviderDraft { is_default: true, ..world.texts("first") }).await;
         assert_eq!(world.store.providers_version().await.unwrap().1, rerouted, "before the first there was none to send by");
@@ -66,7 +67,7 @@ on_both! {
         let rerouted = world.store.providers_version().await.unwrap().1;
         world.update(&ProviderDraft { is_default: true, concurrency: 3, ..world.texts("first") }).await;
         assert_eq!(world.store.providers_version().await.unwrap().1, rerouted, "nothing is sent another way");
-        // On another channel it takes the place there, and leaves the one here.
+        // As a default on another channel it becomes the default there, and no longer is here.
         world.update(&ProviderDraft { is_default: true, channel: "push".into(), ..world.texts("first") }).await;
         assert_eq!(world.defaults().await, Vec::<String>::new());
         world.update(&ProviderDraft { is_default: true, ..world.texts("second") }).await;
@@ -75,14 +76,14 @@ on_both! {
         assert_eq!(world.store.provider(world.tenant, "second").await.unwrap().unwrap().revision, 3, "stepping down is a change");
     }
 
-    async fn of_many_who_become_the_default_at_once_the_last_one_is(world) {
+    async fn of_many_concurrent_new_defaults_the_last_one_wins(world) {
         let names: Vec<String> = (0..25).map(|n| format!("p{n}")).collect();
         for name in &names {
             world.provider(world.texts(name)).await;
         }
         let become_default = names.iter().map(async |name| {
             let draft = ProviderDraft { is_default: true, ..world.texts(name) };
-            // To step down is a change: who lost reads again.
+            // Losing the default is a change too: a loser reads its provider again.
             while !world.store.update_provider(&world.change(&draft).await).await.unwrap() {}
         });
         let made_default = (0..25).map(async |n| {
@@ -91,11 +92,15 @@ on_both! {
         });
         tokio::join!(join_all(become_default), join_all(made_default));
         assert_eq!(world.defaults().await.len(), 1);
-        let last = "SELECT subject FROM postcommit.audit WHERE action IN ('provider.create', 'provider.update') ORDER BY id DESC LIMIT 1";
+        let last = "SELECT subject \
+            FROM postcommit.audit \
+            WHERE action IN ('provider.create', 'provider.update') \
+            ORDER BY id DESC \
+            LIMIT 1";
         assert_eq!(world.defaults().await[0], world.sql(last, vec![]).await[0].get::<String>(0).unwrap());
     }
 
-    async fn a_default_changes_while_its_lane_is_paused_and_nobody_waits_for_ever(world) {
+    async fn a_default_changes_while_its_lane_is_paused_without_a_deadlock(world) {
         let lanes = [world.provider(world.texts("one")).await, world.provider(world.texts("two")).await];
         let become_default = ["one", "two"].map(async |name| {
             let draft = ProviderDraft { is_default: true, ..world.texts(name) };
@@ -103,7 +108,7 @@ on_both! {
                 world.store.update_provider(&world.change(&draft).await).await.unwrap();
             }
         });
-        // What a dispatcher does to the same rows meanwhile.
+        // What a dispatcher does to the same rows in the meantime.
         let paused = lanes.map(async |lane| {
             for _ in 0..100 {
                 world.store.pause_lane(lane, None, "by hand").await.unwrap();
@@ -115,7 +120,7 @@ on_both! {
         assert_eq!(world.defaults().await.len(), 1);
     }
 
-    async fn of_many_who_come_first_at_once_one_is_the_default_and_the_others_are_told(world) {
+    async fn of_many_concurrent_first_providers_one_is_the_default_and_the_others_fail(world) {
         let made = join_all((0..25).map(async |n| {
             let draft = ProviderDraft { is_default: true, ..world.texts(&format!("p{n}")) };
             world.store.create_first_provider(world.tenant, &draft).await.unwrap()
@@ -124,7 +129,7 @@ on_both! {
         assert_eq!((world.defaults().await.len(), world.count("provider").await), (1, 1));
     }
 
-    async fn a_tenant_has_so_many_providers_however_many_are_made_at_once(world) {
+    async fn concurrent_creation_keeps_the_limit_of_providers_per_tenant(world) {
         world.provider(ProviderDraft { is_default: true, ..world.texts("first") }).await;
         let draft = |n: usize| ProviderDraft { channel: "push".into(), ..world.texts(&format!("p{n}")) };
         let make = async |n: usize| world.store.create_provider(world.tenant, &draft(n)).await.unwrap();
@@ -135,17 +140,18 @@ on_both! {
         assert_eq!(made.into_iter().filter(|made| *made).count(), 5);
         let one_more = ProviderDraft { is_default: true, ..world.texts("one-more") };
         assert!(!world.store.create_provider(world.tenant, &one_more).await.unwrap(), "there are {PROVIDERS}");
-        assert_eq!(world.defaults().await, ["first"], "who was not made has taken nobody's place");
+        assert_eq!(world.defaults().await, ["first"], "a provider that was not created is not the default");
         assert!(world.store.create_provider(world.store.tenant_or_new("other").await.unwrap(), &world.texts("p0")).await.unwrap(), "each tenant has its own");
-        // The inbox is there for whoever needs it.
+        // The inbox provider is created in any case.
         world.make_in_app().await;
         assert_eq!(world.store.providers_of(world.tenant).await.unwrap().len(), PROVIDERS + 1);
     }
 }
 
-/// Somebody holds a provider's row, in psql say. Who wants to change it waits; everybody else goes on.
+/// Another session holds a lock on a provider's row, for example in psql. Changes of that provider wait; everything
+/// else continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_provider_that_somebody_holds_keeps_only_its_changes_waiting() {
+async fn a_locked_provider_delays_only_its_own_changes() {
     let world = World::postgres().await;
     world.capture(json!({})).await;
     let change = world.change(&ProviderDraft { concurrency: 3, ..world.draft("capture", "capture", json!({})) }).await;
@@ -162,7 +168,7 @@ async fn a_provider_that_somebody_holds_keeps_only_its_changes_waiting() {
     for _ in 0..50 {
         world.store.now().await.unwrap();
     }
-    assert!(changes.try_join_next().is_none(), "nobody waited for them");
+    assert!(changes.try_join_next().is_none(), "the other changes did not wait for them");
     open.batch_execute("ROLLBACK").await.unwrap();
     let changed = changes.join_all().await.into_iter().filter(|changed| matches!(changed, Ok(true))).count();
     assert_eq!(changed, 1, "and one of them was first");

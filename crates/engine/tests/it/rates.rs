@@ -1,5 +1,5 @@
-//! Limits of a provider's rate, over all processes together, on both databases. One permit in 1,000 seconds is the slowest there is: no test lives to see
-//! the next one, so what is sent is the burst, and nothing depends on how long it takes.
+//! Rate limits of a provider, over all processes together, on both databases. The tests use the lowest rate, one permit
+//! in 1,000 seconds: no further permit comes during a test, so exactly the burst is sent, whatever the duration.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const SLOWEST: f64 = 0.001;
 const LEASE: Duration = Duration::from_secs(60);
 
 impl World {
-    /// The provider of phones, which is limited; mail goes by `capture`.
+    /// The provider of phone numbers, which has a rate limit. Mail goes to `capture`.
     fn limited(&self, burst: i32) -> ProviderDraft {
         let draft = self.draft("phones", "capture", json!({}));
         ProviderDraft { channel: "sms".into(), rate_per_s: Some(SLOWEST), burst: Some(burst), ..draft }
@@ -34,7 +34,8 @@ impl World {
         ids
     }
 
-    /// So many rows in the limited lane, none of them tried, due in the order of their ids: within one tick of SQLite's clock any could be first.
+    /// `count` untried rows in the limited lane, due in the order of their ids. Without distinct times, any of them
+    /// could be first within one tick of SQLite's clock.
     async fn waiting_calls(&self, lane: i32, count: usize) -> Vec<Uuid> {
         self.set_bucket(lane, 1e9, self.store.now().await.unwrap()).await;
         let ids = self.calls(count).await;
@@ -52,13 +53,13 @@ impl World {
         self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![lane.into()]).await[0].get(0).unwrap()
     }
 
-    /// As if so much had been used by then.
+    /// Sets the permits that were used by this time.
     async fn set_bucket(&self, lane: i32, used: f64, as_of: Timestamp) {
         let values = vec![lane.into(), postcommit_engine::db::Value::Real(used), as_of.into()];
         assert_eq!(self.execute("UPDATE postcommit.lane_rate SET used = $2, as_of = $3 WHERE lane = $1", values).await, 1);
     }
 
-    /// How many of these are sent. The others wait and were never tried.
+    /// How many of these are sent. The others must wait and be untried.
     async fn sent_of(&self, ids: &[Uuid]) -> usize {
         let mut sent = 0;
         for id in ids {
@@ -117,7 +118,7 @@ on_both! {
         }
     }
 
-    async fn b12_claims_of_many_processes_at_once_take_each_permit_once(world) {
+    async fn b12_concurrent_claims_of_many_processes_take_each_permit_once(world) {
         let lane = world.provider(world.limited(7)).await;
         world.waiting_calls(lane, 30).await;
         let mut claimers = tokio::task::JoinSet::new();
@@ -132,7 +133,7 @@ on_both! {
             });
         }
         let mut claimed: usize = claimers.join_all().await.into_iter().sum();
-        // Whoever met another at the lane has left it to them: alone, nobody is met.
+        // A claim that met another one at the lane took nothing. This last claim meets none.
         claimed += claim(&world.store, lane, 30).await.claim.deliveries.len();
         assert_eq!((claimed, world.leased().await), (7, 7));
     }
@@ -141,10 +142,10 @@ on_both! {
         let lane = world.provider(world.limited(3)).await;
         let ids = world.waiting_calls(lane, 2).await;
         let now = world.store.now().await.unwrap();
-        // As a dispatcher would that has not yet heard of the limit.
+        // Like a dispatcher that has not yet read the limit.
         assert!(world.store.claim(&[Want { lane, quota: 9 }], LEASE, None).await.unwrap().deliveries.is_empty());
         assert!(world.store.claim_notification(world.tenant, ids[0], LEASE, now).await.unwrap().deliveries.is_empty());
-        // And one that has not yet heard that it is gone.
+        // And like one that has not yet read that the limit is removed.
         world.update(&ProviderDraft { rate_per_s: None, burst: None, ..world.limited(3) }).await;
         assert!(claim(&world.store, lane, 9).await.claim.deliveries.is_empty());
         assert_eq!(world.store.claim(&[Want { lane, quota: 9 }], LEASE, None).await.unwrap().deliveries.len(), 2);
@@ -159,7 +160,7 @@ on_both! {
         world.until("a wider burst is", async || world.count("delivery_ledger").await == 4).await;
         running.finish().await;
         assert_eq!(world.sent_of(&calls).await, 4);
-        // What was used counts for the narrower one, too.
+        // Used permits count for the lower limit, too.
         world.update(&world.limited(2)).await;
         world.pass().await;
         assert_eq!(world.sent_of(&calls).await, 4);
@@ -175,12 +176,12 @@ on_both! {
         let lane = world.provider(unlimited.clone()).await;
         let running = world.run().await;
         world.call().await;
-        world.until("it is sent at once", async || world.count("delivery_ledger").await == 1).await;
+        world.until("it is sent immediately", async || world.count("delivery_ledger").await == 1).await;
         world.update(&world.limited(2)).await;
         let calls = world.calls(5).await;
         world.until("two are sent, three wait", async || world.count("delivery_ledger").await == 3 && world.in_lane(lane).await == 3).await;
         assert_eq!(world.sent_of(&calls).await, 2);
-        // Taking it off lets everything go; setting it again brings no new burst.
+        // Without the limit everything is sent. Setting it again brings no new burst.
         world.update(&unlimited).await;
         world.drained().await;
         world.update(&world.limited(2)).await;
@@ -192,7 +193,7 @@ on_both! {
     }
 
     async fn b12_the_next_permit_wakes_the_loop(before) {
-        // No poll comes to its help before the test has failed.
+        // The poll interval is longer than the test.
         let mut world = before;
         world.settings.interval_ms = 60_000;
         world.provider(ProviderDraft { rate_per_s: Some(50.0), ..world.limited(1) }).await;
@@ -218,7 +219,7 @@ on_both! {
         assert_eq!((world.sent_of(&[second]).await, world.in_lane(lane).await), (0, 1));
     }
 
-    async fn b12_what_is_not_sent_gives_its_permit_back(world) {
+    async fn b12_a_delivery_that_is_not_sent_gives_its_permit_back(world) {
         let lane = world.provider(world.limited(1)).await;
         let calls = world.waiting_calls(lane, 4).await;
         let (past, then) = (Timestamp::from_micros(1_000_000), Timestamp::from_micros(2_000_000));
@@ -233,11 +234,11 @@ on_both! {
         assert_eq!(states, ["expired", "expired", "expired", "sent"], "three permits came back");
     }
 
-    async fn b12_what_is_given_back_late_is_worth_less(world) {
+    async fn b12_a_permit_given_back_late_is_worth_less(world) {
         let lane = world.provider(world.limited(10)).await;
         let now = world.store.now().await.unwrap();
         let earlier = |seconds: i64| Timestamp::from_micros(now.as_micros() - seconds * 1_000_000);
-        // Permits given back, seconds before the last claim that they were taken, used of 5 afterwards.
+        // Permits given back, seconds between taking them and the last claim, permits of 5 used afterwards.
         for (permits, before, left) in [(1, 0, 4.0), (5, 0, 0.0), (9, 0, 0.0), (3, 1000, 3.0), (3, 2500, 4.5), (3, 3000, 5.0), (3, 90_000_000, 5.0), (2, -1000, 3.0)] {
             world.set_bucket(lane, 5.0, now).await;
             world.store.give_back_permits(lane, permits, earlier(before)).await.unwrap();
@@ -252,7 +253,7 @@ on_both! {
         let held = claim(&world.store, lane, 1).await.claim.deliveries;
         assert_eq!((held.len(), held[0].key.notification), (1, calls[0]));
         world.expire_leases().await;
-        // One permit died with it. The other lets the loss be noted, comes back, and sends one of the two.
+        // One permit was lost with the worker. The other records the loss, is given back, and sends one of the two.
         world.pass().await;
         world.pass().await;
         assert_eq!(world.count("delivery_ledger").await, 1);
@@ -280,10 +281,11 @@ on_both! {
         assert_eq!((in_state("sent"), in_state("pending"), world.in_lane(lane).await), (2, 3, 3));
     }
 
-    async fn b12_both_databases_do_the_same_sum(world) {
+    async fn b12_both_databases_compute_the_same_permits(world) {
         let lane = world.provider(world.limited(1)).await;
         world.waiting_calls(lane, 40).await;
-        // Rate, burst, permits used, seconds ago (less than zero: a clock that has gone back), quota. Far from where a moment more or less would matter.
+        // Rate, burst, permits used, seconds ago (negative: a clock that was set back), quota. The values are far from
+        // where a little time would matter.
         for (per_s, burst, used, ago, quota) in [
             (0.001, Some(3), 0.0, 0.0, 9),
             (0.001, Some(3), 2.5, 0.0, 9),
@@ -334,7 +336,7 @@ on_both! {
         assert_eq!((world.sent_of(&calls).await, world.in_lane(lane).await), (1, 2), "a burst of one second's worth is one");
         let stored = world.store.provider(world.tenant, "phones").await.unwrap().unwrap();
         assert_eq!(stored.rate(), Some(Rate { per_s: SLOWEST, burst: 1 }));
-        // It goes with the provider.
+        // The bucket is deleted with the provider.
         world.execute("DELETE FROM postcommit.delivery_queue", vec![]).await;
         assert_eq!(world.store.delete_provider(world.tenant, "phones").await.unwrap(), Some(0));
         assert_eq!(world.count("lane_rate").await, 0);

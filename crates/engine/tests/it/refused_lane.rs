@@ -1,14 +1,16 @@
-//! A lane's pause or hold that the database refuses: the lane stays shut, and no provider sees a request more for it. On both databases.
+//! The database refuses to write a lane's pause or hold: the lane stays closed, and the provider sees no further
+//! request. On both databases.
 
 use postcommit_channel::model::{Guarantee, ProviderDraft};
-use postcommit_testkit::{HttpServer, Refusal, Reply};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::world::World;
 
-/// What a publication of all tables refused, before the table had a key: neither a pause nor a hold can be written then.
-const VERSION: Refusal = Refusal::of("UPDATE", "provider_version");
+/// The write that a publication of all tables refused before the table had a key. Without it neither a pause nor a hold
+/// can be written.
+const VERSION: RefusedWrite = RefusedWrite::of("UPDATE", "provider_version");
 
 async fn hooks(world: &World, guarantee: Guarantee, concurrency: i32) -> i32 {
     world.provider(ProviderDraft { guarantee, concurrency, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) }).await
@@ -32,7 +34,7 @@ on_both! {
             let running = world.run().await;
             let id = to(&world, &server).await;
             world.until("it is parked", async || world.delivery(id).await.state == "parked").await;
-            // The lane is shut by now: what comes later waits.
+            // The lane is closed now: later deliveries wait.
             let later = to(&world, &server).await;
             world.until("it is expanded", async || world.delivery(later).await.n == 1).await;
             world.heal(VERSION).await;
@@ -45,14 +47,18 @@ on_both! {
         }
     }
 
-    /// A trigger of somebody else's that lets an update change nothing: no error says that the pause is missing.
-    async fn a_pause_that_is_swallowed_shuts_the_lane_like_one_that_is_refused(world) {
+    /// A foreign trigger that silently drops the update: no error shows that the pause is missing.
+    async fn a_pause_that_a_trigger_drops_closes_the_lane_like_a_refused_one(world) {
         let (swallow, heal) = match world.is_postgres() {
-            true => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit.provider FOR EACH ROW EXECUTE FUNCTION public.swallow()", "DROP TRIGGER swallow ON postcommit.provider"),
-            false => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit_provider BEGIN SELECT RAISE(IGNORE); END", "DROP TRIGGER swallow"),
+            true => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit.provider \
+                FOR EACH ROW \
+                EXECUTE FUNCTION public.swallow()", "DROP TRIGGER swallow ON postcommit.provider"),
+            false => ("CREATE TRIGGER swallow BEFORE UPDATE ON postcommit_provider BEGIN \
+                SELECT RAISE(IGNORE); END", "DROP TRIGGER swallow"),
         };
         if world.is_postgres() {
-            world.execute("CREATE FUNCTION public.swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'", vec![]).await;
+            world.execute("CREATE FUNCTION public.swallow() RETURNS trigger \
+                LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'", vec![]).await;
         }
         hooks(&world, Guarantee::Idempotent, 8).await;
         let server = HttpServer::start(|_| Reply::status(401));
@@ -66,7 +72,7 @@ on_both! {
         assert_eq!(server.requests().len(), 1);
     }
 
-    async fn what_was_claimed_and_not_begun_goes_back_and_is_sent_when_the_lane_opens(world) {
+    async fn a_claimed_delivery_that_was_not_begun_goes_back_and_is_sent_when_the_lane_opens(world) {
         for guarantee in [Guarantee::Idempotent, Guarantee::AtMostOnce] {
             let world = if world.is_postgres() { World::postgres().await } else { World::sqlite().await };
             let lane = hooks(&world, guarantee, 1).await;
@@ -84,7 +90,10 @@ on_both! {
             world.drained().await;
             running.finish().await;
             assert_eq!(server.requests().len(), 20, "{guarantee:?}: each once");
-            let ended = world.sql("SELECT state, count(*), max(attempts) FROM postcommit.delivery_ledger GROUP BY state ORDER BY state", vec![]).await;
+            let ended = world.sql("SELECT state, count(*), max(attempts) \
+                FROM postcommit.delivery_ledger \
+                GROUP BY state \
+                ORDER BY state", vec![]).await;
             let ended: Vec<(String, i64, i64)> = ended.iter().map(|row| (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap())).collect();
             assert_eq!(ended, [("parked".into(), 1, 1), ("sent".into(), 19, 1)], "{guarantee:?}");
         }
@@ -108,7 +117,7 @@ on_both! {
         assert_eq!((server.requests().len(), world.delivery(later).await.state.as_str()), (1, "pending"));
     }
 
-    async fn a_delivery_whose_lane_others_pause_goes_back_uncounted_so_many_times(world) {
+    async fn a_delivery_whose_lane_is_paused_goes_back_uncounted_a_limited_number_of_times(world) {
         let lane = hooks(&world, Guarantee::AtLeastOnce, 8).await;
         let server = HttpServer::start(|_| Reply::status(401).slow());
         let id = to(&world, &server).await;

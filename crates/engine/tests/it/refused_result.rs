@@ -1,10 +1,10 @@
-//! Our own writes that the database refuses while a receiver answers: a known result is kept until it is written, and no request is made a second time for it.
-//! On both databases.
+//! The database refuses our writes while a receiver answers: a known result is kept until it is written, and its
+//! request is not repeated. On both databases.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::store::{Lease, Store};
-use postcommit_testkit::{HttpServer, Refusal, Reply};
+use postcommit_testkit::{HttpServer, RefusedWrite, Reply};
 use serde_json::json;
 use tokio_postgres::NoTls;
 use uuid::Uuid;
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::store::claim;
 use crate::world::World;
 
-const ENTER: Refusal = Refusal::of("INSERT", "delivery_ledger");
-const POISON: Refusal = ENTER.when("NEW.target LIKE '%poison%'");
-const TEXTS: Refusal = Refusal::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
-const ANNOUNCE: Refusal = Refusal::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
-const EXPAND: Refusal = Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0");
-const MESSAGE: Refusal = Refusal::of("INSERT", "inbox_message");
+const ENTER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
+const POISON: RefusedWrite = ENTER.when("NEW.target LIKE '%poison%'");
+const TEXTS: RefusedWrite = RefusedWrite::of("INSERT", "attempt").when("NEW.excerpt IS NOT NULL");
+const ANNOUNCE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue").when("NEW.intent IS NOT NULL");
+const EXPAND: RefusedWrite = RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0");
+const MESSAGE: RefusedWrite = RefusedWrite::of("INSERT", "inbox_message");
 
 async fn hooks(world: &World, guarantee: Guarantee) {
     world.provider(ProviderDraft { guarantee, ..world.draft("hooks", "webhook", json!({})) }).await;
@@ -55,7 +55,7 @@ on_both! {
         }
     }
 
-    async fn one_that_is_refused_holds_up_no_other(world) {
+    async fn a_refused_result_delays_no_other(world) {
         hooks(&world, Guarantee::Idempotent).await;
         let server = HttpServer::start(|_| Reply::ok());
         world.refuse(POISON).await;
@@ -76,7 +76,7 @@ on_both! {
         assert_eq!((world.delivery(poisoned).await.attempts, server.requests().len()), (1, 61));
     }
 
-    async fn its_lease_is_renewed_meanwhile_and_nobody_takes_it_over(world) {
+    async fn the_lease_of_a_refused_result_is_renewed_and_no_worker_takes_it_over(world) {
         let mut world = world;
         world.settings.lease_s = 2;
         hooks(&world, Guarantee::AtLeastOnce).await;
@@ -101,7 +101,7 @@ on_both! {
         assert_eq!((server.requests().len(), world.attempts(id).await.len(), world.delivery(id).await.unclear), (1, 1, false));
     }
 
-    async fn a_text_that_is_refused_does_not_keep_the_state_from_being_written(world) {
+    async fn a_refused_excerpt_does_not_prevent_the_state_from_being_written(world) {
         hooks(&world, Guarantee::AtMostOnce).await;
         let server = HttpServer::start(|_| Reply::status(400).with_body("what the receiver says"));
         world.refuse(TEXTS).await;
@@ -113,7 +113,7 @@ on_both! {
         assert_eq!((world.attempts(id).await[0].excerpt.as_deref(), server.requests().len()), (None, 1));
     }
 
-    async fn what_cannot_be_announced_or_expanded_waits_and_is_not_sent(world) {
+    async fn a_delivery_that_cannot_be_announced_or_expanded_waits_and_is_not_sent(world) {
         for refusal in [ANNOUNCE, EXPAND] {
             let world = fresh(&world).await;
             hooks(&world, Guarantee::AtMostOnce).await;
@@ -131,7 +131,7 @@ on_both! {
         }
     }
 
-    async fn a_message_that_an_inbox_does_not_take_is_delivered_later_and_once(world) {
+    async fn a_refused_inbox_message_is_delivered_later_and_once(world) {
         world.refuse(MESSAGE).await;
         let running = world.run().await;
         let id = world.enqueue("a", json!({"recipients": [{"user": "ada"}], "title": "hello"})).await;
@@ -156,12 +156,13 @@ on_both! {
     }
 }
 
-/// Somebody's transaction holds the row of one delivery, such as a cancel that is not committed: the others of its batch are settled, and are not sent again.
+/// Another transaction holds the row of one delivery, such as a cancel that is not committed. The other results of its
+/// batch are settled and not sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_another_transaction_holds_holds_up_no_other_result() {
+async fn a_row_locked_by_another_transaction_delays_no_other_result() {
     let world = World::postgres().await;
     let impatient = Store::open(&format!("{}?options=-c%20lock_timeout%3D200ms", world.url)).await.unwrap();
-    // All of them at the same time, although they go to one host.
+    // Sends all of them concurrently, although they go to one host.
     let draft = world.draft("hooks", "webhook", json!({"isolate": "lane"}));
     world.provider(ProviderDraft { guarantee: Guarantee::AtLeastOnce, concurrency: 8, ..draft }).await;
     let server = HttpServer::start(|request| if request.path == "/later" { Reply::ok() } else { Reply::ok().slow() });
@@ -177,7 +178,7 @@ async fn a_row_that_another_transaction_holds_holds_up_no_other_result() {
     stranger.batch_execute(&hold).await.unwrap();
     server.release();
     world.until("all others are written", async || world.count("delivery_ledger").await == 5).await;
-    // And those of later batches.
+    // And the results of later batches.
     to(&world, &server, "/later").await;
     world.until("a later one is written", async || world.count("delivery_ledger").await == 6).await;
     stranger.batch_execute("COMMIT").await.unwrap();
@@ -186,9 +187,10 @@ async fn a_row_that_another_transaction_holds_holds_up_no_other_result() {
     assert_eq!((world.delivery(locked).await.attempts, server.requests().len()), (1, 7));
 }
 
-/// A renewal does not wait for a row that another transaction holds: the other leases would run out meanwhile.
+/// A renewal does not wait for a row that another transaction holds, because the other leases would run out in the
+/// meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_that_another_transaction_holds_keeps_no_other_lease_from_being_renewed() {
+async fn a_row_locked_by_another_transaction_delays_no_other_renewal() {
     let world = World::postgres().await;
     for _ in 0..3 {
         world.enqueue("t", json!({"recipients": [{"email": "guest@example.com"}]})).await;

@@ -1,4 +1,4 @@
-//! From recipients and channels to deliveries and lanes, on both databases; and back to a lane after a retry.
+//! From recipients and channels to deliveries and lanes, and back to a lane after a retry; on both databases.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ on_both! {
         bad.channel = "sms".into();
         world.provider(bad).await;
         world.capture(json!({})).await;
-        // Through plain SQL: the SDK would have refused the third address.
+        // By plain SQL, because the SDK would refuse the third address.
         let id = world.enqueue_by_sql("a", "[{\"phone\": \"+14155550100\"}, {\"email\": \"a@example.com\"}, {\"email\": \"nonsense\"}]").await;
         world.pass().await;
         let states: Vec<String> = world.deliveries(id).await.into_iter().map(|d| d.state).collect();
@@ -65,7 +65,7 @@ on_both! {
         assert_eq!(world.delivery(nobody).await.error_code.as_deref(), Some("no_recipient"));
     }
 
-    async fn what_somebody_broke_by_hand_holds_up_nothing_else(world) {
+    async fn a_notification_that_was_damaged_by_hand_delays_nothing_else(world) {
         world.capture(json!({})).await;
         let mut broken = world.draft("broken", "capture", json!({}));
         (broken.channel, broken.is_default) = ("sms".into(), true);
@@ -116,7 +116,7 @@ on_both! {
         assert_eq!((row.state.as_str(), row.provider.as_deref()), ("sent", Some("horn")));
     }
 
-    async fn what_waits_on_a_lane_that_is_gone_is_routed_anew(world) {
+    async fn deliveries_on_a_deleted_lane_are_routed_again(world) {
         let lane = world.capture(json!({})).await;
         world.store.pause_lane(lane, None, "so that it waits").await.unwrap();
         let id = world.enqueue("a", json!({})).await;

@@ -1,4 +1,4 @@
-//! The schema itself: golden dumps, versions, limits in the database's own words, roles, partitions.
+//! The schema: golden dumps, versions, the limits that the database checks, roles, partitions.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::world::World;
 
-/// Compares with the file that is checked in; `UPDATE_GOLDEN=1` writes it.
+/// Compares the text with the file that is checked in; `UPDATE_GOLDEN=1` writes it.
 fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -41,7 +41,7 @@ const POSTGRES_DUMP: &str = "
 async fn the_postgres_schema_is_the_one_checked_in() {
     let world = World::postgres().await;
     let rows = world.sql(POSTGRES_DUMP, vec![]).await;
-    // Roles are named after the database.
+    // Role names contain the database's OID.
     let lines: Vec<String> =
         rows.iter().map(|row| row.get::<String>(0).unwrap().replace(&world.role("tenant"), "postcommit_tenant_OID")).collect();
     golden("postgres/schema.golden", &(lines.join("\n") + "\n"));
@@ -50,8 +50,15 @@ async fn the_postgres_schema_is_the_one_checked_in() {
 #[tokio::test]
 async fn the_sqlite_schema_is_the_one_checked_in() {
     let world = World::sqlite().await;
-    let rows =
-        world.sql("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name LIKE 'postcommit%' ORDER BY type, name", vec![]).await;
+    let rows = world
+        .sql(
+            "SELECT sql \
+            FROM sqlite_schema \
+            WHERE sql IS NOT NULL AND name LIKE 'postcommit%' \
+            ORDER BY type, name",
+            vec![],
+        )
+        .await;
     let lines: Vec<String> = rows.iter().map(|row| row.get(0).unwrap()).collect();
     golden("sqlite/schema.golden", &(lines.join(";\n\n") + ";\n"));
 }
@@ -107,9 +114,9 @@ on_both! {
     }
 }
 
-/// Each is beyond a limit that only `limit_exceeded` knows; none may pass for plainly kept.
+/// Each value is beyond a limit that only `limit_exceeded` checks. None may pass the quick check of `plainly_kept`.
 #[tokio::test]
-async fn what_is_plainly_kept_is_within_every_limit() {
+async fn the_quick_check_passes_only_values_within_every_limit() {
     let world = World::postgres().await;
     let fields = ["event_type", "idempotency_key", "entity", "title", "channels", "payload", "recipients", "priority", "expires_at"];
     let attempt = async |field: &str, value: &str| {
@@ -146,7 +153,7 @@ async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
     let health = world.store.partition_health().await.unwrap().unwrap();
     assert_eq!((health.months_ahead, health.in_default), (24, 0));
     assert_eq!(world.store.make_partitions_once().await.unwrap(), 0, "nothing to do twice");
-    // As if no server had run for years: this month's partition was never made.
+    // As if no server had run for years: this month's partition does not exist.
     let month: String = world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
     for table in ["notification", "delivery_ledger", "attempt"] {
         world.execute(&format!("DROP TABLE postcommit.{table}_{month}"), vec![]).await;
@@ -173,8 +180,9 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
     as_role("producer", "SELECT postcommit.enqueue('a', '{}', 'k', entity => 'e')").await.unwrap();
     as_role("producer", "SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k2\"}]')").await.unwrap();
     as_role("producer", "SELECT postcommit.cancel('default', 'e')").await.unwrap();
-    let tables =
-        "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')";
+    let tables = "SELECT c.oid::regclass::text \
+            FROM pg_class c \
+            WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')";
     for row in world.sql(tables, vec![]).await {
         let table: String = row.get(0).unwrap();
         let read = as_role("producer", &format!("SELECT * FROM {table}")).await;
@@ -196,8 +204,18 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
     as_role("reader", "SELECT concurrency, rate_per_s, burst FROM postcommit.provider").await.unwrap();
     assert!(as_role("reader", "SELECT secrets FROM postcommit.provider").await.is_err());
     assert!(as_role("reader", "DELETE FROM postcommit.delivery_queue").await.is_err());
-    let open: i64 = world.sql("SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')", vec![]).await[0].get(0).unwrap();
-    assert_eq!(open, 0, "nothing is open to everybody");
+    let open: i64 = world
+        .sql(
+            "SELECT count(*) \
+        FROM pg_proc p \
+        WHERE p.pronamespace = 'postcommit'::regnamespace \
+        AND has_function_privilege('public', p.oid, 'EXECUTE')",
+            vec![],
+        )
+        .await[0]
+        .get(0)
+        .unwrap();
+    assert_eq!(open, 0, "nothing is open to PUBLIC");
 }
 
 #[tokio::test]
@@ -247,13 +265,13 @@ async fn sqlite_lives_beside_the_application_s_own_tables() {
     assert_eq!(world.delivery(id).await.state, "sent");
 }
 
-/// A cluster of our own with a certificate of our own, and the file that holds its root.
+/// A cluster with a certificate of its own, and the file with its root certificate.
 async fn cluster_with_tls(folder: &Path) -> (postcommit_testkit::Cluster, std::path::PathBuf) {
     let cluster = postcommit_testkit::Cluster::start();
     let plain = Store::open(&cluster.url()).await.unwrap();
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     for (file, text) in [("server.crt", key.cert.pem()), ("server.key", key.signing_key.serialize_pem())] {
-        // Written by the server itself: the key must be private to whoever it runs as.
+        // The server itself writes the files, because the key must be private to the user that it runs as.
         let lines = text.trim().lines().map(|line| format!("('{line}')")).collect::<Vec<_>>().join(", ");
         let copy = format!("COPY (VALUES {lines}) TO PROGRAM 'umask 077 && cat > {file}'");
         plain.db().execute_one(&copy, vec![]).await.unwrap();
@@ -272,7 +290,7 @@ async fn a_connection_is_encrypted_and_its_server_checked_when_required() {
     let folder = tempfile::tempdir().unwrap();
     let (cluster, roots) = cluster_with_tls(folder.path()).await;
     let url = format!("{}?sslmode=require", cluster.url());
-    // The reload is asynchronous: until it has happened the server says that it does no TLS.
+    // The reload is asynchronous: until it has happened, the server answers that it does not support TLS.
     let store = loop {
         match Store::open(&format!("{url}&sslrootcert={}", roots.display())).await {
             Ok(store) => break store,
@@ -286,21 +304,27 @@ async fn a_connection_is_encrypted_and_its_server_checked_when_required() {
 }
 
 #[tokio::test]
-async fn insert_or_ignore_loses_nothing_in_silence_and_sends_nothing_again() {
+async fn insert_or_ignore_loses_nothing_silently_and_sends_nothing_again() {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
     world.enqueue("a", json!({"idempotency_key": "first"})).await;
     world.pass().await;
     world.execute("CREATE TABLE booking (id INTEGER PRIMARY KEY)", vec![]).await;
-    let beyond =
-        "INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key, priority) VALUES ('a', '{}', 'second', 99)";
+    let beyond = "INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key, priority) \
+            VALUES ('a', '{}', 'second', 99)";
     for _ in 0..2 {
         world.execute("INSERT INTO booking DEFAULT VALUES", vec![]).await;
         let said = world.store.db().execute_one(beyond, vec![]).await.unwrap_err().to_string();
         assert!(said.contains("a field is beyond its limit"), "{said}");
     }
     assert_eq!((world.count("delivery_queue").await, world.count("notification").await), (0, 1));
-    world.execute("INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key) VALUES ('a', '{\"path\": \"C:\\\\u0000\"}', 'third')", vec![]).await;
+    world
+        .execute(
+            "INSERT OR IGNORE INTO postcommit_enqueue (event_type, payload, idempotency_key) \
+        VALUES ('a', '{\"path\": \"C:\\\\u0000\"}', 'third')",
+            vec![],
+        )
+        .await;
     assert_eq!(world.count("delivery_queue").await, 1);
 }
 
@@ -311,7 +335,7 @@ async fn a_lock_in_the_way_of_a_result_delays_it_and_loses_nothing() {
     draft.guarantee = postcommit_channel::model::Guarantee::AtMostOnce;
     let lane = world.provider(draft).await;
     let id = world.enqueue("a", json!({})).await;
-    // Expanded already, so that the lock meets the result alone.
+    // Expanded already, so that the lock delays only the result.
     world.store.pause_lane(lane, None, "for the expansion").await.unwrap();
     world.pass().await;
     world.store.resume_lane(lane).await.unwrap();

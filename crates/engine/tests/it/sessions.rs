@@ -41,7 +41,7 @@ on_both! {
         assert!(!stored.contains(signed_in[0].token.reveal()) && !stored.contains(signed_in[0].csrf.reveal()) && !format!("{signed_in:?}").contains(signed_in[0].token.reveal()));
     }
 
-    async fn a_link_that_is_too_old_or_made_up_signs_nobody_in(world) {
+    async fn an_expired_or_invented_link_does_not_sign_in(world) {
         let link = world.store.create_login_link(&login(&world), HOUR).await.unwrap();
         world.execute("UPDATE postcommit.login_link SET expires_at = $1", vec![past().into()]).await;
         for token in [link.reveal(), "", "made up", &"A".repeat(43)] {
@@ -51,7 +51,7 @@ on_both! {
         assert_eq!((world.store.purge_sessions_once().await.unwrap(), world.count("login_link").await), (1, 0));
     }
 
-    async fn a_session_stands_and_falls_with_its_key(world) {
+    async fn a_session_ends_with_its_key(world) {
         let key = world.store.create_key(world.tenant, &draft("a", &["admin"])).await.unwrap();
         let by_key = Login { key_id: Some(key.id.clone()), ..login(&world) };
         let (used, unused) = (world.store.create_login_link(&by_key, HOUR).await.unwrap(), world.store.create_login_link(&by_key, HOUR).await.unwrap());
@@ -77,7 +77,7 @@ on_both! {
         world.store.renew_session(token, 10 * HOUR).await.unwrap();
         let renewed = look().await.unwrap();
         assert!(renewed.expires_at >= begun.expires_at.plus(8 * HOUR) && renewed.last_seen_at >= begun.last_seen_at);
-        // Long ago: no renewal goes beyond 30 days of its beginning.
+        // A session that began long ago: no renewal goes beyond 30 days after its start.
         world.execute("UPDATE postcommit.session SET created_at = $1, last_seen_at = $1", vec![past().into()]).await;
         world.store.renew_session(token, 10 * HOUR).await.unwrap();
         assert!(look().await.is_none() && world.count("session").await == 1);
@@ -96,10 +96,10 @@ on_both! {
         for wrong in [other.csrf.reveal(), new.token.reveal(), "", "x"] {
             assert!(!session.accepts_csrf(wrong));
         }
-        assert!(world.store.find_session(new.csrf.reveal()).await.unwrap().is_none(), "it signs nobody in");
+        assert!(world.store.find_session(new.csrf.reveal()).await.unwrap().is_none(), "a CSRF token does not sign in");
     }
 
-    async fn what_is_over_is_forgotten_by_the_duties(world) {
+    async fn expired_links_and_sessions_are_deleted_by_the_duties(world) {
         world.store.create_session(&login(&world), HOUR).await.unwrap();
         world.execute("UPDATE postcommit.session SET expires_at = $1", vec![past().into()]).await;
         world.store.create_session(&login(&world), HOUR).await.unwrap();

@@ -1,4 +1,5 @@
-//! Settings of the server, the database, the role and the session: none of them changes what our statements mean, what is stored, or what is durable.
+//! Settings of the server, the database, the role and the session: none of them changes the meaning of our statements,
+//! what is stored, or what is durable.
 
 use postcommit_engine::db::Db;
 use postcommit_engine::dispatch::Dispatcher;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// What somebody may have set, for reasons of their own. `evil` is a schema whose functions lie, `other` an access method.
+/// Settings that an administrator may have changed. `evil` is a schema with wrong functions, `other` an access method.
 const HOSTILE: &[(&str, &str)] = &[
     ("standard_conforming_strings", "off"),
     ("backslash_quote", "off"),
@@ -31,7 +32,7 @@ const HOSTILE: &[(&str, &str)] = &[
     ("lock_timeout", "1ms"),
     ("idle_in_transaction_session_timeout", "1ms"),
     ("idle_session_timeout", "1ms"),
-    // Not 1 ms: the statement that takes it off needs a moment itself.
+    // Not 1 ms, because the statement that resets it needs some time itself.
     ("transaction_timeout", "1s"),
     ("exit_on_error", "on"),
     ("client_encoding", "LATIN1"),
@@ -55,14 +56,14 @@ const TRAPS: &str = "CREATE SCHEMA evil;
     GRANT USAGE ON SCHEMA evil TO PUBLIC;
     CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler";
 
-/// Without anything of ours.
+/// A connection without Postcommit's session settings.
 async fn stranger(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client
 }
 
-/// Those that this server knows.
+/// The settings that this server knows.
 async fn known(client: &Client) -> Vec<(&'static str, &'static str)> {
     let mut known = vec![];
     for (name, value) in HOSTILE {
@@ -75,7 +76,7 @@ async fn known(client: &Client) -> Vec<(&'static str, &'static str)> {
     known
 }
 
-/// The database's value, or the role's in it: both go with the database.
+/// Where a setting is made: for the database, and for the role in the database. Both are dropped with the database.
 fn places(database: &str) -> [String; 2] {
     [format!("ALTER DATABASE {database}"), format!("ALTER ROLE CURRENT_USER IN DATABASE {database}")]
 }
@@ -89,7 +90,7 @@ fn assignment(name: &str, value: &str) -> String {
     format!("{name} = {list}")
 }
 
-/// Enqueue, deliver, settle, list, and a trigger that must fire: through a store that was opened under the setting.
+/// Enqueues, delivers, settles, lists, and fires a trigger, through a store that was opened under the setting.
 async fn use_everything(world: &World, store: &Store, label: &str) {
     let title = format!("C:\\temp\\new 'quoted' {label}");
     let version = async || -> i64 { world.sql("SELECT version FROM postcommit.provider_version", vec![]).await[0].get(0).unwrap() };
@@ -118,7 +119,7 @@ async fn no_setting_of_database_or_role_changes_what_our_connections_do() {
     admin.batch_execute(TRAPS).await.unwrap();
     let name = database(&admin).await;
     for (place, (setting, value)) in known(&admin).await.into_iter().enumerate() {
-        // In turns, since each is more specific than the other, and both end up in the same session.
+        // Alternately, because the role's setting overrides the database's, and both end up in the same session.
         let place = &places(&name)[place % 2];
         admin.batch_execute(&format!("{place} SET {}", assignment(setting, value))).await.unwrap();
         let store = Store::open(&world.url).await.unwrap();
@@ -138,22 +139,30 @@ async fn under_all_of_them_together_the_schema_is_made_and_works() {
     }
     let world = World::on(fresh).await;
     use_everything(&world, &world.store, "all").await;
-    // A partition is a table like its parents, whoever has it made.
+    // A partition has its parent's access method, whichever session creates it.
     admin.batch_execute("SET default_table_access_method = 'other'; SELECT postcommit.make_partitions(30)").await.unwrap();
-    let kinds = world.sql("SELECT count(*) FROM pg_class c JOIN pg_am m ON m.oid = c.relam WHERE c.relnamespace = 'postcommit'::regnamespace AND m.amname = 'other'", vec![]).await;
+    let kinds = world
+        .sql(
+            "SELECT count(*) \
+        FROM pg_class c \
+        JOIN pg_am m ON m.oid = c.relam \
+        WHERE c.relnamespace = 'postcommit'::regnamespace AND m.amname = 'other'",
+            vec![],
+        )
+        .await;
     assert_eq!(kinds[0].get::<i64>(0).unwrap(), 0);
 }
 
-/// A read-only default is the operator's switch, not a trap: it is told, not overridden.
+/// A read-only default is the operator's decision: it is reported, not overridden.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_was_made_read_only_is_told_as_such() {
+async fn a_database_that_was_made_read_only_is_reported_as_such() {
     let world = World::postgres().await;
     let admin = stranger(&world.url).await;
     admin.batch_execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database(&admin).await)).await.unwrap();
     assert!(Store::open(&world.url).await.unwrap().is_read_only().await.unwrap());
 }
 
-/// What is stored, but for what differs from one to the next.
+/// The stored row, without the columns that always differ.
 async fn stored(client: &Client, key: &str) -> serde_json::Value {
     let sql = "SELECT to_jsonb(n) - ARRAY['id', 'created_at', 'idempotency_key'] || jsonb_build_object('expires_at', extract(epoch FROM n.expires_at),
         'due_at', extract(epoch FROM n.due_at), 'hash', (SELECT i.content_hash FROM postcommit.idempotency i WHERE i.notification_id = n.id))
@@ -161,7 +170,7 @@ async fn stored(client: &Client, key: &str) -> serde_json::Value {
     client.query_one(sql, &[&key]).await.unwrap().get(0)
 }
 
-/// What each of them says to a link: through `limit_exceeded`.
+/// Whether an enqueue with each of these links is accepted, which `limit_exceeded` decides.
 async fn verdicts(client: &Client) -> Vec<String> {
     let mut verdicts = vec![];
     for url in [
@@ -180,7 +189,7 @@ async fn verdicts(client: &Client) -> Vec<String> {
     verdicts
 }
 
-/// In a summer-time zone 30 days from that day on are an hour short.
+/// In a time zone with daylight saving, 30 days from that day are an hour short.
 const SINGLE: &str = "SELECT postcommit.enqueue('a', '{\"n\": 1.50, \"b\": \"\\u00e9\"}', $1, entity => 'e\\1', recipients => '[{\"email\": \"guest@example.com\"}]',
     channels => ARRAY['email', 'null'], title => 'C:\\temp', action_url => 'https://shop.example/a', data => '{}', due_at => '2026-03-20T00:00:00Z')";
 const MANY: &str = "SELECT postcommit.enqueue_many(jsonb_build_array(jsonb_build_object('event_type', 'a', 'idempotency_key', $1::text,
@@ -191,13 +200,14 @@ async fn a_producers_own_settings_change_nothing_of_what_is_stored() {
     let world = World::postgres().await;
     let plain = stranger(&world.url).await;
     plain.batch_execute(TRAPS).await.unwrap();
-    // The texts hold backslashes, which the producer's session may read as it likes: they are given as parameters there.
+    // The texts hold backslashes, which the producer's session may interpret differently: there they are passed as
+    // parameters.
     plain.execute(SINGLE, &[&"plain"]).await.unwrap();
     plain.execute(MANY, &[&"plain-many"]).await.unwrap();
     let (single, many, links) = (stored(&plain, "plain").await, stored(&plain, "plain-many").await, verdicts(&plain).await);
     assert_eq!(single["expires_at"].as_f64().unwrap() - single["due_at"].as_f64().unwrap(), 720.0 * 3600.0);
     for (setting, value) in known(&plain).await {
-        // What ends or refuses whatever the session does is the producer's own affair, and so is what it may look at.
+        // Settings that end or refuse statements of the producer, or hide rows from it, are left out.
         if [
             "statement_timeout",
             "idle_session_timeout",
@@ -210,7 +220,7 @@ async fn a_producers_own_settings_change_nothing_of_what_is_stored() {
         {
             continue;
         }
-        // A session of its own: a function's text is read when a session first calls it.
+        // A new session, because a function's body is parsed when a session first calls it.
         let producer = stranger(&world.url).await;
         let (one, batch) = (producer.prepare(SINGLE).await.unwrap(), producer.prepare(MANY).await.unwrap());
         producer.batch_execute(&format!("SET {}", assignment(setting, value))).await.unwrap();
@@ -223,7 +233,8 @@ async fn a_producers_own_settings_change_nothing_of_what_is_stored() {
     }
 }
 
-/// A text with a backslash is read by the caller's `standard_conforming_strings`, unless it says E'…'. Bodies that were parsed when they were made are not.
+/// A text with a backslash depends on the caller's `standard_conforming_strings`, unless it is written as E'…'. Bodies
+/// that were parsed when they were created do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_function_has_a_backslash_that_a_setting_could_change() {
     let world = World::postgres().await;
@@ -243,7 +254,7 @@ async fn commits(store: &Store) -> [String; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_pools_commit_at_least_synchronously_whoever_says_otherwise() {
+async fn both_pools_commit_at_least_synchronously_whatever_the_settings() {
     let world = World::postgres().await;
     let admin = stranger(&world.url).await;
     let name = database(&admin).await;
@@ -258,9 +269,9 @@ async fn both_pools_commit_at_least_synchronously_whoever_says_otherwise() {
     }
 }
 
-/// NOTIFY cannot be prepared. Without the bell it can, and the poll delivers.
+/// A transaction with NOTIFY cannot be prepared. Without NOTIFY it can, and the poll delivers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prepared_transaction_enqueues_without_the_bell() {
+async fn a_prepared_transaction_enqueues_without_notify() {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start_with(&["max_prepared_transactions=4"])).await.unwrap();
     let mut world = World::on(cluster.postgres().database().await).await;
     world.settings.interval_ms = 1000;
@@ -271,7 +282,7 @@ async fn a_prepared_transaction_enqueues_without_the_bell() {
     let mut place = 0;
     let mut prepare = async |setting: &str| {
         place += 1;
-        // As long as a dispatcher sleeps, which it says for a moment at a time.
+        // Waits until a dispatcher is idle, which it marks for a short time only.
         world.until("a dispatcher sleeps", async || world.count("asleep").await > 0).await;
         let enqueue = format!(
             "BEGIN; {setting}; SELECT postcommit.enqueue('a', '{{}}', 'k{place}', recipients => '[{{\"email\": \"g@example.com\"}}]');
@@ -295,15 +306,15 @@ async fn a_prepared_transaction_enqueues_without_the_bell() {
     world.drained().await;
     assert_eq!(world.count("notification").await, 10);
     running.finish().await;
-    // Nobody sleeps any more but one who says so for an hour: then the bell is rung for certain.
+    // Marks a worker idle for an hour, so that every enqueue sends NOTIFY.
     world.store.fall_idle(Uuid::new_v4(), std::time::Duration::from_secs(3600)).await.unwrap();
     for loud in ["SET postcommit.doorbell = on", "SET postcommit.doorbell = ''", "RESET postcommit.doorbell"] {
         assert!(!prepare(loud).await, "{loud}");
     }
-    assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside somebody who sleeps");
+    assert!(prepare("SET LOCAL postcommit.doorbell = off").await, "beside an idle dispatcher");
 }
 
-/// Triggers that do not fire would be noticed by nobody. A login that may not mend that is told so.
+/// Triggers that do not fire would go unnoticed. A login that may not change that is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_for_which_no_trigger_fires_is_refused() {
     let cluster = tokio::task::spawn_blocking(Cluster::start).await.unwrap();

@@ -1,5 +1,5 @@
-//! Settling a target that has no row of its own, on both databases: its notification's row (n = 0) holds it, and what is written is the target's
-//! (n = 1). And what a claim tells about the providers that such a target is sent by.
+//! Settling a target that has no row of its own, on both databases: its notification's row (n = 0) holds it, and the
+//! target's delivery (n = 1) is written. And the changes of providers that a claim reports for such a target.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ use crate::world::World;
 const PARKED: Finish = Finish::Ended(FinishedState::Parked(Reason::Exhausted));
 const LATER: Finish = Finish::Again { at: Timestamp::from_micros(4_000_000_000_000_000), counted: true };
 
-/// What became of the only target, sent from its notification's row.
-fn at_once(delivery: &Delivery, lane: i32, finish: Finish, outcome: &'static str) -> Settlement {
+/// The settlement of the only target, sent from its notification's row.
+fn from_own_row(delivery: &Delivery, lane: i32, finish: Finish, outcome: &'static str) -> Settlement {
     let place = Place { n: 1, lane, facts: Facts::new("email", "guest@example.com") };
     Settlement { place: Some(place), ..settlement(delivery, finish, outcome) }
 }
 
-/// What was never begun.
+/// The settlement of a delivery that was never begun.
 fn returned(delivery: &Delivery) -> Settlement {
     Settlement { attempt: None, unclear: false, ..settlement(delivery, Finish::Returned, "none") }
 }
@@ -30,7 +30,7 @@ fn target_of(delivery: &Delivery) -> DeliveryKey {
     DeliveryKey { n: 1, ..delivery.key }
 }
 
-/// Where each row of a table is and what it is called: number, lane, channel, address.
+/// The rows of a table: number, lane, channel, address.
 async fn places(world: &World, table: &str) -> Vec<(i32, i32, Option<String>, Option<String>)> {
     let sql = format!("SELECT n, lane, channel, target FROM postcommit.{table} ORDER BY notification_id, n");
     let rows = world.sql(&sql, vec![]).await;
@@ -46,18 +46,18 @@ async fn keys(world: &World, table: &str) -> BTreeSet<DeliveryKey> {
     rows.iter().map(|row| DeliveryKey { tenant: row.get(0).unwrap(), notification: row.get(1).unwrap(), n: row.get(2).unwrap() }).collect()
 }
 
-/// One notification, claimed as it was enqueued.
+/// Enqueues and claims one notification.
 async fn one(world: &World) -> Delivery {
     world.enqueue("test.event", json!({})).await;
     claim(&world.store, -world.tenant, 1).await.remove(0)
 }
 
 on_both! {
-    async fn what_ended_enters_the_ledger_as_the_target(world) {
+    async fn a_finished_delivery_enters_the_ledger_as_the_target(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;
         assert_eq!((held.key.n, held.row, held.lane), (0, 0, -world.tenant));
-        let settled = world.store.settle(vec![at_once(&held, lane, SENT, "sent")]).await.unwrap();
+        let settled = world.store.settle(vec![from_own_row(&held, lane, SENT, "sent")]).await.unwrap();
         assert_eq!((settled.applied, settled.stale), (vec![held.key], vec![]), "the row is named, as it was claimed");
         assert_eq!(world.count("delivery_queue").await, 0);
         assert_eq!(places(&world, "delivery_ledger").await, [routed(lane)]);
@@ -69,10 +69,10 @@ on_both! {
         assert_eq!(row.get::<Uuid>(3).unwrap(), held.token);
     }
 
-    async fn what_ended_without_an_attempt_says_so(world) {
+    async fn a_delivery_that_ended_without_an_attempt_says_so(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;
-        let mut gone = Settlement { attempt: None, unclear: true, ..at_once(&held, lane, Finish::Ended(FinishedState::Parked(Reason::Config)), "none") };
+        let mut gone = Settlement { attempt: None, unclear: true, ..from_own_row(&held, lane, Finish::Ended(FinishedState::Parked(Reason::Config)), "none") };
         gone.code = Some("unknown_provider".into());
         world.store.settle(vec![gone]).await.unwrap();
         let row = world.delivery(held.key.notification).await;
@@ -80,11 +80,11 @@ on_both! {
         assert_eq!(world.count("attempt").await, 0);
     }
 
-    async fn what_is_tried_again_becomes_a_row_of_its_lane(world) {
+    async fn a_retry_becomes_a_row_of_its_lane(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;
         let at: Timestamp = "2098-01-01T00:00:00Z".parse().unwrap();
-        let mut again = at_once(&held, lane, Finish::Again { at, counted: true }, "unclear");
+        let mut again = from_own_row(&held, lane, Finish::Again { at, counted: true }, "unclear");
         again.code = Some("timeout".into());
         assert_eq!(world.store.settle(vec![again]).await.unwrap().applied, [held.key]);
         assert_eq!(places(&world, "delivery_queue").await, [routed(lane)]);
@@ -104,7 +104,7 @@ on_both! {
         assert_eq!(log, [(id.clone(), 1, "unclear".into()), (id, 2, "sent".into())]);
     }
 
-    async fn what_is_given_back_is_as_it_was(world) {
+    async fn a_row_that_is_given_back_is_unchanged(world) {
         let lane = world.capture(json!({})).await;
         let held = one(&world).await;
         let before = world.delivery(held.key.notification).await.next_attempt_at;
@@ -124,29 +124,30 @@ on_both! {
         world.expire_leases().await;
         let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         assert_eq!((second.lost_since, second.losses, second.first_try_at), (Some(frozen.leased_at), 1, Some(frozen.leased_at)));
-        // While the other holds the notification's row; when that has become the target's; and when it is over.
-        let late = world.store.settle(vec![at_once(&frozen, lane, PARKED, "rejected")]).await.unwrap();
+        // Late while another worker holds the notification's row, when that has become the target's row, and when the
+        // delivery is finished.
+        let late = world.store.settle(vec![from_own_row(&frozen, lane, PARKED, "rejected")]).await.unwrap();
         assert_eq!((late.applied, late.stale), (vec![], vec![frozen.key]));
         assert_eq!(places(&world, "delivery_queue").await, [(0, -world.tenant, None, None)]);
-        world.store.settle(vec![at_once(&second, lane, LATER, "unclear")]).await.unwrap();
-        world.store.settle(vec![at_once(&frozen, lane, SENT, "sent")]).await.unwrap();
+        world.store.settle(vec![from_own_row(&second, lane, LATER, "unclear")]).await.unwrap();
+        world.store.settle(vec![from_own_row(&frozen, lane, SENT, "sent")]).await.unwrap();
         assert_eq!(world.delivery(frozen.key.notification).await.state, "retrying");
         world.make_due().await;
         let third = claim(&world.store, lane, 1).await.remove(0);
         world.store.settle(vec![settlement(&third, SENT, "sent")]).await.unwrap();
-        world.store.settle(vec![at_once(&frozen, lane, LATER, "unclear")]).await.unwrap();
+        world.store.settle(vec![from_own_row(&frozen, lane, LATER, "unclear")]).await.unwrap();
         assert_eq!((world.delivery(frozen.key.notification).await.state.as_str(), world.count("attempt").await), ("sent", 2));
         let rows = world.sql("SELECT n, token, outcome FROM postcommit.stale_settle ORDER BY id", vec![]).await;
         let noted: Vec<(i32, Uuid, String)> = rows.iter().map(|row| (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap())).collect();
         assert_eq!(noted, ["rejected", "sent", "unclear"].map(|outcome| (1, frozen.token, outcome.to_owned())));
     }
 
-    async fn its_own_result_written_twice_is_not_late(world) {
+    async fn a_result_that_its_own_worker_writes_twice_is_not_late(world) {
         let lane = world.capture(json!({})).await;
         for finish in [SENT, PARKED, LATER] {
             let held = one(&world).await;
             for _ in 0..2 {
-                let settled = world.store.settle(vec![at_once(&held, lane, finish, "unclear")]).await.unwrap();
+                let settled = world.store.settle(vec![from_own_row(&held, lane, finish, "unclear")]).await.unwrap();
                 assert!(settled.stale.is_empty(), "{finish:?}");
             }
             assert_eq!(world.attempts(held.key.notification).await.len(), 1, "{finish:?}");
@@ -154,7 +155,7 @@ on_both! {
         assert_eq!((world.store.stale_settles().await.unwrap(), world.count("delivery_ledger").await, world.count("delivery_queue").await), (0, 2, 1));
     }
 
-    async fn a_batch_of_everything_applies_exactly_what_it_may(world) {
+    async fn a_mixed_batch_applies_exactly_the_results_whose_token_matches(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 8).await;
         let mut held = claim(&world.store, lane, 8).await;
@@ -168,10 +169,10 @@ on_both! {
             let finish = [SENT, PARKED, LATER, Finish::Returned][i % 4];
             let mut one = match finish {
                 Finish::Returned => returned(delivery),
-                _ if delivery.row == 0 => at_once(delivery, lane, finish, "unclear"),
+                _ if delivery.row == 0 => from_own_row(delivery, lane, finish, "unclear"),
                 _ => settlement(delivery, finish, "unclear"),
             };
-            // The second four of either kind were taken over by somebody else.
+            // The second four of either kind were taken over by another worker.
             if i % 8 >= 4 {
                 one.lease.token = Uuid::new_v4();
                 stays.insert(delivery.key);
@@ -195,7 +196,7 @@ on_both! {
         assert_eq!(free, BTreeSet::from([held[3].key, held[11].key]), "given back; the others wait or are held");
     }
 
-    async fn every_change_of_a_provider_is_told_by_the_next_claim(world) {
+    async fn every_change_of_a_provider_is_reported_by_the_next_claim(world) {
         let told = async || {
             world.enqueue("test.event", json!({})).await;
             world.store.claim(&[Want { lane: -world.tenant, quota: 1 }], LEASE, None).await.unwrap().providers
@@ -225,7 +226,7 @@ on_both! {
         changed("delete").await;
     }
 
-    async fn a_claim_of_one_notification_tells_of_the_providers_too(world) {
+    async fn a_claim_of_one_notification_reports_changes_of_providers_too(world) {
         world.capture(json!({})).await;
         let id = world.enqueue("test.event", json!({})).await;
         let claimed = world.store.claim_notification(world.tenant, id, LEASE, world.store.now().await.unwrap()).await.unwrap();

@@ -1,4 +1,5 @@
-//! What the store means, on both databases: claim, announce, renew, expand, settle, retry, discard, cancel.
+//! The meaning of the store's methods, on both databases: claim, announce, renew, expand, settle, retry, discard,
+//! cancel.
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
 
 pub const SENT: Finish = Finish::Ended(FinishedState::Sent);
 
-/// Enqueues one and brings it into the lane by a pass of the expander alone.
+/// Enqueues `count` notifications and brings them into the lane by a pass of the expander alone.
 pub async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
     let mut ids = Vec::new();
     for i in 0..count {
@@ -59,7 +60,7 @@ fn target(fate: Fate) -> Target {
 }
 
 on_both! {
-    async fn a_claim_leases_what_is_due_and_nobody_else_gets_it(world) {
+    async fn a_claim_leases_due_rows_and_no_other_claim_gets_them(world) {
         let lane = world.capture(json!({})).await;
         let ids = in_lane(&world, lane, 3).await;
         let (first, second) = (claim(&world.store, lane, 2).await, claim(&world.another_store().await, lane, 10).await);
@@ -139,7 +140,7 @@ on_both! {
         assert_eq!(order, expected.into_iter().map(|(_, _, id)| id).collect::<Vec<_>>());
     }
 
-    async fn what_is_scheduled_is_not_claimed_before_its_time(world) {
+    async fn a_scheduled_delivery_is_not_claimed_before_its_time(world) {
         world.enqueue("later", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         assert!(claim(&world.store, -world.tenant, 10).await.is_empty());
         world.make_due().await;
@@ -160,7 +161,7 @@ on_both! {
         assert_eq!(claim(&world.store, lane, 1).await.len(), 1);
     }
 
-    async fn whoever_finds_a_lease_that_ran_out_takes_over(world) {
+    async fn a_claim_takes_over_a_row_whose_lease_ran_out(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let first = claim(&world.store, lane, 1).await.remove(0);
@@ -223,7 +224,7 @@ on_both! {
         assert_eq!((world.store.stale_settles().await.unwrap(), world.count("attempt").await, world.count("delivery_queue").await), (2, 1, 0));
     }
 
-    async fn a_result_written_twice_because_its_commit_was_not_heard_of_is_not_late(world) {
+    async fn a_result_written_twice_after_an_unacknowledged_commit_is_not_late(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let held = claim(&world.store, lane, 1).await.remove(0);
@@ -264,7 +265,7 @@ on_both! {
         assert_eq!(world.store.settle(batch).await.unwrap().applied.len(), 50);
         assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await, world.count("attempt").await), (26, 24, 38));
         let returned = claim(&world.store, lane, 50).await;
-        assert_eq!(returned.len(), 12, "what was given back can be claimed at once");
+        assert_eq!(returned.len(), 12, "rows that were given back can be claimed immediately");
         assert!(returned.iter().all(|d| d.lost_since.is_none() && d.attempts == 0 && d.seq == 0));
     }
 
@@ -300,7 +301,7 @@ on_both! {
         assert_eq!(world.attempts(id).await.iter().map(|a| a.seq).collect::<Vec<_>>(), [1, 2]);
     }
 
-    async fn c14_what_was_sent_is_never_sent_again_by_a_retry(world) {
+    async fn c14_a_retry_never_sends_again_what_was_sent(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let held = claim(&world.store, lane, 1).await.remove(0);
@@ -310,7 +311,7 @@ on_both! {
         assert_eq!(world.count("delivery_queue").await, 0);
     }
 
-    async fn two_retries_at_once_make_one(world) {
+    async fn two_concurrent_retries_make_one(world) {
         let lane = world.capture(json!({})).await;
         in_lane(&world, lane, 1).await;
         let held = claim(&world.store, lane, 1).await.remove(0);
@@ -332,7 +333,7 @@ on_both! {
         assert_eq!(world.delivery(id).await.state, "discarded");
     }
 
-    async fn cancel_takes_back_only_what_is_not_under_way(world) {
+    async fn cancel_cancels_only_deliveries_without_a_lease(world) {
         let lane = world.capture(json!({})).await;
         let ids = in_lane(&world, lane, 2).await;
         let held = claim(&world.store, lane, 1).await.remove(0);

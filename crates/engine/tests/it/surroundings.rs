@@ -1,4 +1,4 @@
-//! The server around us, as `doctor` sees it: who holds a snapshot, and whose commits do not wait for the disk.
+//! What `doctor` finds on the server: sessions that hold a snapshot, and roles whose commits do not wait for the disk.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ async fn held(store: &Store, transactions: i64) -> Vec<HeldSnapshot> {
     store.held_snapshots(Duration::ZERO, transactions).await.unwrap()
 }
 
-/// Holds one until the transaction ends.
+/// Holds a snapshot until the transaction ends.
 const HOLD: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_holds_a_snapshot_is_named() {
+async fn a_session_that_holds_a_snapshot_is_named() {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start_with(&["max_prepared_transactions=4", "wal_level=logical"])).await.unwrap();
     let world = World::on(cluster.postgres().database().await).await;
     let of = async |name: &str| held(&world.store, i64::MAX).await.into_iter().find(|one| one.name == name);
@@ -42,13 +42,13 @@ async fn whoever_holds_a_snapshot_is_named() {
     assert!(found.age.is_some());
     assert!(world.store.held_snapshots(Duration::from_secs(3600), i64::MAX).await.unwrap().is_empty(), "not for an hour yet");
 
-    // A login that may not look at others' sessions still sees who it is, and that many transactions have passed.
+    // A login that may not see the sessions of others still sees the user, and that many transactions have passed.
     idle.batch_execute("ROLLBACK; CREATE ROLE watcher LOGIN; GRANT USAGE ON SCHEMA postcommit TO watcher").await.unwrap();
     idle.batch_execute(HOLD).await.unwrap();
     let little = Store::open(&world.url.replacen("postgres@", "watcher@", 1)).await.unwrap();
     let found = held(&little, 0).await.into_iter().find(|one| one.name == "report").unwrap();
     assert_eq!((found.pid, found.user.as_deref(), found.state, found.age), (Some(pid), Some("postgres"), None, None));
-    assert_eq!(held(&little, i64::MAX).await, [], "of which nobody can say how old it is");
+    assert_eq!(held(&little, i64::MAX).await, [], "a snapshot of unknown age is not reported");
     idle.batch_execute("ROLLBACK").await.unwrap();
 
     let other = connect(&world.url, "other").await;
@@ -57,13 +57,13 @@ async fn whoever_holds_a_snapshot_is_named() {
     assert_eq!((found.holder, found.pid, found.user.as_deref()), (Holder::Prepared, None, Some("postgres")));
     other.batch_execute("ROLLBACK PREPARED 'forgotten'").await.unwrap();
 
-    // A logical slot holds the catalogue alone; vacuum of our tables goes on.
+    // A logical slot holds only the catalogue back. Vacuum of Postcommit's tables continues.
     other.batch_execute("SELECT pg_create_logical_replication_slot('cdc', 'pgoutput')").await.unwrap();
     assert_eq!(held(&world.store, 0).await.into_iter().find(|one| one.holder == Holder::Slot), None);
 }
 
 on_both! {
-    async fn whose_commits_do_not_wait_is_told_and_sqlite_always_waits(world) {
+    async fn roles_whose_commits_do_not_wait_are_reported_and_sqlite_always_waits(world) {
         if !world.is_postgres() {
             assert_eq!(world.store.durability().await.unwrap(), None);
             assert_eq!(held(&world.store, 0).await, []);
@@ -83,7 +83,8 @@ on_both! {
         admin.batch_execute(&format!("ALTER DATABASE {name} RESET synchronous_commit; ALTER ROLE CURRENT_USER IN DATABASE {name} RESET synchronous_commit")).await.unwrap();
         assert_eq!(weak().await, before);
 
-        // A role that cannot use our schema is nobody's concern here; one that can is told, unless this database says otherwise of it.
+        // A role that cannot use the schema is not reported. A role that can is reported, unless this database sets
+        // another value for it.
         let other = format!("other_{name}");
         admin.batch_execute(&format!("CREATE ROLE {other}; ALTER ROLE {other} SET synchronous_commit = off")).await.unwrap();
         let told = async || weak().await.iter().any(|one| one.place == format!("role {other}"));

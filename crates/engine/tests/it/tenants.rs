@@ -1,4 +1,5 @@
-//! Tenants: made, listed, suspended, on both databases. Nothing of a suspended one is sent, and it holds nobody else up.
+//! Tenants: created, listed, suspended; on both databases. Nothing of a suspended tenant is sent, and it delays no
+//! other tenant.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// A tenant with a capture of its own, beside the default's.
+/// A tenant with a capture provider of its own, beside the default tenant's.
 async fn acme(world: &World, guarantee: Guarantee) -> i32 {
     let acme = world.store.create_tenant("acme").await.unwrap();
     let mut draft = world.draft("capture", "capture", json!({}));
@@ -70,7 +71,7 @@ on_both! {
 
     async fn b4_c15_nothing_of_a_suspended_tenant_is_sent_and_a_resume_goes_on(world) {
         let acme = acme(&world, Guarantee::Idempotent).await;
-        // One goes through its own row, the other is expanded.
+        // One is sent from its own row, the other is expanded.
         let before = [enqueue_for(&world, "acme", 1).await, enqueue_for(&world, "acme", 2).await];
         assert!(world.store.suspend_tenant(acme, "unpaid").await.unwrap());
         assert!(!world.store.suspend_tenant(acme, "again").await.unwrap(), "it keeps its reason");
@@ -81,10 +82,10 @@ on_both! {
         for _ in 0..2 {
             world.pass().await;
         }
-        assert!(are(&world, &others, "sent").await, "it holds nobody else up");
+        assert!(are(&world, &others, "sent").await, "the suspended tenant delays no other");
         assert!(are(&world, &before, "pending").await && are(&world, &after, "pending").await);
         assert!(world.store.attempts(acme, before[0]).await.unwrap().is_empty());
-        // By hand, one of them: neither.
+        // A manual pass for one of them sends neither.
         let mut dispatcher = Dispatcher::new(world.tools(world.another_store().await)).await.unwrap();
         dispatcher.pass(Some((acme, before[0]))).await.unwrap();
         dispatcher.pass(Some((acme, after[1]))).await.unwrap();
@@ -97,12 +98,12 @@ on_both! {
         assert_eq!(world.store.attempts(acme, before[1]).await.unwrap().len(), 2, "each once");
     }
 
-    async fn a_dispatcher_at_work_notices_at_once(world) {
+    async fn a_running_dispatcher_notices_a_suspension_with_its_next_claim(world) {
         for guarantee in [Guarantee::AtMostOnce, Guarantee::Idempotent] {
             world.execute("DELETE FROM postcommit.provider", vec![]).await;
             world.execute("DELETE FROM postcommit.tenant WHERE name = 'acme'", vec![]).await;
             let acme = acme(&world, guarantee).await;
-            // It has read the providers, and looks at them again only when a claim tells it to.
+            // The dispatcher has read the providers, and reads them again only when a claim reports a change.
             let mut dispatcher = Dispatcher::new(world.tools(world.another_store().await)).await.unwrap();
             world.store.suspend_tenant(acme, "unpaid").await.unwrap();
             let held = enqueue_for(&world, "acme", 1).await;
@@ -115,7 +116,7 @@ on_both! {
         }
     }
 
-    async fn what_waits_for_a_retry_is_held_as_well(world) {
+    async fn retries_of_a_suspended_tenant_wait_as_well(world) {
         let server = HttpServer::start(|request| if request.n == 1 { Reply::status(503) } else { Reply::ok() });
         world.provider(world.draft("hooks", "webhook", json!({}))).await;
         let running = world.run().await;
@@ -123,7 +124,7 @@ on_both! {
         world.until("it waits", async || world.delivery(id).await.state == "retrying").await;
         world.store.suspend_tenant(world.tenant, "unpaid").await.unwrap();
         world.make_due().await;
-        // Somebody else's, enqueued later, shows that the dispatcher has looked.
+        // A later notification of another tenant shows that the dispatcher has claimed since.
         let other = world.store.create_tenant("other").await.unwrap();
         world.store.create_provider(other, &world.draft("capture", "capture", json!({}))).await.unwrap();
         let seen = enqueue_for(&world, "other", 1).await;

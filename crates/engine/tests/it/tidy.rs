@@ -1,4 +1,4 @@
-//! The arrows between the parts, and other rules of style that matter enough to be a test.
+//! The dependencies between the parts, and other rules of style that are tested.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Source files of the product, by their path below `crates`; a file of tests alone is none.
+/// Source files of the product, by their path below `crates`. Files that hold only tests are left out.
 fn sources() -> Vec<(String, String)> {
     let read = |path: PathBuf| (path.strip_prefix(crates()).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap());
     let all = ["postcommit", "channel", "engine", "server"].iter().flat_map(|name| files(&crates().join(name).join("src"), "rs"));
@@ -33,7 +33,7 @@ fn code(text: &str) -> String {
     product.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// Places outside `home` that hold one of `words`.
+/// Files outside `home` that contain one of `words`.
 fn strays(words: &[&str], home: impl Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for (path, text) in sources().iter().filter(|(path, _)| !home(path)) {
@@ -47,7 +47,7 @@ fn strays(words: &[&str], home: impl Fn(&str) -> bool) -> Vec<String> {
 #[test]
 fn there_is_no_sql_outside_store_and_db() {
     let sql = ["SELECT ", "INSERT INTO", "UPDATE postcommit", "DELETE FROM", "PRAGMA ", "LISTEN "];
-    // The SDK's statements are the enqueue contract itself; help texts of the command line may quote SQL for people.
+    // The SDK's statements are the enqueue contract itself. Help texts of the command line may quote SQL.
     let home = |path: &str| {
         path.starts_with("engine/src/store")
             || path.starts_with("engine/src/db")
@@ -71,7 +71,7 @@ fn nothing_connects_outwards_but_egress() {
     let kafka = ["rskafka::client", "ClientBuilder::new", "rdkafka", "FutureProducer", "kafka::producer"];
     let redis = ["redis::Client", "ConnectionManager::new", "fred::clients"];
     let words = [&sockets[..], &http, &lettre, &mqtt, &amqp, &nats, &kafka, &redis].concat();
-    // The SDK's client runs in applications, and speaks to the one server it was given.
+    // The SDK's client runs in applications, and connects only to the server it was given.
     let home = |path: &str| path.starts_with("channel/src/egress") || path.starts_with("postcommit/src/http");
     assert_eq!(strays(&words, home), Vec::<String>::new());
 }
@@ -89,8 +89,8 @@ fn there_is_one_clock() {
 }
 
 #[test]
-fn the_arrows_point_one_way() {
-    // That nothing of crates/channel sees the store is the compiler's business: it does not depend on crates/engine.
+fn dependencies_between_parts_point_one_way() {
+    // The compiler checks that crates/channel does not use the store: it does not depend on crates/engine.
     let forbidden: [(&str, &[&str]); 14] = [
         ("engine/src/store", &["postcommit_channel::driver", "crate::dispatch", "postcommit_channel::egress"]),
         ("engine/src/db", &["crate::store", "postcommit_channel::driver", "crate::dispatch", "postcommit_channel::model"]),
@@ -154,7 +154,7 @@ fn functions_triggers_and_views_have_one_definition() {
 }
 
 #[test]
-fn no_module_is_a_drawer() {
+fn no_module_has_a_catch_all_name() {
     let drawers = ["util", "utils", "helper", "helpers", "common", "types", "manager", "misc", "shared"];
     let stems: Vec<String> = sources().iter().map(|(path, _)| Path::new(path).file_stem().unwrap().to_str().unwrap().to_owned()).collect();
     assert!(stems.iter().all(|stem| !drawers.contains(&stem.as_str())), "{stems:?}");
@@ -162,7 +162,7 @@ fn no_module_is_a_drawer() {
 
 #[test]
 fn every_statement_is_counted() {
-    // `db` counts what goes through it; tests/it/trips.rs holds the hot path to the sum.
+    // `db` counts the statements that go through it; tests/it/trips.rs limits their number on the hot path.
     let home = |path: &str| path.starts_with("engine/src/db") || path.starts_with("postcommit/src/");
     assert_eq!(strays(&["params_from_iter", ".prepare(", "deadpool_postgres"], home), Vec::<String>::new());
 }

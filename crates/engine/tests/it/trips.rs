@@ -1,4 +1,5 @@
-//! What deliveries cost in round trips. Counted, not timed: it holds on any machine, and a query in a loop is seen at once.
+//! What deliveries cost in round trips. Counted, not timed: the result holds on any machine, and a query in a loop is
+//! obvious.
 
 use postcommit_engine::db::Trips;
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher};
@@ -6,15 +7,15 @@ use serde_json::json;
 
 use crate::world::World;
 
-/// Notifications of the pass that warms up, and of the one that is counted.
+/// The size of the warm-up pass and of the pass that is counted.
 const WARM_UP: u64 = 500;
 const COUNTED: u64 = 2000;
 
-/// How the results come together is up to the scheduler, and a machine that stalls for a quarter of a second makes a lane look slow. Neither happens
-/// three times in a row; a regression does.
+/// The scheduler determines how results are batched, and a machine that stalls for a quarter of a second makes a lane
+/// look slow. Neither happens three times in a row; a regression does.
 const TRIES: usize = 3;
 
-/// Per 1,000 deliveries, preparing apart.
+/// The cost of 1,000 deliveries, without preparing statements.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     trips: f64,
@@ -33,7 +34,7 @@ impl Cost {
     }
 }
 
-/// Enqueues so many with one statement, as an application would with plain SQL.
+/// Enqueues `count` notifications with one statement, as an application would with plain SQL.
 async fn enqueue(world: &World, count: u64, recipients: &str) {
     let key = uuid::Uuid::new_v4();
     let sql = match world.is_postgres() {
@@ -48,9 +49,10 @@ async fn enqueue(world: &World, count: u64, recipients: &str) {
     world.execute(&sql, vec![]).await;
 }
 
-/// Drains the notifications with one pass and holds it to the bound.
+/// Drains the notifications with one pass and checks its cost against the limit.
 async fn assert_costs(mut world: World, recipients: &str, on_postgres: Cost, on_sqlite: Cost) {
-    // Nothing here may depend on how long it takes: no lease is renewed, and the loop goes on when something has happened, not when time has passed.
+    // Nothing here may depend on the duration: no lease is renewed, and the loop continues when something has happened,
+    // not when time has passed.
     world.settings = DispatchSettings { batch: 500, interval_ms: 60_000, lease_s: 3600, ..world.settings };
     let mut draft = world.draft("capture", "capture", json!({"record": false}));
     draft.concurrency = 1000;
@@ -80,14 +82,15 @@ async fn assert_costs(mut world: World, recipients: &str, on_postgres: Cost, on_
 }
 
 on_both! {
-    /// The bar is 12 trips at a batch of 500, for claim, load and settle together. SQLite is asked row by row, and makes no trips: there commits cost.
+    /// The limit is 12 trips at a batch of 500, for claim, load and settle together. SQLite is called row by row and
+    /// makes no round trips: there the commits count.
     async fn one_recipient_each(world) {
         let postgres = Cost { trips: 12.0, statements: 12.0, commits: 12.0 };
         let sqlite = Cost { trips: 18.0, statements: 5400.0, commits: 8.0 };
         assert_costs(world, r#"[{"email": "guest@example.com"}]"#, postgres, sqlite).await;
     }
 
-    /// Expanded into a row each and claimed once more: not a bar, but what it costs today.
+    /// Each notification is expanded into two rows, which are claimed once more. The limit records the current cost.
     async fn two_recipients_each(world) {
         let postgres = Cost { trips: 16.0, statements: 16.0, commits: 16.0 };
         let sqlite = Cost { trips: 20.0, statements: 7500.0, commits: 10.0 };

@@ -1,4 +1,4 @@
-//! Tenants take turns: nobody's backlog is another's delay, and what is not asked for is found.
+//! Tenants take turns: the backlog of one tenant does not delay another, and due work that no claim asked for is found.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::store::LEASE;
 use crate::world::World;
 
-/// Enqueues so many for a tenant of that name with one statement.
+/// Enqueues `count` notifications for a tenant with one statement.
 async fn enqueue(world: &World, tenant: &str, count: u32) {
     let key = uuid::Uuid::new_v4();
     let to = r#"[{"email": "guest@example.com"}]"#;
@@ -25,7 +25,7 @@ async fn enqueue(world: &World, tenant: &str, count: u32) {
     world.execute(&sql, vec![]).await;
 }
 
-/// A tenant with a provider that takes all at once.
+/// A tenant with a provider without limits.
 async fn tenant(world: &World, name: &str) -> i32 {
     let tenant = world.store.tenant_or_new(name).await.unwrap();
     let mut draft = world.draft("capture", "capture", json!({"record": false}));
@@ -38,14 +38,14 @@ async fn number(world: &World, sql: &str) -> i64 {
     world.sql(sql, vec![]).await[0].get(0).unwrap()
 }
 
-/// A search through everything, with room for so much.
+/// A search through all lanes, for up to `quota` rows.
 fn search_all(quota: i32, visits: i32) -> Search {
     Search { between: vec![(i32::MIN, 0), (0, i32::MAX)], around: vec![], visits, quota, each: quota.max(1) }
 }
 
 on_both! {
-    /// Before, all were sorted by priority and time: the last one enqueued was the last to be sent.
-    async fn a_single_one_does_not_wait_for_anothers_backlog(world) {
+    /// Formerly all rows were sorted by priority and time: the last one enqueued was the last to be sent.
+    async fn a_single_notification_does_not_wait_for_another_tenant_s_backlog(world) {
         let mut world = world;
         world.settings = DispatchSettings { batch: 50, ..world.settings };
         tenant(&world, "default").await;
@@ -54,7 +54,9 @@ on_both! {
         enqueue(&world, "small", 1).await;
         world.pass().await;
         assert_eq!(world.count("delivery_ledger").await, 2001);
-        let before = format!("SELECT count(*) FROM postcommit.attempt WHERE at < (SELECT max(at) FROM postcommit.attempt WHERE tenant = {small})");
+        let before = format!("SELECT count(*) \
+            FROM postcommit.attempt \
+            WHERE at < (SELECT max(at) FROM postcommit.attempt WHERE tenant = {small})");
         let before = number(&world, &before).await;
         assert!(before < 1000, "{before} of another were sent before it");
     }
@@ -71,13 +73,15 @@ on_both! {
         enqueue(&world, "light", 1200).await;
         enqueue(&world, "heavy", 1200).await;
         world.pass().await;
-        let sql = format!("SELECT count(*) FROM (SELECT tenant FROM postcommit.attempt ORDER BY at LIMIT 800) first WHERE tenant = {heavy}");
+        let sql = format!("SELECT count(*) \
+            FROM (SELECT tenant FROM postcommit.attempt ORDER BY at LIMIT 800) first \
+            WHERE tenant = {heavy}");
         let of_heavy = number(&world, &sql).await;
         assert!((520..=680).contains(&of_heavy), "{of_heavy} of the first 800, 600 would be its share");
     }
 
-    /// What has no provider is parked: here only the order counts.
-    async fn of_a_thousand_tenants_nobody_starves(world) {
+    /// Without a provider the deliveries are parked: only the order matters here.
+    async fn of_a_thousand_tenants_none_starves(world) {
         for large in 0..6 {
             enqueue(&world, &format!("large-{large}"), 1000).await;
         }
@@ -89,12 +93,16 @@ on_both! {
         world.execute(&now.replace("{name}", name), vec![]).await;
         world.pass().await;
         assert_eq!((world.count("delivery_ledger").await, world.count("delivery_queue").await), (7000, 0));
-        let last = "SELECT max(l.finished_at) FROM postcommit.delivery_ledger l JOIN postcommit.tenant t ON t.id = l.tenant WHERE t.name LIKE 'small-%'";
+        let last = "SELECT max(l.finished_at) \
+            FROM postcommit.delivery_ledger l \
+            JOIN postcommit.tenant t ON t.id = l.tenant \
+            WHERE t.name LIKE 'small-%'";
         let before = number(&world, &format!("SELECT count(*) FROM postcommit.delivery_ledger WHERE finished_at < ({last})")).await;
         assert!(before < 5000, "the last of those that had one came after {before} of 7,000");
     }
 
-    /// A search claims what is not expanded, by priority within a tenant, and tells of providers' lanes that are open.
+    /// A search claims notifications that are not expanded, by priority within a tenant, and reports open lanes of
+    /// providers.
     async fn a_search_finds_what_is_due_and_open(world) {
         let mut lanes = vec![];
         for name in ["open", "paused", "held", "limited", "empty"] {
@@ -107,7 +115,8 @@ on_both! {
         let of_suspended = world.store.provider(suspended, "capture").await.unwrap().unwrap().id;
         for lane in [open, paused, held, limited, of_suspended] {
             let whose = if lane == of_suspended { suspended } else { world.tenant };
-            let sql = format!("INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at) VALUES ({whose}, $1, 1, {lane}, 5, {{now}})");
+            let sql = format!("INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at) \
+                VALUES ({whose}, $1, 1, {lane}, 5, {{now}})");
             world.execute(&sql, vec![uuid::Uuid::new_v4().into()]).await;
         }
         world.store.pause_lane(paused, None, "test").await.unwrap();
@@ -123,7 +132,7 @@ on_both! {
         assert_eq!(priorities, [5, 9], "as much as there is room for, the highest first");
         assert_eq!(found.searched.lanes.iter().copied().collect::<BTreeSet<_>>(), [open, limited].into());
         assert_eq!(found.searched.reached.iter().copied().collect::<BTreeSet<_>>(), [(0, 0), (i32::MAX, i32::MAX)].into());
-        // Asked and found in one claim; what is left out is not found.
+        // One claim asks for lanes and searches; lanes that are left out of the search are not found.
         let around = Search { around: vec![-world.tenant, open], ..search_all(5, 100) };
         let found = world.store.claim_and_search(&[Want { lane: open, quota: 5 }], &around, LEASE, None).await.unwrap();
         assert_eq!((found.deliveries.len(), found.searched.lanes), (1, vec![limited]));
@@ -131,7 +140,7 @@ on_both! {
         assert_eq!((found.deliveries.len(), found.deliveries[0].priority, found.searched.lanes), (1, 3, vec![limited]), "what is under way is not told");
     }
 
-    async fn a_search_in_pieces_goes_on_where_it_was(world) {
+    async fn a_search_in_pieces_continues_at_its_position(world) {
         for number in 0..40 {
             enqueue(&world, &format!("t{number}"), 1).await;
         }
@@ -148,8 +157,8 @@ on_both! {
         assert_eq!((claimed.len(), pieces), (40, 3));
     }
 
-    /// A dispatcher reads what has changed, and no more.
-    async fn changes_of_providers_are_told_one_by_one(world) {
+    /// A dispatcher reads only what has changed.
+    async fn changes_of_providers_are_reported_one_by_one(world) {
         let store = &world.store;
         let names = |changes: &ProviderChanges| changes.providers.iter().map(|provider| provider.name.clone()).collect::<Vec<_>>();
         let (one, other) = (world.provider(world.draft("one", "capture", json!({}))).await, tenant(&world, "other").await);
@@ -185,8 +194,8 @@ on_both! {
         }
     }
 
-    /// By another process, while it runs.
-    async fn a_running_dispatcher_hears_of_what_comes_goes_and_stands_still(world) {
+    /// The changes are made by another process while the dispatcher runs.
+    async fn a_running_dispatcher_notices_new_deleted_and_paused_providers(world) {
         world.provider(world.draft("first", "capture", json!({}))).await;
         let running = world.run().await;
         let other = world.another_store().await;

@@ -1,4 +1,4 @@
-//! What the doors of SQLite ask of types, as PostgreSQL does by itself; names that no URL can hold.
+//! Types of values that SQLite's views check, as PostgreSQL does by itself; and names that no URL can hold.
 
 use postcommit_engine::db::Value;
 use postcommit_engine::store::TenantError;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::world::World;
 
-/// Binds one field of a notification, past the SDK's checks.
+/// Enqueues with one field bound to `value`, without the SDK's checks.
 async fn enqueue(world: &World, field: &str, value: Value) -> Result<u64, String> {
     let mut fields: Vec<(&str, Value)> = vec![("event_type", "e".into()), ("idempotency_key", "k".into())];
     fields.retain(|(name, _)| *name != field);
@@ -57,14 +57,17 @@ async fn bytes_are_refused_in_every_column_by_the_field_and_what_is_allowed() {
 async fn bytes_are_refused_where_the_caller_would_ignore_what_is_refused() {
     let world = World::sqlite().await;
     for way in ["OR IGNORE", "OR REPLACE", "OR FAIL", "OR ROLLBACK"] {
-        let sql = format!("INSERT {way} INTO postcommit_enqueue (event_type, idempotency_key, tenant) VALUES ('e', 'k', x'61')");
+        let sql = format!(
+            "INSERT {way} INTO postcommit_enqueue (event_type, idempotency_key, tenant) \
+            VALUES ('e', 'k', x'61')"
+        );
         assert!(world.store.db().execute_one(&sql, vec![]).await.is_err(), "{way}");
     }
     assert_eq!((world.count("notification").await, world.count("tenant").await), (0, 1));
 }
 
 #[tokio::test]
-async fn numbers_are_taken_as_their_digits_where_they_are_whole() {
+async fn whole_numbers_are_accepted_as_their_digits() {
     let world = World::sqlite().await;
     for (field, value) in
         [("entity", Value::Int(42)), ("title", Value::Int(7)), ("schema_version", Value::Int(3)), ("priority", Value::Int(9))]
@@ -84,7 +87,7 @@ async fn numbers_are_taken_as_their_digits_where_they_are_whole() {
 }
 
 #[tokio::test]
-async fn what_stands_behind_a_nul_is_looked_at() {
+async fn text_after_a_nul_is_checked() {
     let world = World::sqlite().await;
     for (field, value) in
         [("tenant", "acme\0<script>"), ("action_url", "https://h.example/\0 javascript:"), ("title", "a\0b"), ("entity", "a\0b")]
@@ -109,7 +112,8 @@ on_both! {
         for name in [".", ".."] {
             let sql = match world.is_postgres() {
                 true => format!("SELECT postcommit.enqueue('e', '{{}}', 'k', tenant => '{name}')"),
-                false => format!("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) VALUES ('e', '{{}}', 'k', '{name}')"),
+                false => format!("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, tenant) \
+                    VALUES ('e', '{{}}', 'k', '{name}')"),
             };
             let said = world.store.db().execute_one(&sql, vec![]).await.unwrap_err().to_string();
             assert!(said.contains("tenant_other_than_dot_and_dot_dot"), "{said}");
@@ -124,11 +128,12 @@ on_both! {
         }
     }
 
-    async fn a_batch_takes_a_number_as_its_digits_as_a_single_one_does(world) {
+    async fn a_batch_accepts_a_number_as_its_digits_like_a_single_enqueue(world) {
         if world.is_postgres() {
             world.execute("SELECT postcommit.enqueue_many('[{\"event_type\": \"e\", \"idempotency_key\": \"k\", \"title\": 5, \"entity\": 42}]')", vec![]).await;
         } else {
-            world.execute("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, title, entity) VALUES ('e', '{}', 'k', 5, 42)", vec![]).await;
+            world.execute("INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, title, entity) \
+                VALUES ('e', '{}', 'k', 5, 42)", vec![]).await;
         }
         let row = &world.sql("SELECT title, entity FROM postcommit.notification", vec![]).await[0];
         assert_eq!((row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap()), ("5".into(), "42".into()));

@@ -1,5 +1,5 @@
-//! A row that cannot be read is shown as such and stops no other: bytes are planted into every column of every table of a SQLite file, by somebody else's
-//! connection, and everything goes on.
+//! A row that cannot be read is shown as unreadable and stops no other row. The tests write bytes into every column of
+//! every table of a SQLite file, through a separate connection.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::world::World;
 
-/// Texts that are JSON or ids: any other text is as good as another.
+/// Text columns that hold JSON or ids. In any other text column every text is valid.
 const HAS_SHAPE: [&str; 12] =
     ["payload", "recipients", "channels", "data", "settings", "policy", "scopes", "details", "filter", "id", "notification_id", "position"];
 
@@ -26,7 +26,7 @@ fn file_of(world: &World) -> &Path {
     Path::new(world.url.strip_prefix("sqlite:").unwrap())
 }
 
-/// One of everything: sent, parked, waiting, in an inbox; keys, sessions, jobs, counts.
+/// A store with one of everything: sent, parked and waiting deliveries, an inbox; keys, sessions, jobs, counts.
 async fn filled() -> World {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
@@ -37,7 +37,7 @@ async fn filled() -> World {
             ..world.draft("other", "webhook", json!({"url": "https://h.example/"}))
         })
         .await;
-    // One that tells hosts apart, and a host that is held.
+    // A provider that tells hosts apart, and a held host.
     let draft = postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("hooks", "webhook", json!({})) };
     let hooks = world.provider(draft).await;
     world.store.hold_host(hooks, "slow.example:443", None, Duration::from_secs(3600)).await.unwrap();
@@ -61,14 +61,44 @@ async fn filled() -> World {
     world.store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
     world.store.create_job(None, &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: Some(1) }).await.unwrap();
     world.store.create_tenant("acme").await.unwrap();
-    world.execute("INSERT INTO postcommit_key_conflict (tenant, notification_id, event_type, noted_at) SELECT tenant, id, 'x', {now} FROM postcommit_notification LIMIT 1", vec![]).await;
-    world.execute("INSERT INTO postcommit_cancel_request SELECT tenant, id, 9, {now} FROM postcommit_notification LIMIT 1", vec![]).await;
-    world.execute("INSERT INTO postcommit_stale_settle (tenant, notification_id, n, token, outcome, at) SELECT tenant, id, 1, 't', 'sent', {now} FROM postcommit_notification LIMIT 1", vec![]).await;
-    world.execute("INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count) VALUES (1, {now} - {now} % 60000000, 's1', 'email', 'sent', 3)", vec![]).await;
+    world
+        .execute(
+            "INSERT INTO postcommit_key_conflict (tenant, notification_id, event_type, noted_at) \
+        SELECT tenant, id, 'x', {now} \
+        FROM postcommit_notification \
+        LIMIT 1",
+            vec![],
+        )
+        .await;
+    world
+        .execute(
+            "INSERT INTO postcommit_cancel_request \
+        SELECT tenant, id, 9, {now} \
+        FROM postcommit_notification \
+        LIMIT 1",
+            vec![],
+        )
+        .await;
+    world
+        .execute(
+            "INSERT INTO postcommit_stale_settle (tenant, notification_id, n, token, outcome, at) \
+        SELECT tenant, id, 1, 't', 'sent', {now} \
+        FROM postcommit_notification \
+        LIMIT 1",
+            vec![],
+        )
+        .await;
+    world
+        .execute(
+            "INSERT INTO postcommit_rollup_fresh (tenant, slot, site, channel, state, count) \
+        VALUES (1, {now} - {now} % 60000000, 's1', 'email', 'sent', 3)",
+            vec![],
+        )
+        .await;
     world
 }
 
-/// Every list there is, and what a start looks at. Returns what failed.
+/// Reads every list and what a start reads. Returns the errors.
 async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
     let mut failed = Vec::new();
     let mut note = |what: &str, looked: Result<(), DbError>| failed.extend(looked.err().map(|problem| format!("{what}: {problem}")));
@@ -130,27 +160,30 @@ async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
 }
 
 fn columns_of(file: &Connection) -> Vec<(String, String, String)> {
-    let sql = "SELECT s.name, c.name, c.type FROM sqlite_schema s, pragma_table_info(s.name) c WHERE s.type = 'table' AND s.name GLOB 'postcommit_*' ORDER BY 1, c.cid";
+    let sql = "SELECT s.name, c.name, c.type \
+        FROM sqlite_schema s, pragma_table_info(s.name) c \
+        WHERE s.type = 'table' AND s.name GLOB 'postcommit_*' \
+        ORDER BY 1, c.cid";
     let mut statement = file.prepare(sql).unwrap();
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
     rows.collect::<Result<_, _>>().unwrap()
 }
 
-/// Plants it into one row, or says that the schema does not let it in.
+/// Writes the value into one row. Returns false when the schema refuses it.
 fn plant(file: &Connection, table: &str, column: &str, value: &str) -> bool {
     file.execute_batch("PRAGMA ignore_check_constraints = ON; DROP TRIGGER IF EXISTS postcommit_audit_is_append_only; DROP TRIGGER IF EXISTS postcommit_tenant_renamed").unwrap();
-    // The last row: of tenants that is not the one which everything belongs to.
+    // The last row. In the table of tenants that is not the tenant that owns everything.
     let last = if table == "postcommit_tenant" { " WHERE name = 'acme'" } else { "" };
     file.execute(&format!("UPDATE {table} SET {column} = {value}{last}"), []).is_ok_and(|rows| rows > 0)
 }
 
-/// What is planted into a column: bytes, and text where a number, an id or JSON should be.
+/// The values that are written into a column: bytes, and text where a number, an id or JSON should be.
 fn planted_into(column: &str, kind: &str) -> Vec<&'static str> {
     let has_shape = kind != "TEXT" || HAS_SHAPE.contains(&column);
     if has_shape { vec!["x'ff'", "'{nonsense'"] } else { vec!["x'ff'"] }
 }
 
-/// A file of its own with something unreadable in it; none where the schema does not let it in.
+/// A copy of the file with an unreadable value. `None` where the schema refuses the value.
 fn planted(filled: &World, folder: &Path, table: &str, column: &str, value: &str) -> Option<String> {
     let path = folder.join(format!("{}.db", Uuid::new_v4()));
     Connection::open(file_of(filled)).unwrap().execute("VACUUM INTO ?1", [path.to_str().unwrap()]).unwrap();
@@ -159,7 +192,7 @@ fn planted(filled: &World, folder: &Path, table: &str, column: &str, value: &str
     plant(&file, table, column, value).then(|| format!("sqlite:{}", path.display()))
 }
 
-/// In another tenant, whose provider nobody touched. Returns what failed.
+/// Delivers in another tenant, whose provider is intact. Returns an error text.
 async fn deliver_another(filled: &World, store: &Store) -> Option<String> {
     let tenant = store.create_tenant("well").await.unwrap();
     assert!(store.create_provider(tenant, &filled.draft("capture", "capture", json!({}))).await.unwrap());
@@ -176,7 +209,7 @@ async fn deliver_another(filled: &World, store: &Store) -> Option<String> {
     (!rows.iter().any(|row| row.state == "sent")).then(|| format!("another tenant's delivery was not sent: {rows:?}"))
 }
 
-/// Every column of the tables for which that holds.
+/// Tests every column of the tables that `wanted` selects.
 async fn plant_everywhere(wanted: fn(&str) -> bool) {
     let (filled, folder) = (filled().await, tempfile::tempdir().unwrap());
     let (mut failed, mut cases) = (Vec::new(), 0);
@@ -212,9 +245,9 @@ async fn bytes_in_any_column_of_any_other_table_stop_nothing_else() {
     plant_everywhere(|table| !is_of_deliveries(table)).await;
 }
 
-/// As an operator may write it who wants a delivery to be due now.
+/// A text as an operator may write it by hand to make a delivery due now.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_place_in_the_queue_that_is_no_number_stops_nothing_else() {
+async fn a_due_time_that_is_not_a_number_stops_nothing_else() {
     for (column, value) in [
         ("due_at", "datetime('now')"),
         ("due_at", "1.5"),
@@ -237,7 +270,7 @@ async fn a_place_in_the_queue_that_is_no_number_stops_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_shown_as_such() {
+async fn an_unreadable_row_is_shown_as_unreadable() {
     let world = filled().await;
     let file = Connection::open(file_of(&world)).unwrap();
     assert!(plant(&file, "postcommit_tenant", "name", "x'61ff'"));
@@ -299,7 +332,7 @@ on_both! {
         assert_eq!((state(broken).await, state(well).await), ("failed".into(), "done".into()));
     }
 
-    async fn a_provider_whose_policy_is_no_policy_closes_its_own_lane_alone(world) {
+    async fn a_provider_with_an_invalid_policy_closes_only_its_own_lane(world) {
         world.capture(json!({})).await;
         world.provider(postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("broken", "capture", json!({})) }).await;
         world.execute("UPDATE postcommit.provider SET policy = '[1]', settings = '7' WHERE name = 'broken'", vec![]).await;

@@ -1,4 +1,4 @@
-//! The webhook driver against a server that misbehaves on purpose, through the whole engine.
+//! The webhook driver against a scripted server that misbehaves, through the whole engine.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn hooks(world: &World, guarantee: Guarantee) -> i32 {
     world.provider(draft).await
 }
 
-/// One whose receivers are not told apart.
+/// A provider that does not tell hosts apart.
 async fn one_lane(world: &World) -> i32 {
     world.provider(world.draft("hooks", "webhook", json!({"isolate": "lane"}))).await
 }
@@ -25,7 +25,7 @@ async fn to(world: &World, server: &HttpServer, key: &str) -> Uuid {
     world.enqueue("booking.confirmed", json!({"idempotency_key": key, "recipients": [{"webhook": server.url("/hook?token=hush")}]})).await
 }
 
-/// State, reason and code after one attempt met this reply.
+/// The state, reason and code after one attempt that got this reply.
 async fn after_one(world: &World, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> (String, String, String) {
     let server = HttpServer::start(reply);
     let id = to(world, &server, &Uuid::new_v4().to_string()).await;
@@ -102,7 +102,7 @@ on_both! {
         }
     }
 
-    async fn an_answer_nobody_has_described_is_tried_once_more(world) {
+    async fn an_unknown_status_is_retried_once(world) {
         hooks(&world, Guarantee::Idempotent).await;
         let server = HttpServer::start(|_| Reply::status(666));
         let id = to(&world, &server, "k").await;
@@ -114,7 +114,7 @@ on_both! {
         assert_eq!((row.state.as_str(), row.reason.as_deref(), server.requests().len()), ("parked", Some("rejected"), 2));
     }
 
-    async fn unclear_and_unsent_are_told_apart_by_bytes_written(world) {
+    async fn unclear_and_unsent_differ_by_whether_bytes_were_written(world) {
         hooks(&world, Guarantee::AtMostOnce).await;
         let unknown = |code: &str| ("parked".to_owned(), "outcome_unknown".to_owned(), code.to_owned());
         assert_eq!(after_one(&world, |_| Reply::Hang).await, unknown("timeout"));
@@ -123,7 +123,7 @@ on_both! {
         assert_eq!(after_one(&world, |_| Reply::Garbage).await, unknown("bad_answer"));
         assert_eq!(after_one(&world, |_| Reply::status(500)).await, unknown("http_500"));
         assert_eq!(after_one(&world, |_| Reply::status(666)).await, unknown("http_666"));
-        // Nobody listens: nothing can have been sent, so even at_most_once tries again.
+        // No process listens there: nothing can have been sent, so even at_most_once tries again.
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let id = world.enqueue("t", json!({"recipients": [{"webhook": format!("http://{nobody}/")}]})).await;
         world.pass().await;
@@ -178,7 +178,7 @@ on_both! {
         assert_eq!(server.requests().len(), seen, "a paused lane sends nothing");
     }
 
-    async fn what_was_claimed_and_not_begun_goes_back_when_its_lane_is_closed(world) {
+    async fn a_claimed_delivery_that_was_not_begun_goes_back_when_its_lane_is_closed(world) {
         for (status, name) in [(401, "paused"), (429, "held")] {
             let one_slot = ProviderDraft { concurrency: 1, ..world.draft(name, "webhook", json!({"isolate": "lane"})) };
             world.provider(one_slot).await;

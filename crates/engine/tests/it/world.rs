@@ -1,4 +1,4 @@
-//! What a test stands on: a fresh migrated database, providers, and a dispatcher over them.
+//! The test fixture: a migrated database, providers, and a dispatcher.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
-use postcommit_testkit::Refusal;
+use postcommit_testkit::RefusedWrite;
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -40,16 +40,17 @@ macro_rules! on_both {
     )*};
 }
 
-/// The name of the database's PostgreSQL role of that kind.
+/// The name of the PostgreSQL role of this kind in the store's database.
 pub fn role(store: &Store, kind: &str) -> String {
     let Db::Postgres(db) = store.db() else { panic!("SQLite has no roles") };
     db.role(kind)
 }
 
-/// How long a condition may take to come true; less than the longest poll, so that a test of the bell is one.
+/// How long a condition may take to become true. Less than the longest poll interval, so that a test of the wake-up
+/// cannot pass by the poll.
 const GUARD: Duration = Duration::from_secs(40);
 
-/// A fresh database, and what is needed to work on it.
+/// A migrated database, and what is needed to work on it.
 pub struct World {
     pub url: String,
     pub store: Store,
@@ -68,7 +69,7 @@ impl World {
         Self::on(postcommit_testkit::database().await).await
     }
 
-    /// On a database that the test has prepared.
+    /// A world on a database that the test has prepared.
     pub async fn on(database: postcommit_testkit::TestDatabase) -> Self {
         Self::over(database.url.clone(), Some(database), tempfile::tempdir().unwrap()).await
     }
@@ -102,12 +103,12 @@ impl World {
         self.store.db().kind() == "postgres"
     }
 
-    /// The name of this database's PostgreSQL role of that kind.
+    /// The name of the PostgreSQL role of this kind in this database.
     pub fn role(&self, kind: &str) -> String {
         role(&self.store, kind)
     }
 
-    /// A second process's view of the same database.
+    /// A store with connections of its own, like that of a second process.
     pub async fn another_store(&self) -> Store {
         Store::open(&self.url).await.unwrap()
     }
@@ -130,12 +131,12 @@ impl World {
         }
     }
 
-    /// Changes the provider of that name, whatever it is now.
+    /// Updates the provider of this name from its current version.
     pub async fn update(&self, draft: &ProviderDraft) {
         assert!(self.store.update_provider(&self.change(draft).await).await.unwrap());
     }
 
-    /// From what it is now to that.
+    /// The change from the provider's current version to this draft.
     pub async fn change(&self, draft: &ProviderDraft) -> ProviderChange {
         let from = self.store.provider(self.tenant, &draft.name).await.unwrap().unwrap();
         ProviderChange { from, to: draft.clone(), secrets: vec![] }
@@ -157,7 +158,7 @@ impl World {
         self.provider(self.draft("capture", "capture", settings)).await
     }
 
-    /// A notification of that event type to one mail address, with what else is given.
+    /// Enqueues a notification of this event type to one mail address, with additional fields.
     pub async fn enqueue(&self, event_type: &str, more: serde_json::Value) -> Uuid {
         let mut document = json!({"event_type": event_type, "recipients": [{"email": "guest@example.com"}]});
         for (name, value) in more.as_object().cloned().unwrap_or_default() {
@@ -167,26 +168,28 @@ impl World {
         self.store.enqueue(&note).await.unwrap()
     }
 
-    /// As any language would, past the SDK's checks.
+    /// Enqueues by plain SQL, without the SDK's checks.
     pub async fn enqueue_by_sql(&self, event_type: &str, recipients: &str) -> Uuid {
         let sql = match self.is_postgres() {
             true => format!("SELECT postcommit.enqueue('{event_type}', '{{}}', 'by-sql', recipients => '{recipients}')"),
             false => format!(
-                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('{event_type}', '{{}}', 'by-sql', '{recipients}')"
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) \
+                    VALUES ('{event_type}', '{{}}', 'by-sql', '{recipients}')"
             ),
         };
         self.execute(&sql, vec![]).await;
         self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = 'by-sql'", vec![]).await[0].get(0).unwrap()
     }
 
-    /// A payload that our own parser would not pass on unchanged.
+    /// Enqueues a payload that serde_json would not preserve unchanged.
     pub async fn enqueue_raw(&self, event_type: &str, payload: &str) -> Uuid {
         let key = Uuid::new_v4();
         let to = "[{\"email\": \"guest@example.com\"}]";
         let sql = match self.is_postgres() {
             true => format!("SELECT postcommit.enqueue('{event_type}', '{payload}', '{key}', recipients => '{to}')"),
             false => format!(
-                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('{event_type}', '{payload}', '{key}', '{to}')"
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) \
+                    VALUES ('{event_type}', '{payload}', '{key}', '{to}')"
             ),
         };
         self.execute(&sql, vec![]).await;
@@ -207,18 +210,18 @@ impl World {
         }
     }
 
-    /// One bounded pass over what is due.
+    /// Runs one pass over everything that is due.
     pub async fn pass(&self) {
         Dispatcher::new(self.tools(self.store.clone())).await.unwrap().pass(None).await.unwrap();
     }
 
-    /// A dispatcher that runs until the returned handle is dropped or told to stop.
+    /// Starts a dispatcher that runs until the returned handle is dropped or stopped.
     pub async fn run(&self) -> Running {
         let store = self.another_store().await;
         self.run_on(store).await
     }
 
-    /// The same on a store of the test's own.
+    /// Starts a dispatcher on the given store.
     pub async fn run_on(&self, store: Store) -> Running {
         let dispatcher = Dispatcher::new(self.tools(store)).await.unwrap();
         let (stop, told) = watch::channel(Stop::No);
@@ -255,35 +258,35 @@ impl World {
         self.sql(&format!("SELECT count(*) FROM postcommit.{table}"), vec![]).await[0].get(0).unwrap()
     }
 
-    /// As if the wait were over.
+    /// Makes all waiting deliveries due.
     pub async fn make_due(&self) {
         self.execute("UPDATE postcommit.delivery_queue SET due_at = {now} WHERE due_at > {now}", vec![]).await;
     }
 
-    /// As if the worker had been away for longer than its lease.
+    /// Lets all leases run out.
     pub async fn expire_leases(&self) {
         let past: Timestamp = Timestamp::from_micros(1_000_000);
         self.execute("UPDATE postcommit.delivery_queue SET lease_until = $1 WHERE lease_token IS NOT NULL", vec![past.into()]).await;
     }
 
-    /// From now on the database refuses such writes.
-    pub async fn refuse(&self, refusal: Refusal) {
+    /// Makes the database refuse such writes.
+    pub async fn refuse(&self, refusal: RefusedWrite) {
         for sql in refusal.begin(self.is_postgres()) {
             self.execute(&sql, vec![]).await;
         }
     }
 
-    /// It does so no more.
-    pub async fn heal(&self, refusal: Refusal) {
+    /// Ends a refusal.
+    pub async fn heal(&self, refusal: RefusedWrite) {
         self.execute(&refusal.end(self.is_postgres()), vec![]).await;
     }
 
-    /// Waits until nothing is in the queue.
+    /// Waits until the queue is empty.
     pub async fn drained(&self) {
         self.until("the queue is empty", async || self.count("delivery_queue").await == 0).await;
     }
 
-    /// Waits for a condition that the running dispatcher brings about.
+    /// Waits for a condition that the running dispatcher fulfils.
     pub async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
         let mut look = tokio::time::interval(Duration::from_millis(5));
         let waiting = async {
@@ -295,7 +298,7 @@ impl World {
     }
 }
 
-/// A dispatcher at work.
+/// A running dispatcher.
 pub struct Running {
     task: tokio::task::JoinHandle<()>,
     stop: watch::Sender<Stop>,
@@ -308,7 +311,7 @@ impl Running {
     }
 
     pub fn ask_to_finish(&self) {
-        // Asked before, it may be through already: then nobody hears it.
+        // The dispatcher may have stopped already; then no receiver is left.
         self.stop.send_replace(Stop::Finish);
     }
 }

@@ -1,15 +1,15 @@
-//! For `rusqlite` connections and transactions, in the application's own database file.
+//! For `rusqlite` connections and transactions on the application's own database file.
 
 use ::rusqlite::{Connection, Error as SqliteError, params_from_iter};
 use uuid::Uuid;
 
 use crate::{Error, Notification, enqueue as shared};
 
-/// Enqueues in the transaction that `connection` is in. A `rusqlite::Transaction` derefs to its connection. Returns the
-/// notification's id; the first one's, when the key was used before.
+/// Enqueues in the current transaction of `connection`. A `rusqlite::Transaction` derefs to its connection. Returns the
+/// notification's id. When the key was used before, returns the id of the first notification.
 ///
 /// # Errors
-/// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`] otherwise.
 pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::sqlite_channels(note));
     let inserted = connection.prepare_cached(shared::SQLITE_ENQUEUE).and_then(|mut s| s.execute(params_from_iter(&arguments)));
@@ -23,18 +23,19 @@ pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Err
     }
 }
 
-/// Enqueues up to 1,000; the ids come in the order given. A key that comes twice is enqueued once.
+/// Enqueues up to 1,000 notifications. Returns their ids in the order given. Notifications with the same key are
+/// enqueued once.
 ///
 /// # Errors
-/// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. Those before the one that failed stay in the
-/// transaction: roll it back.
+/// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. The notifications before the failed one stay in
+/// the transaction: roll it back.
 pub fn enqueue_many(connection: &Connection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
     shared::check_batch(notes.len())?;
     notes.iter().map(|note| enqueue(connection, note)).collect()
 }
 
-/// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under way
-/// is too late and not counted, but it will not be tried again.
+/// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
+/// cancelled deliveries. A delivery that is being sent is not counted, but it will not be retried.
 ///
 /// # Errors
 /// [`Error::Database`].

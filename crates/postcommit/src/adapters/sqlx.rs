@@ -1,15 +1,16 @@
 //! For `sqlx` connections and transactions on PostgreSQL and SQLite.
 //!
-//! Up to sqlx 0.9.0 a `PgPool::begin()` whose future is dropped half-way (a timeout, a `select!`) hands the next borrower
-//! a connection that is still inside a transaction, and loses what that one was told is committed. Begin in a task of its
-//! own, or give the pool an `after_release` hook that issues `ROLLBACK`, as `examples/sqlx_postgres.rs` does. SQLite pools
-//! need no hook: there sqlx takes such a `BEGIN` back itself.
+//! Up to sqlx 0.9.0 a `PgPool::begin()` whose future is dropped half-way (a timeout, a `select!`) returns a connection
+//! to the pool that is still inside a transaction. The next user of that connection then loses writes that were
+//! reported as committed. Call `begin()` in a task of its own, or give the pool an `after_release` hook that issues
+//! `ROLLBACK`, as `examples/sqlx_postgres.rs` does. SQLite pools need no hook, because there sqlx rolls such a `BEGIN`
+//! back itself.
 
 use ::sqlx::Error as SqlxError;
 
 use crate::Error;
 
-/// `postcommit.enqueue` and its kin through `sqlx::PgConnection`.
+/// The functions of the schema `postcommit` through `sqlx::PgConnection`.
 #[cfg(feature = "sqlx-postgres")]
 pub mod postgres {
     use std::slice;
@@ -21,12 +22,12 @@ pub mod postgres {
     use super::{SqlxError, database};
     use crate::{Error, Notification, enqueue as shared};
 
-    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`. Returns the notification's id; the
-    /// first one's, when the key was used before.
+    /// Enqueues in the current transaction of `connection`: pass `&mut *transaction`. Returns the notification's id.
+    /// When the key was used before, returns the id of the first notification.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise. After
-    /// either PostgreSQL takes nothing but a rollback, of the transaction or to a savepoint before.
+    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`]
+    /// otherwise. After either, PostgreSQL accepts only a rollback: of the transaction, or to an earlier savepoint.
     pub async fn enqueue(connection: &mut PgConnection, note: &Notification) -> Result<Uuid, Error> {
         let mut query = query_scalar::<_, String>(shared::POSTGRES_ENQUEUE);
         for argument in shared::arguments(note, shared::postgres_channels(note)) {
@@ -36,7 +37,8 @@ pub mod postgres {
         shared::parse_id(&id)
     }
 
-    /// Enqueues up to 1,000 in one round trip; the ids come in the order given. A key that comes twice is enqueued once.
+    /// Enqueues up to 1,000 notifications in one round trip. Returns their ids in the order given. Notifications with
+    /// the same key are enqueued once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
@@ -46,8 +48,8 @@ pub mod postgres {
         ids.iter().map(|id| shared::parse_id(id)).collect()
     }
 
-    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under
-    /// way is too late and not counted, but it will not be tried again.
+    /// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
+    /// cancelled deliveries. A delivery that is being sent is not counted, but it will not be retried.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -72,11 +74,12 @@ pub mod sqlite {
     use super::database;
     use crate::{Error, Notification, enqueue as shared};
 
-    /// Enqueues in the transaction that `connection` is in: pass `&mut *transaction`. Returns the notification's id; the
-    /// first one's, when the key was used before.
+    /// Enqueues in the current transaction of `connection`: pass `&mut *transaction`. Returns the notification's id.
+    /// When the key was used before, returns the id of the first notification.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise.
+    /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`]
+    /// otherwise.
     pub async fn enqueue(connection: &mut SqliteConnection, note: &Notification) -> Result<Uuid, Error> {
         let mut insert = query(shared::SQLITE_ENQUEUE);
         for argument in shared::arguments(note, shared::sqlite_channels(note)) {
@@ -92,11 +95,12 @@ pub mod sqlite {
         }
     }
 
-    /// Enqueues up to 1,000; the ids come in the order given. A key that comes twice is enqueued once.
+    /// Enqueues up to 1,000 notifications. Returns their ids in the order given. Notifications with the same key are
+    /// enqueued once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. Those before the one that failed stay in the
-    /// transaction: roll it back.
+    /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`]. The notifications before the failed one stay
+    /// in the transaction: roll it back.
     pub async fn enqueue_many(connection: &mut SqliteConnection, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
         shared::check_batch(notes.len())?;
         let mut ids = Vec::with_capacity(notes.len());
@@ -106,8 +110,8 @@ pub mod sqlite {
         Ok(ids)
     }
 
-    /// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under
-    /// way is too late and not counted, but it will not be tried again.
+    /// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
+    /// cancelled deliveries. A delivery that is being sent is not counted, but it will not be retried.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -8,12 +8,12 @@ use uuid::Uuid;
 
 use crate::{Error, Notification, enqueue as shared};
 
-/// Enqueues in the transaction that `client` is in. Returns the notification's id; the first one's, when the key was used
-/// before.
+/// Enqueues in the current transaction of `client`. Returns the notification's id. When the key was used before,
+/// returns the id of the first notification.
 ///
 /// # Errors
-/// [`Error::Conflict`] for a strict notification whose key stands for other content; [`Error::Database`] otherwise. After
-/// either PostgreSQL takes nothing but a rollback, of the transaction or to a savepoint before.
+/// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`] otherwise.
+/// After either, PostgreSQL accepts only a rollback: of the transaction, or to an earlier savepoint.
 pub async fn enqueue(client: &impl GenericClient, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::postgres_channels(note));
     let parameters: Vec<&(dyn ToSql + Sync)> = arguments.iter().map(|a| a as _).collect();
@@ -21,7 +21,8 @@ pub async fn enqueue(client: &impl GenericClient, note: &Notification) -> Result
     shared::parse_id(row.get(0))
 }
 
-/// Enqueues up to 1,000 in one round trip; the ids come in the order given. A key that comes twice is enqueued once.
+/// Enqueues up to 1,000 notifications in one round trip. Returns their ids in the order given. Notifications with the
+/// same key are enqueued once.
 ///
 /// # Errors
 /// [`Error::Invalid`] for more than 1,000, otherwise as [`enqueue`].
@@ -31,8 +32,8 @@ pub async fn enqueue_many(client: &impl GenericClient, notes: &[Notification]) -
     rows.iter().map(|row| shared::parse_id(row.get(0))).collect()
 }
 
-/// Takes back what is not yet sent for `entity`, all event types or one. Returns how many deliveries; one that is under way
-/// is too late and not counted, but it will not be tried again.
+/// Cancels the deliveries of `entity` that are not yet sent, of all event types or of one. Returns the number of
+/// cancelled deliveries. A delivery that is being sent is not counted, but it will not be retried.
 ///
 /// # Errors
 /// [`Error::Database`].

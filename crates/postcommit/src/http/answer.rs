@@ -1,4 +1,4 @@
-//! What the server answered, and what it means.
+//! The server's response, and its meaning for the caller.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::Enqueued;
 use super::repeat::Unsettled;
 use crate::Error;
 
-/// An answer that came whole.
+/// A complete response.
 #[derive(Debug)]
 pub(super) struct Answer {
     status: u16,
@@ -20,7 +20,7 @@ pub(super) struct Answer {
     body: Bytes,
 }
 
-/// A refusal as it is written (RFC 9457). All is optional: a proxy on the way may refuse in its own words.
+/// A refusal in the form of RFC 9457. Every field is optional, because a proxy may refuse in another form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Problem {
@@ -31,21 +31,21 @@ struct Problem {
     first: Option<Uuid>,
 }
 
-/// The answer to a batch.
+/// The response to a batch.
 #[derive(Debug, Deserialize)]
-pub(super) struct Batch {
-    pub(super) results: Vec<OfBatch>,
+pub(super) struct BatchResponse {
+    pub(super) results: Vec<BatchResult>,
 }
 
-/// What became of one of a batch.
+/// The result for one notification of a batch.
 #[derive(Debug, Deserialize)]
-pub(super) struct OfBatch {
+pub(super) struct BatchResult {
     id: Option<Uuid>,
     duplicate: Option<bool>,
     problem: Option<Problem>,
 }
 
-/// The answer to a cancel.
+/// The response to a cancel.
 #[derive(Debug, Deserialize)]
 pub(super) struct Cancelled {
     pub(super) cancelled: u64,
@@ -53,7 +53,8 @@ pub(super) struct Cancelled {
 
 impl Answer {
     pub(super) fn new(status: u16, headers: &HeaderMap, body: Bytes) -> Self {
-        // In seconds, as our server writes it. A date, as proxies may, leaves the wait to us.
+        // The server writes `Retry-After` in seconds. A proxy may write a date, which is ignored: the client then
+        // chooses the wait.
         let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
         Self { status, after, body }
     }
@@ -68,7 +69,7 @@ impl Answer {
         Unsettled { problem: format!("{}: {text}", self.status), after: self.after }
     }
 
-    /// The answer as what was asked for, or the refusal.
+    /// Reads the body of a successful response. Any other response becomes an error.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
         match self.status {
             200..=299 => serde_json::from_slice(&self.body).map_err(|e| Error::unavailable(format!("an answer that cannot be read: {e}"))),
@@ -78,7 +79,7 @@ impl Answer {
     }
 }
 
-impl OfBatch {
+impl BatchResult {
     pub(super) fn read(self) -> Result<Enqueued, Error> {
         match (self.id, self.problem) {
             (_, Some(problem)) => {
@@ -86,7 +87,7 @@ impl OfBatch {
                 Err(problem.into_error(status))
             }
             (Some(id), None) => Ok(Enqueued { id, duplicate: self.duplicate.unwrap_or(false) }),
-            (None, None) => Err(Error::unavailable("a result that cannot be read")),
+            (None, None) => Err(Error::unavailable("a result without id and problem")),
         }
     }
 }
@@ -111,7 +112,7 @@ impl Error {
         Self::Refused { status, kind: kind.to_owned(), detail: detail.to_owned() }
     }
 
-    /// A conflict as it comes over the wire does not repeat the key.
+    /// Adds the key to a conflict, because the server's response does not repeat it.
     pub(super) fn with_key(self, named: &str) -> Self {
         match self {
             Self::Conflict { first, .. } => Self::Conflict { key: named.to_owned(), first },
@@ -120,7 +121,7 @@ impl Error {
     }
 }
 
-/// A text from outside, for an error: no longer than a person reads, and on one line.
+/// Makes a text of the server fit for an error message: one line, at most 300 characters.
 fn shortened(text: &str) -> String {
     text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! Connections to the one server of a client: made when needed, kept for the next call.
+//! Connections to the server of a client: opened when needed, kept for the next call.
 
 use std::error::Error as StdError;
 use std::io;
@@ -22,17 +22,17 @@ use super::answer::Answer;
 use super::repeat::Unsettled;
 use crate::Error;
 
-/// The most bytes of an answer that are read; a longer one is an error.
+/// The most bytes of a response body that are read. A longer body is an error.
 pub const ANSWER_BYTES: usize = 4 * 1024 * 1024;
-/// The most bytes of an answer's head.
+/// The most bytes of a response's head.
 const HEAD_BYTES: usize = 64 * 1024;
-/// The most connections that are kept while nobody uses them.
+/// The most idle connections that are kept.
 const IDLE: usize = 8;
 
 type Sender = SendRequest<Full<Bytes>>;
 
-/// The way to the server.
-pub(super) struct Line {
+/// The server's address and the idle connections to it.
+pub(super) struct Connections {
     host: String,
     port: u16,
     tls: Option<Tls>,
@@ -43,12 +43,12 @@ pub(super) struct Line {
 struct Tls {
     name: ServerName<'static>,
     roots: Vec<CertificateDer<'static>>,
-    /// Made at the first connection: reading the system's roots takes files and milliseconds.
+    /// Built for the first connection, because reading the system's root certificates takes files and milliseconds.
     connector: OnceCell<TlsConnector>,
 }
 
-impl Line {
-    /// To the server of `uri`; `roots` is PEM.
+impl Connections {
+    /// Connects to the server of `uri` when first used; `roots` is PEM.
     pub(super) fn new(uri: &Uri, timeout: Duration, roots: &[u8]) -> Result<Self, Error> {
         let secure = uri.scheme_str() == Some("https");
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -57,14 +57,15 @@ impl Line {
         Ok(Self { host, port, tls, timeout, idle: Mutex::default() })
     }
 
-    /// One try. What it meets tells nothing of the request but that it may not have arrived.
+    /// Makes one try. After an error it is not known whether the request arrived.
     pub(super) async fn exchange(&self, request: Request<Bytes>) -> Result<Answer, Unsettled> {
         let tried = tokio::time::timeout(self.timeout, self.try_exchange(request)).await;
         tried.unwrap_or_else(|_| Err(Unsettled::new(format!("no answer within {} ms", self.timeout.as_millis()))))
     }
 
     async fn try_exchange(&self, request: Request<Bytes>) -> Result<Answer, Unsettled> {
-        // The server may have closed it meanwhile; that is no failure of its own, only a reason for a new one.
+        // The server may have closed an idle connection in the meantime. That is not a failed try: open a new
+        // connection.
         if let Some(mut kept) = self.kept()
             && let Ok(response) = kept.send_request(request.clone().map(Full::new)).await
         {
@@ -79,7 +80,7 @@ impl Line {
         let (head, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
             Some(_) => Unsettled::new(format!("an answer of more than {ANSWER_BYTES} bytes")),
-            None => Unsettled::new(shown("half an answer", &*error)),
+            None => Unsettled::new(shown("the answer is incomplete", &*error)),
         })?;
         self.keep(sender);
         Ok(Answer::new(head.status.as_u16(), &head.headers, body.to_bytes()))
@@ -100,7 +101,7 @@ impl Line {
 
     async fn open(&self) -> io::Result<Sender> {
         let tcp = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        // Small requests would wait for acknowledgements. Not fatal.
+        // Without this, small requests would wait for acknowledgements. A failure to set it is harmless.
         let _ = tcp.set_nodelay(true);
         match &self.tls {
             Some(tls) => handshake(tls.connect(tcp).await?).await,
@@ -112,7 +113,7 @@ impl Line {
 async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<Sender> {
     let opened = Builder::new().max_buf_size(HEAD_BYTES).handshake(TokioIo::new(stream)).await;
     let (sender, connection) = opened.map_err(io::Error::other)?;
-    // It reads and writes for the sender, who learns of its errors; it ends when the sender is dropped.
+    // The task reads and writes for the sender, and reports errors to it. It ends when the sender is dropped.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -120,12 +121,12 @@ async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static)
 impl Tls {
     fn new(host: &str, roots: &[u8]) -> Result<Self, Error> {
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned());
-        let name = name.map_err(|_| Error::invalid("url", "has a host that cannot be named in TLS"))?;
+        let name = name.map_err(|_| Error::invalid("url", "has a host that is not a valid TLS server name"))?;
         let wrong = |problem: String| Error::invalid("root_certificates", problem);
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(roots).collect();
         let found = found.map_err(|error| wrong(error.to_string()))?;
         if found.is_empty() && !roots.is_empty() {
-            return Err(wrong("hold no certificate in PEM".into()));
+            return Err(wrong("contains no certificate in PEM".into()));
         }
         for root in &found {
             RootCertStore::empty().add(root.clone()).map_err(|error| wrong(error.to_string()))?;
@@ -139,7 +140,7 @@ impl Tls {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/1.1 only, trusting the system's roots and `extra`.
+/// TLS 1.2 and 1.3, HTTP/1.1 only. Trusts the system's root certificates and `extra`.
 async fn connector(extra: Vec<CertificateDer<'static>>) -> io::Result<TlsConnector> {
     let system = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await?;
     let mut roots = RootCertStore::empty();

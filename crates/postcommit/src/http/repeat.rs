@@ -1,4 +1,4 @@
-//! When a request is tried again, and when no longer.
+//! Decides whether and when a request is repeated.
 
 use std::time::Duration;
 
@@ -6,20 +6,21 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// How often a request is repeated after its first try, unless [`Builder::repeats`](super::Builder::repeats) says otherwise.
+/// How often a request is repeated after its first try, unless [`Builder::repeats`](super::Builder::repeats) says
+/// otherwise.
 pub const REPEATS: u32 = 4;
-/// The longest wait between two tries. A server that asks for a longer one is not asked again.
+/// The longest wait between two tries. When the server asks for a longer one, the request is not repeated.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 const MOST_REPEATS: u32 = 10;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// A try that settled nothing.
+/// A try after which it is not known whether the request took effect.
 #[derive(Debug)]
 pub(super) struct Unsettled {
-    /// What it met.
+    /// What went wrong.
     pub(super) problem: String,
-    /// How long the server asks to wait.
+    /// The wait that the server asks for.
     pub(super) after: Option<Duration>,
 }
 
@@ -29,7 +30,7 @@ impl Unsettled {
     }
 }
 
-/// The tries that are left.
+/// The number of repeats made and allowed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Repeats {
     made: u32,
@@ -44,7 +45,7 @@ impl Repeats {
         Ok(Self { made: 0, most })
     }
 
-    /// How long to wait for the next try; an error when there is none.
+    /// Returns the wait before the next try, or an error when no repeat is left.
     pub(super) fn next(&mut self, last: Unsettled) -> Result<Duration, Error> {
         let asked = last.after.unwrap_or_default();
         if self.made >= self.most || asked > LONGEST_WAIT {
@@ -54,7 +55,7 @@ impl Repeats {
         }
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.made);
         self.made += 1;
-        // Of many clients that met the same, each comes at another time.
+        // Jitter, so that many clients that failed together do not repeat together.
         let chance = u32::from(Uuid::new_v4().as_bytes()[0]);
         let wait = wait.min(LONGEST_WAIT) * (128 + chance / 2) / 256;
         Ok(last.after.map_or(wait, |asked| asked.max(if asked.is_zero() { asked } else { wait })))

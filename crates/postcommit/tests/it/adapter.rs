@@ -1,4 +1,4 @@
-//! The four adapters behind one face, so that every case is written once.
+//! The four adapters behind one trait, so that every case is written once.
 
 use postcommit::adapters;
 use postcommit::{Error, Notification};
@@ -6,18 +6,18 @@ use sqlx::{AssertSqlSafe, Connection as _};
 use tokio_postgres::NoTls;
 use uuid::Uuid;
 
-/// Which database an adapter speaks to.
+/// The database of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Postgres,
     Sqlite,
 }
 
-/// One connection of an application, and the SDK's functions on it.
+/// A connection of an application, and the SDK's functions on it.
 pub trait Adapter: Sized + 'static {
     const KIND: Kind;
 
-    /// To a `postgres://` URL or a file.
+    /// Connects to a `postgres://` URL or a file.
     async fn connect(to: &str) -> Self;
     async fn run(&mut self, sql: &str);
     /// The first column, which must be text.
@@ -187,7 +187,8 @@ impl Adapter for Rusqlite {
     }
 }
 
-/// Makes a test of every case on every adapter. A case left out of the list is dead code, which the lints refuse.
+/// Makes a test of every case on every adapter. A case that is missing in the list is dead code, which the lints
+/// refuse.
 macro_rules! on_every_adapter {
     ($($case:ident),* $(,)?) => {
         on_every_adapter!(@ tokio_postgres TokioPostgres: $($case)*);

@@ -1,4 +1,4 @@
-//! Taking back what is not yet sent.
+//! Cancelling deliveries that are not yet sent.
 
 use postcommit::Timestamp;
 
@@ -6,16 +6,16 @@ use crate::adapter::{Adapter, on_every_adapter};
 use crate::world::{World, booking};
 
 on_every_adapter!(
-    c12_cancel_takes_back_and_counts,
-    c12_cancel_takes_one_event_type_when_told,
-    c12_cancel_leaves_other_entities_and_tenants_alone,
-    c12_a_cancel_rolled_back_took_nothing,
+    c12_cancel_cancels_and_counts,
+    c12_cancel_can_be_limited_to_one_event_type,
+    c12_cancel_does_not_affect_other_entities_and_tenants,
+    c12_a_cancel_that_is_rolled_back_cancels_nothing,
     c12_enqueue_and_cancel_in_one_transaction_sends_nothing,
-    c12_a_delivery_under_way_is_not_counted_but_told,
+    c12_a_cancel_of_a_delivery_being_sent_is_recorded_and_not_counted,
     c12_a_cancelled_key_stays_used,
 );
 
-async fn c12_cancel_takes_back_and_counts<A: Adapter>(mut world: World<A>) {
+async fn c12_cancel_cancels_and_counts<A: Adapter>(mut world: World<A>) {
     let due: Timestamp = "2099-01-01T00:00:00Z".parse().unwrap();
     for key in ["a", "b"] {
         world.enqueue(&booking(key).due_at(due).build().unwrap()).await.unwrap();
@@ -26,7 +26,7 @@ async fn c12_cancel_takes_back_and_counts<A: Adapter>(mut world: World<A>) {
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 0, "a second time there is nothing left");
 }
 
-async fn c12_cancel_takes_one_event_type_when_told<A: Adapter>(mut world: World<A>) {
+async fn c12_cancel_can_be_limited_to_one_event_type<A: Adapter>(mut world: World<A>) {
     let mut reminder = booking("reminder").build().unwrap();
     reminder.event_type = "booking.reminder".into();
     world.enqueue_many(&[booking("k").build().unwrap(), reminder]).await.unwrap();
@@ -35,7 +35,7 @@ async fn c12_cancel_takes_one_event_type_when_told<A: Adapter>(mut world: World<
     assert_eq!(world.all(status).await, ["booking.confirmed pending", "booking.reminder cancelled"]);
 }
 
-async fn c12_cancel_leaves_other_entities_and_tenants_alone<A: Adapter>(mut world: World<A>) {
+async fn c12_cancel_does_not_affect_other_entities_and_tenants<A: Adapter>(mut world: World<A>) {
     world.enqueue(&booking("other entity").entity("777").build().unwrap()).await.unwrap();
     world.enqueue(&booking("other tenant").tenant("acme").build().unwrap()).await.unwrap();
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 0);
@@ -44,7 +44,7 @@ async fn c12_cancel_leaves_other_entities_and_tenants_alone<A: Adapter>(mut worl
     assert_eq!(world.cancel("acme", "12345", None).await.unwrap(), 1);
 }
 
-async fn c12_a_cancel_rolled_back_took_nothing<A: Adapter>(mut world: World<A>) {
+async fn c12_a_cancel_that_is_rolled_back_cancels_nothing<A: Adapter>(mut world: World<A>) {
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     world.run("BEGIN").await;
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 1);
@@ -61,7 +61,7 @@ async fn c12_enqueue_and_cancel_in_one_transaction_sends_nothing<A: Adapter>(mut
     assert_eq!(world.count("delivery_queue").await, 0);
 }
 
-async fn c12_a_delivery_under_way_is_not_counted_but_told<A: Adapter>(mut world: World<A>) {
+async fn c12_a_cancel_of_a_delivery_being_sent_is_recorded_and_not_counted<A: Adapter>(mut world: World<A>) {
     let id = world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let queue = if A::KIND == crate::adapter::Kind::Sqlite { "postcommit_delivery_queue" } else { "postcommit.delivery_queue" };
     world.run(&format!("UPDATE {queue} SET lease_token = '00000000-0000-4000-8000-000000000001'")).await;

@@ -10,14 +10,14 @@ use crate::world::{World, booking, count};
 
 on_every_adapter!(
     a1_rollback_leaves_nothing,
-    a1_commit_publishes_it_and_not_before,
+    a1_only_the_commit_publishes_the_notification,
     a1_the_applications_own_rows_share_its_fate,
     c2_every_field_is_stored_as_given,
     c2_absent_fields_take_their_defaults,
     a_null_payload_is_an_empty_one,
     a_batch_stores_the_same_as_one_by_one,
     e13_provenance_is_stored_with_both_times,
-    unicode_comes_back_as_it_went_in,
+    unicode_is_stored_unchanged,
     quotes_and_backslashes_are_data,
     a_channel_may_be_called_null,
     a_payload_at_the_limit_is_taken,
@@ -38,7 +38,7 @@ async fn a1_rollback_leaves_nothing<A: Adapter>(mut world: World<A>) {
     assert_eq!(world.all("SELECT name FROM postcommit.tenant").await, ["default"]);
 }
 
-async fn a1_commit_publishes_it_and_not_before<A: Adapter>(mut world: World<A>) {
+async fn a1_only_the_commit_publishes_the_notification<A: Adapter>(mut world: World<A>) {
     let mut onlooker = world.onlooker().await;
     world.run("BEGIN").await;
     let id = world.enqueue(&booking("k").build().unwrap()).await.unwrap();
@@ -180,12 +180,12 @@ async fn e13_provenance_is_stored_with_both_times<A: Adapter>(mut world: World<A
     let there: Timestamp = stored["source"]["enqueued_at"].as_str().unwrap().parse().unwrap();
     let received = Timestamp::from_micros(stored["created_at"].as_i64().unwrap());
     assert_eq!(there.to_string(), "2026-03-15T09:29:58.123456Z");
-    // SQLite's clock ticks in milliseconds, and rounds.
+    // SQLite's clock has a resolution of milliseconds, and rounds.
     let tick = Duration::from_millis(2);
     assert!(before <= received.plus(tick) && received <= after.plus(tick), "received {received}, enqueued {before} to {after}");
 }
 
-async fn unicode_comes_back_as_it_went_in<A: Adapter>(mut world: World<A>) {
+async fn unicode_is_stored_unchanged<A: Adapter>(mut world: World<A>) {
     let text = "Grüße 🎉 नमस्ते \u{202e}abc\u{200d} e\u{301} 中文";
     let note = Notification::event("größe.geändert", json!({text: [text]}))
         .key("schlüssel-🔑")
@@ -225,7 +225,7 @@ async fn a_channel_may_be_called_null<A: Adapter>(mut world: World<A>) {
 }
 
 async fn a_payload_at_the_limit_is_taken<A: Adapter>(mut world: World<A>) {
-    // A bare string, because PostgreSQL counts the spaces it puts between the parts of others.
+    // A plain string, because in arrays and objects PostgreSQL counts the spaces that it adds.
     let payload = json!("x".repeat(limits::PAYLOAD_BYTES - 2));
     let id = world.enqueue(&Notification::event("big", payload.clone()).key("k").build().unwrap()).await.unwrap();
     assert_eq!(world.stored(id).await["payload"], payload);
@@ -235,7 +235,7 @@ async fn a_payload_beyond_the_limit_is_refused_by_builder_and_database<A: Adapte
     let payload = json!("x".repeat(limits::PAYLOAD_BYTES - 1));
     let refused = Notification::event("big", payload.clone()).key("k").build().unwrap_err();
     assert_eq!(refused.to_string(), "payload: has 262145 bytes; at most 262144 are allowed");
-    // Changed after it was checked: the database is the last to look.
+    // Changed after the check: the database checks again.
     let mut note = booking("k").build().unwrap();
     note.payload = payload;
     let Error::Database(_) = world.enqueue(&note).await.unwrap_err() else { panic!("not the database's refusal") };
@@ -255,7 +255,7 @@ async fn the_shortest_life_is_taken<A: Adapter>(mut world: World<A>) {
 }
 
 async fn d4_enqueue_writes_the_queue_and_nothing_else<A: Adapter>(mut world: World<A>) {
-    // No server runs here, and the recipient's host does not exist: enqueue answers all the same.
+    // No server runs here, and the recipient's host does not exist: enqueue succeeds nevertheless.
     let note = booking("k").to(Recipient::webhook("https://nowhere.invalid/hook")).build().unwrap();
     let id = world.enqueue(&note).await.unwrap();
     assert_eq!(world.all("SELECT CAST(notification_id AS text) FROM postcommit.delivery_queue").await, [id.to_string()]);

@@ -1,4 +1,4 @@
-//! The client of the HTTP API against servers that misbehave. That it and the real one understand each other is tested in
+//! The HTTP client against servers that misbehave. The client against the real server is tested in
 //! `crates/server/tests/it/clients.rs`.
 
 use std::sync::Arc;
@@ -63,7 +63,7 @@ async fn a_request_is_what_the_contract_says() {
 }
 
 #[tokio::test]
-async fn busy_servers_and_broken_connections_are_asked_again_under_the_same_key() {
+async fn requests_to_busy_servers_and_over_broken_connections_are_repeated_under_the_same_key() {
     let server = HttpServer::start(|request| match request.n {
         1 => busy(503),
         2 => Reply::Reset,
@@ -71,7 +71,7 @@ async fn busy_servers_and_broken_connections_are_asked_again_under_the_same_key(
         4 => Reply::HalfAnswer,
         _ => accepted(),
     });
-    // Without a key of its own, too: the one made for it stays.
+    // A notification without a key of its own keeps its random key.
     let unnamed = Notification::message("Hello", "world").build().unwrap();
     client(&server).enqueue(&unnamed).await.unwrap();
     let keys: Vec<Value> = server.requests().iter().map(|request| request.json()["idempotency_key"].clone()).collect();
@@ -92,7 +92,7 @@ async fn repeats_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_too_long_a_wait_is_left_alone() {
+async fn a_request_is_not_repeated_when_the_server_asks_for_too_long_a_wait() {
     let server = HttpServer::start(|_| problem(429, "rate-limited", json!({})).with_header("retry-after", "3600"));
     let error = client(&server).enqueue(&note()).await.unwrap_err();
     assert!(error.to_string().contains("asks to wait 3600 s"), "{error}");
@@ -135,7 +135,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_an_answer_ends() {
+async fn invalid_responses_end_in_an_error() {
     let broken: [(Reply, &str); 5] = [
         (Reply::Hang, "no answer within 200 ms"),
         (Reply::Garbage, "no answer"),
@@ -171,7 +171,7 @@ async fn a_kept_connection_that_was_closed_costs_no_try() {
 }
 
 #[tokio::test]
-async fn each_of_many_has_its_own_result() {
+async fn each_notification_of_a_batch_has_its_own_result() {
     let server = HttpServer::start(|_| {
         let conflict = json!({"type": "urn:postcommit:problem:key-conflict", "status": 409, "detail": "used", "first": ID});
         let results = json!([{"status": 202, "id": ID, "duplicate": false}, {"status": 409, "problem": conflict}]);
@@ -181,7 +181,7 @@ async fn each_of_many_has_its_own_result() {
     let results = client.enqueue_many(&[note(), booking("second").build().unwrap()]).await.unwrap();
     assert!(!results[0].as_ref().unwrap().duplicate);
     assert!(matches!(&results[1], Err(Error::Conflict { key, .. }) if key == "second"));
-    // An answer of another length fits to nothing.
+    // A response with another number of results is an error.
     assert!(client.enqueue_many(&[note()]).await.is_err());
     assert!(matches!(client.enqueue_many(&[]).await, Err(Error::Invalid { .. })));
     assert_eq!(server.requests().len(), 2);
@@ -197,7 +197,7 @@ async fn neither_errors_nor_debug_show_the_key() {
     }
 }
 
-/// A server on TLS that accepts everything, and its certificate.
+/// A TLS server that accepts everything, and its certificate.
 async fn tls_server(name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
@@ -221,7 +221,7 @@ async fn tls_server(name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn https_works_and_believes_only_whom_it_should() {
+async fn https_works_and_trusts_only_the_given_roots() {
     let (url, root) = tls_server("localhost").await;
     let trusting = Client::builder(&url, KEY).root_certificates(root).build().unwrap();
     assert!(trusting.enqueue(&note()).await.unwrap().duplicate);

@@ -9,18 +9,18 @@ use crate::world::{World, booking};
 on_every_adapter!(
     a5_the_same_key_twice_is_one_notification,
     a5_a_key_is_remembered_across_transactions,
-    a5_when_and_how_urgent_is_not_content,
-    other_content_under_a_key_returns_the_first_id_and_is_noted,
+    a5_due_time_and_priority_are_not_content,
+    other_content_under_a_key_returns_the_first_id_and_is_recorded,
     every_part_of_the_content_is_compared,
     strict_names_the_key_and_the_first_id,
     strict_with_the_same_content_is_no_conflict,
-    strict_in_a_batch_names_the_one_that_conflicts,
+    strict_in_a_batch_names_the_conflicting_key,
     a_strict_conflict_can_be_survived_by_a_savepoint,
     d3_key_order_in_the_payload_is_not_other_content,
     d3_number_spelling_and_array_order_are_other_content,
     b4_keys_are_independent_per_tenant,
     a_batch_returns_ids_in_order_and_sends_duplicates_once,
-    other_content_inside_a_batch_is_noted,
+    other_content_inside_a_batch_is_recorded,
     an_empty_batch_is_nothing,
     a_full_batch_is_taken_and_one_more_is_refused,
 );
@@ -46,7 +46,7 @@ async fn a5_a_key_is_remembered_across_transactions<A: Adapter>(mut world: World
     assert_eq!(world.count("notification").await, 1);
 }
 
-async fn a5_when_and_how_urgent_is_not_content<A: Adapter>(mut world: World<A>) {
+async fn a5_due_time_and_priority_are_not_content<A: Adapter>(mut world: World<A>) {
     let first = world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let later = booking("k").priority(9).due_at(std::time::SystemTime::now()).correlation_id("other").source(Source::site("other"));
     assert_eq!(world.enqueue(&later.strict().build().unwrap()).await.unwrap(), first);
@@ -54,7 +54,7 @@ async fn a5_when_and_how_urgent_is_not_content<A: Adapter>(mut world: World<A>) 
     assert_eq!(world.stored(first).await["priority"], 5);
 }
 
-async fn other_content_under_a_key_returns_the_first_id_and_is_noted<A: Adapter>(mut world: World<A>) {
+async fn other_content_under_a_key_returns_the_first_id_and_is_recorded<A: Adapter>(mut world: World<A>) {
     let first = world.enqueue(&booking("k").title("first").build().unwrap()).await.unwrap();
     let other = booking("k").title("second").entity("777").source(Source::site("plant-7")).build().unwrap();
     assert_eq!(world.enqueue(&other).await.unwrap(), first);
@@ -117,7 +117,7 @@ async fn strict_with_the_same_content_is_no_conflict<A: Adapter>(mut world: Worl
     assert_eq!(world.enqueue_many(&[booking("k").strict().build().unwrap()]).await.unwrap(), [first]);
 }
 
-async fn strict_in_a_batch_names_the_one_that_conflicts<A: Adapter>(mut world: World<A>) {
+async fn strict_in_a_batch_names_the_conflicting_key<A: Adapter>(mut world: World<A>) {
     let first = world.enqueue(&booking("b'c").tenant("acme").build().unwrap()).await.unwrap();
     let batch = [
         booking("a").strict().build().unwrap(),
@@ -145,7 +145,7 @@ async fn a_strict_conflict_can_be_survived_by_a_savepoint<A: Adapter>(mut world:
     assert_eq!(keys, ["after", "before", "k"]);
 }
 
-/// Parsed, because the text is what may differ.
+/// Parsed from text, because the texts differ while the values are equal.
 fn with_payload(key: &str, payload: &str) -> Notification {
     Notification::event("level.high", serde_json::from_str(payload).unwrap()).key(key).build().unwrap()
 }
@@ -156,7 +156,7 @@ async fn d3_key_order_in_the_payload_is_not_other_content<A: Adapter>(mut world:
     let mut strict = with_payload("k", texts[1]);
     strict.strict = true;
     assert_eq!(world.enqueue(&strict).await.unwrap(), first);
-    // serde_json sorts keys unless the application asks it not to; what another language writes is not sorted.
+    // serde_json sorts keys by default. Other languages do not.
     let unsorted = r#"'{"b": [1, {"y": null, "x": "é"}], "a": 1.5}'"#;
     match A::KIND {
         Kind::Postgres => world.run(&format!("SELECT postcommit.enqueue('level.high', {unsorted}, 'k', strict => true)")).await,
@@ -204,7 +204,7 @@ async fn a_batch_returns_ids_in_order_and_sends_duplicates_once<A: Adapter>(mut 
     assert_eq!(world.count("key_conflict").await, 0);
 }
 
-async fn other_content_inside_a_batch_is_noted<A: Adapter>(mut world: World<A>) {
+async fn other_content_inside_a_batch_is_recorded<A: Adapter>(mut world: World<A>) {
     let batch = [booking("k").title("first").build().unwrap(), booking("k").title("second").build().unwrap()];
     let ids = world.enqueue_many(&batch).await.unwrap();
     assert_eq!(ids[0], ids[1]);

@@ -1,4 +1,4 @@
-//! What an application pays that only enqueues.
+//! The dependencies of an application that only enqueues.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,7 +8,7 @@ fn crates_with(feature: &str) -> BTreeSet<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let tree = Command::new(cargo)
         .args(["tree", "-p", "postcommit", "--no-default-features", "--features", feature])
-        // Offline and locked: nothing is fetched or written, and no build lock is waited for.
+        // Offline and locked: nothing is fetched or written, and the command waits for no build lock.
         .args(["-e", "normal", "--prefix", "none", "--format", "{lib}", "--offline", "--locked"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
@@ -31,7 +31,7 @@ fn sdk_alone_is_light() {
     refute(&crates, &["axum", "reqwest", "lettre", "minijinja", "rusqlite", "rustls", "sqlx", "hyper", "postcommit_engine"]);
 }
 
-/// HTTP/1.1 and TLS alone: nothing that parses URLs, speaks HTTP/2, keeps cookies or unpacks answers.
+/// HTTP/1.1 and TLS only: no URL parser, no HTTP/2, no cookies, no decompression.
 #[test]
 fn sdk_with_http_is_light() {
     let crates = crates_with("http");

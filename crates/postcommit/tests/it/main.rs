@@ -1,4 +1,5 @@
-//! The SDK's integration tests, one binary. Every case of `enqueue`, `keys`, `cancel` and `testing` runs on all four adapters.
+//! The SDK's integration tests, one binary. Every case of `enqueue`, `keys`, `cancel` and `testing` runs on all four
+//! adapters.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod adapter;

@@ -1,4 +1,4 @@
-//! A `begin()` of sqlx that is dropped half-way, as the documentation of `adapters::sqlx` tells it.
+//! A `begin()` of sqlx that is dropped half-way, as documented in `adapters::sqlx`.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,8 +12,8 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 
 use crate::world::booking;
 
-/// Sends `BEGIN` and goes away, as a timeout does. Says whether it went before the answer came.
-fn begin_and_go_away<T>(begin: impl Future<Output = T>) -> bool {
+/// Sends `BEGIN` and drops the future, like a timeout. Returns whether it was dropped before the answer came.
+fn begin_and_drop<T>(begin: impl Future<Output = T>) -> bool {
     pin!(begin).poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
@@ -28,8 +28,8 @@ async fn a1_with_the_hook_a_dropped_begin_on_postgres_loses_nothing() {
         .await
         .unwrap();
     let mut connection = pool.acquire().await.unwrap();
-    // An answer that is there at once makes an ordinary transaction, which ends in order: begin another.
-    while !begin_and_go_away(connection.begin()) {}
+    // If the answer comes immediately, the transaction is ordinary and ends normally: begin another.
+    while !begin_and_drop(connection.begin()) {}
     drop(connection);
     let mut connection = pool.acquire().await.unwrap();
     adapters::sqlx::postgres::enqueue(&mut connection, &booking("k").build().unwrap()).await.unwrap();
@@ -45,9 +45,9 @@ async fn a1_without_a_hook_a_dropped_begin_on_sqlite_loses_nothing() {
     Store::open(&format!("sqlite:{}", file.display())).await.unwrap().db().migrate().await.unwrap();
     let options = SqliteConnectOptions::new().filename(&file);
     let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options.clone()).await.unwrap();
-    // At times the answer is there at once, at times too late. Neither may lose anything.
+    // Sometimes the answer comes before the drop, sometimes after. Neither may lose anything.
     for i in 0..100 {
-        begin_and_go_away(pool.acquire().await.unwrap().begin());
+        begin_and_drop(pool.acquire().await.unwrap().begin());
         let mut connection = pool.acquire().await.unwrap();
         adapters::sqlx::sqlite::enqueue(&mut connection, &booking(&i.to_string()).build().unwrap()).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! `assert_enqueued` and `refute_enqueued`: pass when they should, panic when they should and say what they saw.
+//! `assert_enqueued` and `refute_enqueued` pass or panic as they should, and the panic shows what was found.
 
 use postcommit::Notification;
 use serde_json::json;
@@ -9,14 +9,14 @@ use crate::world::{World, booking};
 
 on_every_adapter!(
     assert_enqueued_passes_in_the_transaction,
-    assert_enqueued_panics_with_what_is_there_instead,
+    assert_enqueued_panics_with_the_notifications_it_found,
     refute_enqueued_passes_for_other_types_and_entities,
-    refute_enqueued_panics_when_it_is_there,
-    refute_enqueued_is_not_fooled_by_a_crowd,
-    only_this_transaction_counts_where_the_database_can_tell,
+    refute_enqueued_panics_when_a_notification_matches,
+    refute_enqueued_finds_a_match_among_many_notifications,
+    on_postgres_only_this_transaction_counts,
 );
 
-/// The panic's text, or nothing when it did not panic.
+/// The panic's text. `None` when it did not panic.
 async fn panic_of<F: Future<Output = ()> + 'static>(check: F) -> Option<String> {
     let failed = LocalSet::new().run_until(async { tokio::task::spawn_local(check).await }).await.err()?;
     Some(*failed.into_panic().downcast::<String>().unwrap())
@@ -32,7 +32,7 @@ async fn assert_enqueued_passes_in_the_transaction<A: Adapter>(mut world: World<
     world.refute_enqueued("booking.confirmed", None).await;
 }
 
-async fn assert_enqueued_panics_with_what_is_there_instead<A: Adapter>(mut world: World<A>) {
+async fn assert_enqueued_panics_with_the_notifications_it_found<A: Adapter>(mut world: World<A>) {
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let text = panic_of(async move { world.assert_enqueued("booking.confirmed", Some("999")).await }).await.unwrap();
@@ -49,14 +49,14 @@ async fn refute_enqueued_passes_for_other_types_and_entities<A: Adapter>(mut wor
     world.refute_enqueued("weather", Some("12345")).await;
 }
 
-async fn refute_enqueued_panics_when_it_is_there<A: Adapter>(mut world: World<A>) {
+async fn refute_enqueued_panics_when_a_notification_matches<A: Adapter>(mut world: World<A>) {
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let text = panic_of(async move { world.refute_enqueued("booking.confirmed", Some("12345")).await }).await.unwrap();
     assert!(text.starts_with(r#"expected no notification "booking.confirmed" about "12345" in this transaction"#), "{text}");
 }
 
-async fn refute_enqueued_is_not_fooled_by_a_crowd<A: Adapter>(mut world: World<A>) {
+async fn refute_enqueued_finds_a_match_among_many_notifications<A: Adapter>(mut world: World<A>) {
     let crowd: Vec<_> = (0..1000).map(|i| booking(&i.to_string()).entity("crowd").build().unwrap()).collect();
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
@@ -65,7 +65,7 @@ async fn refute_enqueued_is_not_fooled_by_a_crowd<A: Adapter>(mut world: World<A
     assert!(panic_of(async move { world.refute_enqueued("booking.confirmed", Some("12345")).await }).await.is_some());
 }
 
-async fn only_this_transaction_counts_where_the_database_can_tell<A: Adapter>(mut world: World<A>) {
+async fn on_postgres_only_this_transaction_counts<A: Adapter>(mut world: World<A>) {
     world.enqueue(&booking("earlier").build().unwrap()).await.unwrap();
     world.run("BEGIN").await;
     match A::KIND {

@@ -1,9 +1,9 @@
-//! The keys that the clients in other languages must make, too: `clients/keys.json` is read by the tests of each.
+//! Key vectors that the clients in all languages share: `clients/keys.json` is read by the tests of each.
 
 use postcommit::key;
 use serde_json::{Value, json};
 
-/// The entry with what this crate makes of it.
+/// The entry with the key that this crate makes.
 fn with_key(entry: &Value) -> Value {
     let text = |name: &str| entry[name].as_str().unwrap_or_else(|| panic!("{name} in {entry}"));
     let mut made = entry.clone();
@@ -19,7 +19,7 @@ fn with_key(entry: &Value) -> Value {
 }
 
 #[test]
-fn d3_the_shared_vectors_are_what_this_crate_makes() {
+fn d3_this_crate_makes_the_keys_of_the_shared_vectors() {
     let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../clients/keys.json")).unwrap();
     let vectors: Value = serde_json::from_str(&file).unwrap();
     for kind in ["of", "from_content"] {

@@ -1,4 +1,4 @@
-//! A fresh, migrated database and an application connected to it.
+//! A migrated database and an application connected to it.
 
 use std::ops::{Deref, DerefMut};
 
@@ -17,7 +17,7 @@ pub struct World<A> {
     place: Place,
 }
 
-/// Gone when dropped.
+/// The database, which is removed when dropped.
 enum Place {
     Postgres(TestDatabase),
     Sqlite(TempDir),
@@ -48,22 +48,22 @@ impl<A: Adapter> World<A> {
         Self { app: A::connect(&place.path()).await, place }
     }
 
-    /// Another connection: what the rest of the world sees.
+    /// Another connection, which sees only committed rows.
     pub async fn onlooker(&self) -> A {
         A::connect(&self.place.path()).await
     }
 
-    /// The first column, as text, of SQL that both databases know.
+    /// The first column as text, of a query that both databases accept.
     pub async fn all(&mut self, sql: &str) -> Vec<String> {
         self.app.texts(&dialect::<A>(sql)).await
     }
 
-    /// Rows in one of Postcommit's tables.
+    /// The number of rows in one of Postcommit's tables.
     pub async fn count(&mut self, table: &str) -> usize {
         count(&mut self.app, table).await
     }
 
-    /// All fields of a notification as stored; times in microseconds.
+    /// All fields of a stored notification; times in microseconds.
     pub async fn stored(&mut self, id: Uuid) -> Value {
         let select = match A::KIND {
             Kind::Postgres => STORED_POSTGRES,
@@ -101,7 +101,7 @@ pub async fn count<A: Adapter>(app: &mut A, table: &str) -> usize {
     app.texts(&sql).await[0].parse().unwrap()
 }
 
-/// A notification as the cases need it; each changes what it is about.
+/// A notification for the cases, each of which changes the fields it tests.
 pub fn booking(key: &str) -> Builder {
     Notification::event("booking.confirmed", json!({"bookingId": 12345})).key(key).entity("12345").to(Recipient::email("guest@example.com"))
 }

@@ -1,11 +1,12 @@
 //! The HTTP API of the real binary, on both databases.
 //!
-//! - `app`: what every test here stands on;
-//! - `walk`: every operation of `/openapi.json`, by those who may and those who may not, and across the wall between two tenants;
-//! - `repeated`: one key many times, with the server killed in between; `hostile`: bodies that nobody sends by mistake;
-//! - `stories`, `parked`, `lists`, `providers`, `hosts`: what is asked for and what comes back; `tenants`, `sessions`, `limits`, `roles`: who may, and when.
+//! - `app`: the test fixture;
+//! - `walk`: every operation of `/openapi.json`, by permitted and forbidden callers, and across two tenants;
+//! - `repeated`: one key many times, with the server killed in between; `hostile`: malicious bodies;
+//! - `stories`, `parked`, `lists`, `providers`, `hosts`: requests and their answers; `tenants`, `sessions`, `limits`,
+//!   `roles`: permissions and limits.
 
-/// Each test once on either database; it is given which.
+/// Runs each test on either database, which is passed to it.
 macro_rules! on_both {
     ($($(#[$meta:meta])* fn $name:ident($kind:ident) $body:block)*) => {$(
         $(#[$meta])*

@@ -1,4 +1,4 @@
-//! The command line as a person or a script meets it: what it prints, where, and how it ends.
+//! The command line: what it prints, where, and its exit codes.
 
 mod access;
 mod act;
@@ -17,14 +17,14 @@ use tempfile::TempDir;
 
 use crate::installation::Kind;
 
-/// A folder with a migrated database and the binary at hand; the database is an SQLite file in it unless told otherwise.
+/// A folder with a migrated database, and the binary. The database is an SQLite file in the folder by default.
 pub struct Shell {
     folder: TempDir,
     _database: Option<TestDatabase>,
     environment: Vec<(String, String)>,
 }
 
-/// What a command left behind.
+/// The output and exit code of a command.
 pub struct Ran {
     pub code: i32,
     pub stdout: String,
@@ -36,7 +36,7 @@ impl Ran {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stdout))
     }
 
-    /// The same, having insisted on the exit code.
+    /// Asserts the exit code.
     pub fn ends(self, code: i32) -> Self {
         assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self
@@ -56,12 +56,12 @@ impl Shell {
         Self { folder: tempfile::tempdir().unwrap(), _database: None, environment: vec![] }
     }
 
-    /// One with a schema and a capture provider.
+    /// A shell with a schema and a capture provider.
     pub fn ready() -> Self {
         Self::ready_on(Kind::Sqlite)
     }
 
-    /// The same on either database.
+    /// A shell with a schema and a capture provider on the given database.
     pub fn ready_on(kind: Kind) -> Self {
         let shell = Self::empty_on(kind);
         shell.run(&["migrate"]).ends(0);
@@ -86,7 +86,7 @@ impl Shell {
         self
     }
 
-    /// A variable that it was given.
+    /// The value of an environment variable of this shell.
     pub fn setting(&self, name: &str) -> String {
         self.environment.iter().find(|(known, _)| known == name).unwrap().1.clone()
     }
@@ -116,7 +116,7 @@ impl Shell {
         self.run(&arguments).ends(0).stdout.trim().to_owned()
     }
 
-    /// One pass over what is due.
+    /// Runs one pass over everything that is due.
     pub fn dispatch(&self) -> Value {
         self.run(&["dispatch", "--once", "-o", "json"]).ends(0).json()
     }

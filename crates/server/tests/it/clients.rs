@@ -1,5 +1,6 @@
-//! The clients against the real binary, on both databases: the SDK's `http`, the package for Python and the one for TypeScript, and what docs/clients.md
-//! shows of them. Each package has its tests in its own language; here they get a server, a key and a database.
+//! The clients against the real binary, on both databases: the SDK's `http`, the packages for Python and TypeScript,
+//! and the snippets of docs/clients.md. Each package has tests in its own language; here they get a server, a key and a
+//! database.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,12 +11,12 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::docs::{python, snippet, succeeds};
-use crate::door::House;
+use crate::door::TestServer;
 
-/// A server on a database that others may open, too.
+/// A server on a database that other processes may open, too.
 struct Place {
-    house: House,
-    /// What a client needs to know, as its tests expect it.
+    server: TestServer,
+    /// The environment variables that the tests of the clients expect.
     environment: Vec<(&'static str, String)>,
     _folder: TempDir,
     _database: Option<TestDatabase>,
@@ -34,15 +35,15 @@ impl Place {
     }
 
     fn on(url: String, folder: TempDir, database: Option<TestDatabase>) -> Self {
-        let house = House::with(&[("DATABASE_URL", &url)]);
-        let made = house.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
+        let server = TestServer::with(&[("DATABASE_URL", &url)]);
+        let made = server.shell.run(&["keys", "create", "clients", "--scope", "admin", "-o", "json"]).ends(0).json();
         let token = made["token"].as_str().unwrap().to_owned();
-        let server = format!("http://{}", house.address);
+        let base_url = format!("http://{}", server.address);
         let file = url.trim_start_matches("sqlite:").to_owned();
-        let for_tests = [("POSTCOMMIT_URL", server), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
+        let for_tests = [("POSTCOMMIT_URL", base_url), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
         let for_snippets = [("DATABASE_URL", url), ("DATABASE_FILE", file)];
         let environment = for_tests.into_iter().chain(for_snippets).collect();
-        Self { house, environment, _folder: folder, _database: database }
+        Self { server, environment, _folder: folder, _database: database }
     }
 
     fn told(&self, name: &str) -> &str {
@@ -63,12 +64,12 @@ fn package(name: &str) -> PathBuf {
 
 fn python_command() -> Command {
     let mut command = Command::new(python());
-    // Warnings are errors: a connection that is left open is one.
+    // Warnings are errors: an unclosed connection is one.
     command.args(["-W", "error"]).env("PYTHONPATH", package("python").join("src")).env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }
 
-/// The tests of one folder; each says what it needs by failing without it.
+/// The tests of one folder. Each fails when a variable that it needs is missing.
 fn python_tests(folder: &str) -> Command {
     let mut command = python_command();
     command.args(["-m", "unittest", "discover", "-t", ".", "-s"]).arg(Path::new("tests").join(folder)).current_dir(package("python"));
@@ -91,7 +92,7 @@ async fn the_python_client_on_both_databases() {
     }
 }
 
-/// A snippet of Python enqueues what it prints.
+/// A snippet of Python enqueues a notification and prints its id.
 fn prints_an_id(place: &Place, name: &str) {
     let mut command = python_command();
     command.args(["-c", &snippet("docs/clients.md", name)]);
@@ -101,10 +102,10 @@ fn prints_an_id(place: &Place, name: &str) {
 /// The first word printed is the id of a notification that the server knows.
 fn knows(place: &Place, name: &str, printed: &str) {
     let id = printed.split_whitespace().next().unwrap_or_else(|| panic!("{name} printed nothing"));
-    place.house.shell.run(&["notifications", "show", id]).ends(0);
+    place.server.shell.run(&["notifications", "show", id]).ends(0);
 }
 
-/// The package is built once, for its tests and for those who import it; the tests run on what was built.
+/// The package is built once. Its tests and other importers use the build.
 fn node(arguments: &[&str]) -> Command {
     let mut command = Command::new("node");
     command.args(arguments).current_dir(package("typescript"));
@@ -127,20 +128,20 @@ async fn the_typescript_client_on_both_databases() {
     postgres.run(node(&["--test", "build/test/alone/", "build/test/server/", "build/test/postgres/"]));
     sqlite.run(node(&["--test", "build/test/server/"]));
     for (place, name) in [(&sqlite, "node-http-run"), (&postgres, "node-http-run"), (&postgres, "node-pg-run")] {
-        // Inside the package, where its own name is known to Node as it is to those who installed it.
+        // Inside the package, where Node resolves the package's own name as for users who installed it.
         let file = package("typescript").join("build").join(format!("{name}.mjs"));
         std::fs::write(&file, snippet("docs/clients.md", name)).unwrap();
         knows(place, name, &place.run(node(&[file.to_str().unwrap()])));
     }
 }
 
-/// A server with a certificate of its own making, which nobody trusts.
-fn untrusted_house(folder: &Path) -> House {
+/// A server with a self-signed certificate that no client trusts.
+fn server_with_untrusted_certificate(folder: &Path) -> TestServer {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let path = |name: &str| folder.join(name).display().to_string();
     std::fs::write(path("certificate.pem"), made.cert.pem()).unwrap();
     std::fs::write(path("key.pem"), made.signing_key.serialize_pem()).unwrap();
-    House::with(&[("SERVER_TLS_CERTIFICATE", &path("certificate.pem")), ("SERVER_TLS_KEY", &path("key.pem"))])
+    TestServer::with(&[("SERVER_TLS_CERTIFICATE", &path("certificate.pem")), ("SERVER_TLS_KEY", &path("key.pem"))])
 }
 
 const PYTHON_UNTRUSTED: &str = r#"
@@ -157,10 +158,11 @@ for act in (lambda: client.enqueue("e"), lambda: next(client.inbox("u").stream()
 "#;
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_not_asked_again_by_python() {
+fn the_python_client_does_not_repeat_after_an_untrusted_certificate() {
     let folder = tempfile::tempdir().unwrap();
-    let house = untrusted_house(folder.path());
-    let ran = python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let server = server_with_untrusted_certificate(folder.path());
+    let ran =
+        python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
     let said = succeeds("python", &ran);
     assert!(said.matches("is not trusted: self").count() == 2 && !said.contains("secret"), "{said}");
 }
@@ -177,13 +179,13 @@ if (asked !== 2) throw new Error(`asked ${asked} times`);
 "#;
 
 #[test]
-fn a_certificate_that_is_not_trusted_is_not_asked_again_by_typescript() {
+fn the_typescript_client_does_not_repeat_after_an_untrusted_certificate() {
     built();
     let folder = tempfile::tempdir().unwrap();
-    let house = untrusted_house(folder.path());
+    let server = server_with_untrusted_certificate(folder.path());
     let file = package("typescript").join("build").join("untrusted.mjs");
     std::fs::write(&file, NODE_UNTRUSTED).unwrap();
-    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", house.address)).output().unwrap();
+    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
     let said = succeeds("node", &ran);
     assert!(said.matches("is not trusted: ").count() == 2 && !said.contains("secret"), "{said}");
 }

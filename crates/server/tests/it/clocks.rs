@@ -1,15 +1,15 @@
-//! A host whose clock is wrong: what has an end, ends by the database's clock.
+//! A host whose clock is wrong: expiry follows the database's clock.
 
 use std::path::Path;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
 use crate::api::app::{address, text};
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
 
-/// Put before the C library: every reading of the wall clock is off by so many seconds.
+/// A library that is preloaded before the C library and shifts the wall clock by a number of seconds.
 const SHIM: &str = "#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -31,7 +31,7 @@ fn shim(folder: &Path) -> String {
     library.display().to_string()
 }
 
-/// A server whose clock is off by so much.
+/// A server whose clock is shifted by `off_s` seconds.
 fn serve(installation: &Installation, shim: &str, off_s: i64) -> Child {
     let mut command = installation.command(&["serve", "--role", "api"]);
     command.env("LD_PRELOAD", shim).env("CLOCK_OFF", off_s.to_string());
@@ -39,7 +39,7 @@ fn serve(installation: &Installation, shim: &str, off_s: i64) -> Child {
 }
 
 #[test]
-fn user_tokens_go_by_the_databases_clock() {
+fn user_tokens_follow_the_databases_clock() {
     let installation = Installation::new(Kind::Postgres, Hooks::of(Guarantee::Idempotent));
     let folder = tempfile::tempdir().unwrap();
     let shim = shim(folder.path());
@@ -47,8 +47,8 @@ fn user_tokens_go_by_the_databases_clock() {
     let ahead = serve(&installation, &shim, HOURS);
     let key = ahead.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
     let behind = serve(&installation, &shim, -HOURS);
-    let clients = [&ahead, &behind].map(|server| Client::new(address(server)));
-    let mint = |client: &Client, ttl: u32| -> Value {
+    let clients = [&ahead, &behind].map(|server| HttpClient::new(address(server)));
+    let mint = |client: &HttpClient, ttl: u32| -> Value {
         client.clone().key(&key).post(&format!("/v1/inbox/zoe/token?ttl_s={ttl}"), &json!({})).expect(200).json()
     };
     for client in &clients {
@@ -60,7 +60,7 @@ fn user_tokens_go_by_the_databases_clock() {
             let _ = reader.clone().key(&text(&minted, "token")).get("/v1/inbox/zoe").expect(200);
         }
     }
-    // What is over is over, although one of them believes that it is hours away.
+    // An expired token is refused, although one server's clock is hours behind.
     let short = mint(&clients[1], 1);
     let over = format!("SELECT (clock_timestamp() >= '{}'::timestamptz)::int", text(&short, "expires_at"));
     wait_until("a second to pass", || installation.count(&over) == 1);

@@ -1,7 +1,8 @@
-//! The sweep: every named place × what happens there × how often it was passed × both databases × every guarantee, each from a clean database.
+//! The sweep: every crash point × every action × first, second and third passing × both databases × every guarantee,
+//! each on an empty database.
 //!
-//! The short form passes every place once, on both databases, in every manner; the guarantees take turns. The full form (`scripts/sweep`)
-//! is the whole product, at the first, second and third passing.
+//! The short form passes every crash point once with every action, on both databases, with alternating guarantees. The
+//! full form (`scripts/sweep`) covers all combinations.
 
 mod case;
 
@@ -17,8 +18,8 @@ use postcommit_engine::crash::POINTS;
 use crate::installation::{Guarantee, Kind, full_form};
 use case::{Action, Case, Ran};
 
-/// Cases under way at once. They mostly wait for leases to run out.
-const AT_ONCE: usize = 8;
+/// Cases that run concurrently. They mostly wait for leases to run out.
+const CONCURRENCY: usize = 8;
 
 #[test]
 fn crash_sweep_on_postgresql_holds_every_invariant() {
@@ -62,13 +63,13 @@ fn short(kind: Kind) -> Vec<Case> {
             let guarantee = if point.starts_with("intent.") { Guarantee::AtMostOnce } else { turn };
             cases.push(Case { point, action, nth: 1, kind, guarantee });
         }
-        // Another guarantee first at the next place, or each action would always meet the same one.
+        // Begins with another guarantee at the next crash point, or each action would always meet the same one.
         turns.next();
     }
     cases
 }
 
-/// `POSTCOMMIT_SWEEP_ONLY=settle` runs only the cases whose name contains that.
+/// `POSTCOMMIT_SWEEP_ONLY=settle` runs only the cases whose name contains `settle`.
 pub fn chosen<C: std::fmt::Display>(mut cases: Vec<C>) -> Vec<C> {
     if let Ok(only) = std::env::var("POSTCOMMIT_SWEEP_ONLY") {
         cases.retain(|case| case.to_string().contains(&only));
@@ -76,12 +77,12 @@ pub fn chosen<C: std::fmt::Display>(mut cases: Vec<C>) -> Vec<C> {
     cases
 }
 
-/// Runs cases beside each other; the results are in their order.
+/// Runs cases concurrently. The results are in their order.
 pub fn run_all<C: Sync, R: Send>(cases: &[C], run_one: impl Fn(&C) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let ran: Mutex<BTreeMap<usize, R>> = Mutex::default();
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..CONCURRENCY {
             scope.spawn(|| {
                 while let Some((place, case)) = Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?)))
                 {
@@ -94,12 +95,12 @@ pub fn run_all<C: Sync, R: Send>(cases: &[C], run_one: impl Fn(&C) -> R + Sync) 
     ran.into_inner().unwrap().into_values().collect()
 }
 
-/// A wait that ran into its guard is a violation like any other.
+/// A wait that timed out is a violation like any other.
 fn run_one(case: &Case) -> Ran {
     caught(|| case.run()).unwrap_or_else(|said| Ran { violations: vec![said], ..Ran::default() })
 }
 
-/// What it gave, or what its panic said.
+/// The result, or the message of the panic.
 pub fn caught<R>(run: impl FnOnce() -> R) -> Result<R, String> {
     std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -1,4 +1,5 @@
-//! PostgreSQL goes away under load: it crashes and recovers, and its connections are cut again and again. The server stays.
+//! PostgreSQL fails under load: it crashes and recovers, and its connections are cut repeatedly. The server keeps
+//! running.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +33,11 @@ fn connections_cut_again_and_again_under_load_lose_nothing() {
             let mut cut = 0;
             wait_until("most requests", || {
                 cut += installation
-                    .rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'postcommit' AND pid <> pg_backend_pid()")
+                    .rows(
+                        "SELECT pg_terminate_backend(pid) \
+                        FROM pg_stat_activity \
+                        WHERE application_name = 'postcommit' AND pid <> pg_backend_pid()",
+                    )
                     .len();
                 thread::sleep(Duration::from_millis(50));
                 receiver.requests().len() >= NOTES * 2 / 3
@@ -51,26 +56,29 @@ fn under_load(guarantee: Guarantee, disturb: impl FnOnce(&mut Cluster, &Installa
     let server = installation.serve();
     thread::scope(|scope| {
         scope.spawn(|| answer_slowly(&receiver, &done));
-        // Ends with this closure, however it ends.
+        // Set when this closure ends, even by a panic.
         let _done = OnDrop(&done);
         disturb(&mut cluster, &installation, &receiver);
         installation.wait_until_quiet();
     });
     assert!(is_alive(&server), "the server did not survive: {:#?}", server.output());
     let records = Records::read(told, &installation, &receiver, receiver.effects_by("webhook-id"));
-    // One worker and no take-over: what is noted as late here is its own settle, committed although the connection broke.
+    // There is one worker and no takeover: a late result here is the worker's own settle, which was committed although
+    // the connection broke.
     println!("{guarantee}: {:?}, {} noted as late", records.counts(), stale_settles(&installation));
     assert_eq!(records.violations(guarantee), Vec::<String>::new(), "{guarantee}");
     assert_eq!(records.counts().sent + records.counts().parked, NOTES + NOTES / 2, "{guarantee}");
-    // N11: nothing of ours sits in a transaction that nobody goes on with.
+    // N11: no session of the product is left idle in a transaction.
     let forgotten = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'
         AND clock_timestamp() - state_change > interval '5 seconds'";
     assert_eq!(installation.count(forgotten), 0, "{guarantee}");
-    let idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'";
+    let idle = "SELECT count(*) \
+        FROM pg_stat_activity \
+        WHERE application_name = 'postcommit' AND state LIKE 'idle in transaction%'";
     wait_until("every transaction to end", || installation.count(idle) == 0);
 }
 
-/// As an application would, in one statement. Every second one has two recipients.
+/// Enqueues with one statement, as an application would. Every second notification has two recipients.
 fn enqueue(installation: &Installation, url: &str) -> Told {
     let sql = format!(
         "SELECT 'k' || i, postcommit.enqueue('load.made', jsonb_build_object('i', i), 'k' || i,
@@ -81,7 +89,7 @@ fn enqueue(installation: &Installation, url: &str) -> Told {
     Told(installation.rows(&sql).into_iter().map(answer).collect())
 }
 
-/// Ten times a second what waits is answered: eight at once make eighty requests a second.
+/// Releases the waiting answers ten times a second: eight concurrent requests make eighty per second.
 fn answer_slowly(receiver: &HttpServer, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         receiver.release();

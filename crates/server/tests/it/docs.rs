@@ -1,4 +1,4 @@
-//! What the documentation tells people to run is run: the snippets of docs/enqueue.md, against fresh databases.
+//! The snippets of the documentation are run against new databases.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use postcommit_engine::db::Value;
 use postcommit_engine::store::Store;
 
-/// The fenced block of that name on a page.
+/// The fenced block of this name on a page.
 pub fn snippet(page: &str, name: &str) -> String {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
     let fence = text
@@ -33,7 +33,7 @@ async fn migrated(url: &str) -> Store {
     store
 }
 
-/// What the snippet printed is what the database holds: one notification for each id.
+/// The snippet printed one id for each notification in the database.
 async fn check(store: &Store, printed: &str) {
     let rows = store.db().query("SELECT id FROM postcommit.notification", vec![]).await.unwrap();
     assert!(!rows.is_empty(), "{printed}");
@@ -89,7 +89,7 @@ async fn a1_the_python_snippet_for_sqlite_does_what_the_page_says() {
     check(&store, &succeeds("python", &ran)).await;
 }
 
-/// Every page that people read.
+/// Every page of the documentation.
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -97,14 +97,14 @@ fn pages() -> Vec<(String, String)> {
     pages.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What follows `postcommit ` in lines of commands, and in text between backticks.
+/// The words after `postcommit ` in command lines, and in text between backticks.
 fn commands(text: &str) -> Vec<&str> {
     let lines = text.lines().map(|line| line.trim().trim_start_matches("$ "));
     let spans = text.split('`').skip(1).step_by(2);
     lines.chain(spans).filter_map(|said| said.strip_prefix("postcommit ")).collect()
 }
 
-/// Every `postcommit …` of the pages is a command the binary knows.
+/// Every `postcommit …` of the pages is an existing command.
 #[test]
 fn commands_in_the_documentation_exist() {
     let known =
@@ -114,7 +114,7 @@ fn commands_in_the_documentation_exist() {
         for line in commands(&text) {
             let words: Vec<&str> =
                 line.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-')).take(2).collect();
-            // The greeting begins with the version, and prose may have the name as well.
+            // Skips text that is not a command, such as the version in the greeting.
             let Some(noun) = words.first().copied().filter(|noun| known(&[noun])) else {
                 assert!(!line.starts_with(|c: char| c.is_ascii_lowercase()), "{page}: postcommit {line}");
                 continue;
@@ -129,7 +129,7 @@ fn commands_in_the_documentation_exist() {
     assert!(seen.len() > 15, "only {seen:?} were found: has the form of the pages changed?");
 }
 
-/// The commands of a page's `console` blocks, each with the lines that it goes on over.
+/// The commands of a page's `console` blocks, with their continuation lines.
 fn console(page: &str) -> Vec<String> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
     let mut commands: Vec<String> = Vec::new();
@@ -148,14 +148,14 @@ fn console(page: &str) -> Vec<String> {
     commands
 }
 
-/// What the page of the API tells people to type is typed, word for word but for where the server is.
+/// The requests of the API page are sent unchanged, except for the server's address.
 #[test]
 fn the_requests_of_the_documentation_are_answered() {
     let app = crate::api::App::at_rest(crate::installation::Kind::Sqlite);
     let key = app.first_key();
     let mut typed = 0;
     for command in ["docs/api.md", "docs/inbox.md"].into_iter().flat_map(console) {
-        // A stream does not end, and the key is this server's.
+        // A stream does not end, and the key is this server's own.
         if command.starts_with("curl -N") || command.starts_with("export ") {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The door of the real binary: those who are slow, too many, too large or ambiguous are refused clearly, and everybody else is served meanwhile.
-//! What needs routes that misbehave is tested beside the door itself, in `src/door/tests.rs`.
+//! The connection handling of the real binary: clients that are slow, too many, too large or ambiguous are refused
+//! clearly, and all others are served. Tests that need misbehaving routes are in `src/door/tests.rs`.
 
 mod crowd;
 mod hosts;
@@ -18,35 +18,35 @@ use postcommit_testkit::Child;
 use crate::cli::Shell;
 use crate::installation::GUARD;
 
-/// A running server, and where it is.
-pub struct House {
+/// A running server and its address.
+pub struct TestServer {
     pub shell: Shell,
-    pub server: Child,
+    pub process: Child,
     pub address: SocketAddr,
 }
 
-impl House {
-    /// On a new SQLite file, with these settings beside the defaults.
+impl TestServer {
+    /// A server on a new SQLite file, with settings beside the defaults.
     pub fn with(settings: &[(&str, &str)]) -> Self {
         let shell = shell(settings);
-        let server = Child::spawn(shell.command(&["serve"]));
-        Self::found(shell, server)
+        let process = Child::spawn(shell.command(&["serve"]));
+        Self::from_process(shell, process)
     }
 
-    /// The same as `command`.
-    pub fn found(shell: Shell, server: Child) -> Self {
-        server.wait_for_line("is ready");
-        let line = server.wait_for_line("/healthz");
+    /// A server that the test has started.
+    pub fn from_process(shell: Shell, process: Child) -> Self {
+        process.wait_for_line("is ready");
+        let line = process.wait_for_line("/healthz");
         let address = line.split("://").nth(1).unwrap().strip_suffix("/healthz").unwrap().parse().unwrap();
-        Self { shell, server, address }
+        Self { shell, process, address }
     }
 
-    pub fn connect(&self) -> Visitor {
-        Visitor::at(self.address)
+    pub fn connect(&self) -> RawClient {
+        RawClient::at(self.address)
     }
 
-    /// From another of the addresses that loopback has.
-    pub fn connect_from(&self, source: Ipv4Addr) -> Visitor {
+    /// Connects from another loopback address.
+    pub fn connect_from(&self, source: Ipv4Addr) -> RawClient {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let stream = runtime.block_on(async {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -54,16 +54,16 @@ impl House {
             socket.connect(self.address).await.unwrap().into_std().unwrap()
         });
         stream.set_nonblocking(false).unwrap();
-        Visitor(stream).patient()
+        RawClient(stream).with_timeouts()
     }
 
-    /// The answer to a request that says all this and no more.
+    /// The answer to a request of exactly this text.
     pub fn ask(&self, request: &str) -> String {
         self.connect().ask(request)
     }
 
-    pub fn is_well(&self) -> bool {
-        self.connect().is_well()
+    pub fn is_healthy(&self) -> bool {
+        self.connect().is_healthy()
     }
 }
 
@@ -75,7 +75,7 @@ pub fn shell(settings: &[(&str, &str)]) -> Shell {
     shell
 }
 
-/// `command` by way of a shell that says something first.
+/// `command` through a shell that runs `first` before it.
 pub fn after(first: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{first}; exec \"$0\" \"$@\"")]).arg(command.get_program()).args(command.get_args());
@@ -83,66 +83,66 @@ pub fn after(first: &str, command: &Command) -> Command {
     shell
 }
 
-/// A client that says exactly what it is told to say.
-pub struct Visitor(pub TcpStream);
+/// A client that sends exactly the given bytes.
+pub struct RawClient(pub TcpStream);
 
-impl Visitor {
+impl RawClient {
     pub fn at(address: SocketAddr) -> Self {
-        Self(TcpStream::connect(address).unwrap()).patient()
+        Self(TcpStream::connect(address).unwrap()).with_timeouts()
     }
 
-    /// One that waits forever would hang the test instead of failing it.
-    fn patient(self) -> Self {
+    /// Sets timeouts, so that a missing answer fails the test instead of blocking it.
+    fn with_timeouts(self) -> Self {
         self.0.set_read_timeout(Some(GUARD)).unwrap();
         self.0.set_write_timeout(Some(GUARD)).unwrap();
         self
     }
 
-    pub fn say(&mut self, bytes: impl AsRef<[u8]>) {
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.0.write_all(bytes.as_ref()).unwrap();
     }
 
     pub fn ask(&mut self, request: &str) -> String {
-        self.say(request);
-        self.hear()
+        self.send(request);
+        self.read_response()
     }
 
     /// One answer, as long as its Content-Length says.
-    pub fn hear(&mut self) -> String {
-        hear(&mut self.0)
+    pub fn read_response(&mut self) -> String {
+        read_response(&mut self.0)
     }
 
-    /// The head of an answer whose body may go on.
-    pub fn hear_head(&mut self) -> String {
-        hear_head(&mut self.0)
+    /// The head of an answer whose body may be endless.
+    pub fn read_head(&mut self) -> String {
+        read_head(&mut self.0)
     }
 
     /// Everything until the connection is closed.
-    pub fn hear_out(&mut self) -> String {
+    pub fn read_to_end(&mut self) -> String {
         let mut rest = String::new();
         self.0.read_to_string(&mut rest).unwrap();
         rest
     }
 
-    pub fn is_well(&mut self) -> bool {
+    pub fn is_healthy(&mut self) -> bool {
         self.ask("GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n").ends_with("\r\n\r\nok\n")
     }
 
-    /// What has come within a moment, if anything has.
-    pub fn heard_meanwhile(&mut self) -> Option<String> {
+    /// The bytes that arrive within a short time, if any.
+    pub fn read_if_any(&mut self) -> Option<String> {
         self.0.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
         let mut first = [0; 1];
         let read = self.0.read(&mut first);
         self.0.set_read_timeout(Some(GUARD)).unwrap();
         match read {
             Ok(0) => Some(String::new()),
-            Ok(_) => Some(char::from(first[0]).to_string() + &self.hear()),
+            Ok(_) => Some(char::from(first[0]).to_string() + &self.read_response()),
             Err(_) => None,
         }
     }
 }
 
-fn hear_head(stream: &mut impl Read) -> String {
+fn read_head(stream: &mut impl Read) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -153,8 +153,8 @@ fn hear_head(stream: &mut impl Read) -> String {
     String::from_utf8(head).unwrap()
 }
 
-pub fn hear(stream: &mut impl Read) -> String {
-    let head = hear_head(stream);
+pub fn read_response(stream: &mut impl Read) -> String {
+    let head = read_head(stream);
     let length = head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).unwrap();

@@ -1,19 +1,22 @@
-//! What was acknowledged survives a crash of PostgreSQL, although server, database, role and URL all say that commits need not wait for the disk.
+//! An acknowledged notification survives a crash of PostgreSQL, although server, database, role and URL all say that
+//! commits need not wait for the disk.
 
-use postcommit_testkit::{Client, Cluster, HttpServer, Reply};
+use postcommit_testkit::{Cluster, HttpClient, HttpServer, Reply};
 use serde_json::json;
 
 use crate::api::app::{address, text};
 use crate::installation::{Guarantee, Hooks, Installation, wait_until};
 
-/// Nothing but a commit that waits writes the log out: a crash loses every other, for certain.
+/// Settings under which only a waiting commit flushes the log: a crash loses every other commit.
 const NEVER_BY_ITSELF: [&str; 5] =
     ["synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB", "checkpoint_timeout=1h", "autovacuum=off"];
 
-const PARKED: &str = "SELECT count(*) FROM postcommit.delivery_ledger WHERE state = 'parked' AND reason = 'outcome_unknown'";
+const PARKED: &str = "SELECT count(*) \
+    FROM postcommit.delivery_ledger \
+    WHERE state = 'parked' AND reason = 'outcome_unknown'";
 
 #[test]
-fn a_crash_of_the_server_loses_nothing_that_was_acknowledged_whatever_it_is_set_to() {
+fn a_crash_of_postgresql_loses_nothing_acknowledged_whatever_its_settings() {
     let mut cluster = Cluster::start_with(&NEVER_BY_ITSELF);
     let installation = Installation::on(&cluster, Hooks { timeout_ms: 60_000, ..Hooks::of(Guarantee::AtMostOnce) });
     let database = installation.rows("SELECT current_database()")[0][0].clone();
@@ -28,30 +31,30 @@ fn a_crash_of_the_server_loses_nothing_that_was_acknowledged_whatever_it_is_set_
     };
     let server = serve();
     let key = server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let client = Client::new(address(&server)).key(&key);
-    // What was there before is not in question.
+    let client = HttpClient::new(address(&server)).key(&key);
+    // Earlier rows are not part of the test.
     installation.rows("CHECKPOINT");
 
-    // Sent and not answered: announced, if it can be sent only once. This enqueue is durable in any case.
+    // Sent and not answered: announced, because it is sent at most once. This enqueue is durable in any case.
     let enqueue =
         format!("SELECT postcommit.enqueue('once', '{{}}', 'once', recipients => '[{{\"webhook\": \"{}\"}}]')", receiver.url("/hook"));
     installation.rows(&format!("SET synchronous_commit = on; {enqueue}"));
     wait_until("the request to be out", || receiver.requests().len() == 1);
-    // Accepted, with a future of its own, so that nothing is written for it later.
+    // Accepted and due in the future, so that nothing is written for it later.
     let accepted: Vec<String> = (0..20)
         .map(|n| {
             let note = json!({"event_type": "later", "idempotency_key": format!("later-{n}"), "due_at": "2100-01-01T00:00:00Z", "expires_at": "2101-01-01T00:00:00Z"});
             text(&client.post("/v1/notifications", &note).expect(202).json(), "id")
         })
         .collect();
-    // So is what an operator did.
+    // An operator's action is durable as well.
     let made = text(&client.post("/v1/keys", &json!({"name": "kept", "scopes": ["read"]})).expect(201).json(), "token");
 
     cluster.stop_immediate();
     server.kill9();
     cluster.start_again();
     let server = serve();
-    let client = Client::new(address(&server)).key(&made);
+    let client = HttpClient::new(address(&server)).key(&made);
     for id in &accepted {
         let _ = client.get(&format!("/v1/notifications/{id}")).expect(200);
     }

@@ -1,5 +1,5 @@
-//! A worker frozen past its lease. Another takes over; what the first does when it wakes changes nothing, whether the other has finished
-//! or is in the middle of its own attempt.
+//! A worker is frozen past its lease. Another takes over; whatever the first does when it continues changes nothing,
+//! whether the other has finished or is in the middle of its own attempt.
 
 use postcommit_testkit::{Child, HttpServer, Reply};
 
@@ -16,11 +16,12 @@ fn a_frozen_worker_is_overtaken_and_its_late_result_refused_on_sqlite() {
     together(Kind::Sqlite, &Guarantee::ALL, overtake);
 }
 
-/// Each guarantee, sent from a row of its own and from the notification's. They mostly wait for leases to run out.
+/// Runs each guarantee, sent from a row of its own and from the notification's row, concurrently. They mostly wait for
+/// leases to run out.
 fn together(kind: Kind, guarantees: &[Guarantee], run: fn(Kind, Hooks)) {
     std::thread::scope(|scope| {
         for by_rows in [true, false] {
-            // Time enough to freeze it before it gives the request up by itself.
+            // Long enough to freeze the worker before its request times out.
             let hooks = move |guarantee| Hooks { timeout_ms: 3000, by_rows, ..Hooks::of(guarantee) };
             guarantees.iter().for_each(|guarantee| drop(scope.spawn(move || run(kind, hooks(*guarantee)))));
         }
@@ -43,7 +44,7 @@ fn overtake(kind: Kind, hooks: Hooks) {
     let before = ledger(&installation);
     assert_eq!(stale_settles(&installation), 0, "{case}");
 
-    // Now the answer to the first request comes, a success even; it comes too late.
+    // Now the first request is answered with success, which is too late.
     receiver.release();
     frozen.cont();
     frozen.wait_for_line("a result came after its lease had gone to someone else");
@@ -84,7 +85,7 @@ fn meet_the_next_attempt(kind: Kind, hooks: Hooks) {
     let healthy = installation.serve();
     wait_until("the second request", || receiver.requests().len() == 2);
     frozen.cont();
-    // Its answer was there when it woke: a success, of an attempt that is no longer the current one.
+    // The answer was there when the worker continued: a success of an attempt that is no longer the current one.
     frozen.wait_for_line("a result came after its lease had gone to someone else");
     assert_eq!(ledger(&installation), Vec::<Vec<String>>::new(), "{case}: only the present attempt may end it");
     receiver.release();
@@ -118,7 +119,8 @@ fn an_at_most_once_send_cannot_be_announced_under_a_lease_that_is_gone() {
     }
 }
 
-/// Stopped where it would announce. Where that meets another of its threads with SQLite's write lock, it holds everybody up and not only its delivery: once more.
+/// A worker that is frozen before it announces. When another of its threads holds SQLite's write lock, it blocks
+/// everything and not only its delivery: then try again.
 fn frozen_before_announcing(kind: Kind, receiver: &HttpServer) -> (Installation, Told, Child) {
     loop {
         let installation = Installation::new(kind, Hooks { timeout_ms: 3000, ..Hooks::of(Guarantee::AtMostOnce) });
@@ -139,12 +141,13 @@ fn enqueue_one(installation: &Installation, receiver: &HttpServer) -> Told {
     Told(vec![Answer { key: "k".into(), id, targets: 1 }])
 }
 
-/// The number of the row that holds what is under way: 0 is the notification's own.
+/// The number of the row that is being sent: 0 is the notification's own.
 fn sent_from(installation: &Installation) -> u32 {
     installation.rows("SELECT n FROM postcommit.delivery_queue")[0][0].parse().unwrap()
 }
 
-/// Freezes it while it does not hold SQLite's write lock: with that it would hold everybody up, not only its delivery.
+/// Freezes the worker while it does not hold SQLite's write lock, with which it would block everything and not only its
+/// delivery.
 fn freeze_beside_the_file(worker: &Child, installation: &Installation) {
     wait_until("a moment outside the file", || {
         worker.stop();

@@ -1,14 +1,15 @@
-//! The server is held to its own description: the short form of `scripts/fuzz-api`, and what that has found, each once and for good.
+//! The server against its own OpenAPI document: the short form of `scripts/fuzz-api`, and a test for each bug that it
+//! found.
 
 use std::path::Path;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client};
+use postcommit_testkit::{Child, HttpClient};
 use serde_json::{Value, json};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind};
 
-/// Every operation of the document, with a key and without: no answer but those that it promises.
+/// Every operation of the document, with a key and without: every answer is one that the document promises.
 fn each_answer_is_one_that_the_description_promises(more: &[&str]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/fuzz-api");
     let mut fuzz = Command::new(script);
@@ -32,8 +33,8 @@ fn each_answer_is_one_that_the_description_promises_on_postgres() {
 
 /// A server, and a client with a key that may do everything.
 struct Served {
-    client: Client,
-    nobody: Client,
+    client: HttpClient,
+    nobody: HttpClient,
     _server: Child,
     _installation: Installation,
 }
@@ -44,32 +45,32 @@ fn served(kind: Kind) -> Served {
     let line = server.wait_for_line("/healthz");
     let address = line.split("http://").nth(1).unwrap().strip_suffix("/healthz").unwrap().parse().unwrap();
     let key = server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
-    let nobody = Client::new(address);
+    let nobody = HttpClient::new(address);
     Served { client: nobody.clone().key(&key), nobody, _server: server, _installation: installation }
 }
 
-/// Status and field of an answer.
-fn refusal(client: &Client, method: &str, path: &str, body: Option<&Value>) -> (u16, Option<String>) {
+/// The status of an answer, and the field that it names.
+fn refusal(client: &HttpClient, method: &str, path: &str, body: Option<&Value>) -> (u16, Option<String>) {
     let answer = client.send(method, path, body.map(Value::to_string).as_deref().map(str::as_bytes));
     let problem = answer.json();
     (answer.status, problem["field"].as_str().map(str::to_owned))
 }
 
-/// Method, path and body; the status, and the field that is named.
+/// Method, path and body of a request; the expected status and field.
 type Nonsense<'a> = (&'a str, &'a str, Option<Value>, u16, Option<&'a str>);
 
-fn nonsense_is_refused_by_its_field(kind: Kind) {
+fn invalid_requests_are_refused_with_their_field(kind: Kind) {
     let served = served(kind);
     let (long, too_many) = ("x".repeat(256), ["read"; 8]);
     let cases: &[Nonsense<'_>] = &[
-        // PostgreSQL cannot even be asked for NUL.
+        // PostgreSQL cannot store NUL, not even as a parameter.
         ("GET", "/v1/notifications?entity=a%00", None, 422, Some("entity")),
         ("GET", "/v1/providers?tenant=a%00", None, 404, Some("tenant")),
         ("GET", "/v1/providers/a%00", None, 400, None),
         ("POST", "/v1/entities/1/cancel", Some(json!({"event_type": "a\0"})), 422, Some("event_type")),
         ("POST", "/v1/deliveries/retry", Some(json!({"filter": {"entity": "a\0"}})), 422, Some("filter.entity")),
         ("POST", "/v1/notifications", Some(json!({"event_type": "a", "tenant": "a\0"})), 422, Some("tenant")),
-        // What is beyond its limit.
+        // Values beyond their limits.
         ("POST", "/v1/entities/1/cancel", Some(json!({"event_type": ""})), 422, Some("event_type")),
         ("POST", "/v1/entities/1/cancel", Some(json!({"event_type": long})), 422, Some("event_type")),
         ("POST", "/v1/deliveries/discard", Some(json!({"filter": {"site": long}})), 422, Some("filter.site")),
@@ -84,30 +85,30 @@ fn nonsense_is_refused_by_its_field(kind: Kind) {
         let expected = (*status, field.map(str::to_owned));
         assert_eq!(refusal(&served.client, method, path, body.as_ref()), expected, "{method} {path} {body:?}");
     }
-    // What cannot be read is refused in the same form as everything else.
+    // A request that cannot be read is refused in the same form as any other.
     let answer = served.client.send("POST", "/v1/inbox/%FF/token", None);
     assert_eq!((answer.status, answer.header("content-type")), (404, Some("application/problem+json")));
 }
 
 #[test]
-fn nonsense_is_refused_by_its_field_on_postgres() {
-    nonsense_is_refused_by_its_field(Kind::Postgres);
+fn invalid_requests_are_refused_with_their_field_on_postgres() {
+    invalid_requests_are_refused_with_their_field(Kind::Postgres);
 }
 
 #[test]
-fn nonsense_is_refused_by_its_field_on_sqlite() {
-    nonsense_is_refused_by_its_field(Kind::Sqlite);
+fn invalid_requests_are_refused_with_their_field_on_sqlite() {
+    invalid_requests_are_refused_with_their_field(Kind::Sqlite);
 }
 
-/// One application with an old key must not lock out the others behind the same address.
+/// An application with an old key must not lock out others behind the same address.
 #[test]
-fn failed_sign_ins_do_not_hold_up_a_key_that_is_known() {
+fn failed_sign_ins_do_not_block_a_valid_key() {
     let served = served(Kind::Sqlite);
     let _ = served.client.get("/v1/session").expect(200);
     let stranger = served.nobody.clone().key("pc_0000000000000000_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
     let statuses: Vec<u16> = (0..25).map(|_| stranger.get("/v1/session").status).collect();
     assert_eq!((statuses[0], statuses[24]), (401, 429), "{statuses:?}");
-    // Afterwards nothing is believed any more: every key is looked up again.
+    // This change clears the cache: every key is looked up again.
     let _ = served.client.post("/v1/tenants", &json!({"name": "other"})).expect(201);
     let _ = served.client.post("/v1/tenants/other/suspend", &json!({"reason": "a test"})).expect(200);
     let _ = served.client.get("/v1/session").expect(200);

@@ -1,4 +1,4 @@
-//! Inboxes as applications and browsers meet them: over HTTP, on both databases.
+//! Inboxes over HTTP, as applications and browsers use them; on both databases.
 
 mod browser;
 mod stream;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use postcommit_channel::model::Scopes;
 use postcommit_engine::store::{KeyDraft, Store};
-use postcommit_testkit::{Answer, Child, Client, GUARD, TestDatabase};
+use postcommit_testkit::{Child, GUARD, HttpClient, HttpResponse, TestDatabase};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ pub struct Place {
     _database: Option<TestDatabase>,
 }
 
-/// A server at work.
+/// A running server.
 pub struct Server {
     child: Child,
     address: SocketAddr,
@@ -65,7 +65,7 @@ impl Place {
         Server { child, address: address.unwrap_or_else(|| panic!("no address in {line:?}")) }
     }
 
-    /// As any language would, in plain SQL.
+    /// Enqueues by plain SQL.
     async fn enqueue(&self, user: &str, title: &str, action_url: &str) {
         let key = uuid::Uuid::new_v4();
         let columns = "event_type, payload, idempotency_key, recipients, title, body, action_url";
@@ -83,11 +83,11 @@ impl Place {
 }
 
 impl Server {
-    fn client(&self) -> Client {
-        Client::new(self.address)
+    fn client(&self) -> HttpClient {
+        HttpClient::new(self.address)
     }
 
-    fn with(&self, token: &str) -> Client {
+    fn with(&self, token: &str) -> HttpClient {
         self.client().key(token)
     }
 
@@ -96,7 +96,7 @@ impl Server {
         answer["token"].as_str().unwrap().to_owned()
     }
 
-    /// Asks until the inbox holds so many messages.
+    /// Polls until the inbox holds `count` messages.
     async fn holds(&self, token: &str, user: &str, count: usize) -> Value {
         let deadline = Instant::now() + GUARD;
         loop {
@@ -114,7 +114,7 @@ fn titles(page: &Value) -> Vec<&str> {
     page["items"].as_array().unwrap().iter().map(|message| message["title"].as_str().unwrap()).collect()
 }
 
-fn problem(answer: Answer) -> (u16, String) {
+fn problem(answer: HttpResponse) -> (u16, String) {
     let status = answer.status;
     (status, answer.json()["type"].as_str().unwrap().trim_start_matches("urn:postcommit:problem:").to_owned())
 }
@@ -141,7 +141,7 @@ on_both!(
     b15_a_browser_lists_and_marks_with_its_user_s_token,
     a_token_opens_its_user_s_inbox_and_nothing_else,
     keys_need_the_scope_of_the_route,
-    pages_of_other_origins_are_answered_only_where_named,
+    other_origins_are_allowed_only_when_configured,
 );
 
 mod check {
@@ -195,7 +195,7 @@ mod check {
         assert_eq!(problem(server.client().get("/v1/inbox/alice")), (401, "unauthenticated".into()));
         let forged = format!("{}x", &token[..token.len() - 1]);
         assert_eq!(problem(server.with(&forged).get("/v1/inbox/alice")), (401, "unauthenticated".into()));
-        // Another tenant's alice is another alice.
+        // A user of the same name in another tenant is another user.
         let theirs = server.token(&place.key("other", &["operate"]).await, "alice");
         place.enqueue("alice", "ours", "https://example.com").await;
         server.holds(&token, "alice", 1).await;
@@ -229,7 +229,7 @@ mod check {
         }
     }
 
-    pub async fn pages_of_other_origins_are_answered_only_where_named(place: Place) {
+    pub async fn other_origins_are_allowed_only_when_configured(place: Place) {
         let (none, named) = (place.serve("all", &[]), place.serve("all", &["inbox.origins=https://app.example.com"]));
         let ask = |server: &Server, origin: &str, path: &str| {
             let client = server.client().with("Origin", origin).with("Access-Control-Request-Method", "GET");
@@ -245,7 +245,7 @@ mod check {
         ] {
             assert_eq!(ask(server, origin, path).header("access-control-allow-origin"), None, "{origin} {path}");
         }
-        // A refusal can be read by the page as well: it has to know that its token has expired.
+        // A page of another origin can read the refusal too, because it must learn that its token has expired.
         let refused = named.client().with("Origin", "https://app.example.com").get("/v1/inbox/alice");
         assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, Some("https://app.example.com")));
         assert_eq!(refused.header("access-control-allow-credentials"), None, "cookies are never asked for");

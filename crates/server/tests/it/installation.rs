@@ -1,4 +1,4 @@
-//! A database, a settings folder and one webhook provider: everything the binary needs to run, several times over.
+//! A database, a settings folder and a webhook provider: what the binary needs to run, possibly as several processes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-/// How long a condition may take to come true. Reaching it means the test failed.
+/// How long a condition may take to become true. A wait that reaches it is a failed test.
 pub const GUARD: Duration = Duration::from_secs(120);
 
-/// A row as text; what is NULL is empty.
+/// A row as text; NULL is the empty string.
 pub type Row = Vec<String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +48,15 @@ impl fmt::Display for Guarantee {
     }
 }
 
-/// The lane's provider, as far as tests choose.
+/// The settings of the provider `hooks` that tests choose.
 #[derive(Clone, Copy)]
 pub struct Hooks {
     pub guarantee: Guarantee,
     pub concurrency: u32,
-    /// The lane's lease is four seconds longer.
+    /// The send timeout. The lane's lease is four seconds longer.
     pub timeout_ms: u32,
-    /// Every target gets a row of its own: the lease of a notification's row is too short to send under. Otherwise one with a single target is sent
-    /// from its own row.
+    /// Gives every target a row of its own, because the lease of a notification's row is too short to send under.
+    /// Otherwise a single target is sent from the notification's own row.
     pub by_rows: bool,
 }
 
@@ -89,7 +89,7 @@ impl Installation {
         Self::prepared(place, folder, hooks)
     }
 
-    /// On a PostgreSQL that the test itself owns.
+    /// An installation on a PostgreSQL cluster of the test.
     pub fn on(cluster: &postcommit_testkit::Cluster, hooks: Hooks) -> Self {
         let database = Reader::new().runtime.block_on(cluster.postgres().database());
         Self::prepared(Place::on(database), folder(), hooks)
@@ -107,13 +107,13 @@ impl Installation {
         this
     }
 
-    /// At most so many are claimed at once: small batches pass each crash point more often.
+    /// Limits how many rows are claimed together: small batches pass each crash point more often.
     pub fn in_batches_of(mut self, batch: u32) -> Self {
         self.batch = batch;
         self
     }
 
-    /// The file that a test may write into.
+    /// A path in the installation's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -129,7 +129,7 @@ impl Installation {
         if let Place::Sqlite(path) = &self.place { Some(path) } else { None }
     }
 
-    /// The binary with its settings, which all come from the environment.
+    /// A command of the binary; all settings come from the environment.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postcommit"));
         command.args(args).current_dir(self.folder.path());
@@ -148,7 +148,7 @@ impl Installation {
         command
     }
 
-    /// Runs a command that must succeed; returns what it printed.
+    /// Runs a command that must succeed, and returns its output.
     pub fn run(&self, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -156,21 +156,22 @@ impl Installation {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A server that works.
+    /// Starts a server, and waits until it works.
     pub fn serve(&self) -> Child {
         let server = Child::spawn(self.command(&["serve"]));
         server.wait_for_line("is ready");
         server
     }
 
-    /// A process that will crash as told (`name:nth:action`).
+    /// Starts a process that will crash at a crash point (`name:nth:action`).
     pub fn doomed(&self, args: &[&str], crash: &str) -> Child {
         let mut command = self.command(args);
         command.env("POSTCOMMIT_CRASH", crash);
         Child::spawn(command)
     }
 
-    /// Reads with the database's own client library, past everything of ours. `postcommit.` becomes `postcommit_` on SQLite.
+    /// Reads with the database's own client library, without any code of the product. `postcommit.` becomes
+    /// `postcommit_` on SQLite.
     pub fn rows(&self, sql: &str) -> Vec<Row> {
         match &self.place {
             Place::Postgres { database, reader } => reader.lock().unwrap().rows(&database.url, sql),
@@ -192,7 +193,7 @@ impl Installation {
         assert!(within(GUARD, || self.is_quiet()), "waited for {}", left());
     }
 
-    /// Whether no lease runs any more: whoever held one has lost it.
+    /// Whether no lease runs any more.
     pub fn leases_are_over(&self) -> bool {
         let now = match self.place {
             Place::Postgres { .. } => "clock_timestamp()",
@@ -201,7 +202,7 @@ impl Installation {
         self.count(&format!("SELECT count(*) FROM postcommit.delivery_queue WHERE lease_until >= {now}")) == 0
     }
 
-    /// Whether somebody, frozen perhaps, holds SQLite's write lock. PostgreSQL has no such lock.
+    /// Whether some process, perhaps a frozen one, holds SQLite's write lock. PostgreSQL has no such lock.
     pub fn file_is_held(&self) -> bool {
         let Place::Sqlite(path) = &self.place else { return false };
         let connection = rusqlite::Connection::open(path).unwrap();
@@ -216,12 +217,13 @@ impl Place {
     }
 }
 
-/// In memory where there is such a place: processes crash here, not machines, and a worker that waits for the disk holds SQLite's lock.
+/// In memory where possible: processes crash in these tests, not machines, and a worker that waits for the disk holds
+/// SQLite's lock.
 fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Looks until `done`, for so long at most.
+/// Polls until `done`, for at most `limit`.
 pub fn within(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -235,24 +237,24 @@ pub fn within(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Looks until `done`; a minute or two without is a failure.
+/// Polls until `done`. Panics after [`GUARD`].
 pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
     assert!(within(GUARD, done), "waited for {what}");
 }
 
-/// Waits for a process that freezes itself at a crash point. Sending it a signal as well could freeze it twice.
+/// Waits for a process that freezes itself at a crash point. A signal in addition could freeze it twice.
 pub fn wait_until_frozen(process: &Child) {
     let stat = format!("/proc/{}/stat", process.pid());
     let state = || std::fs::read_to_string(&stat).ok()?.rsplit_once(") ")?.1.chars().next();
     wait_until("a crash point to freeze its process", || state() == Some('T'));
 }
 
-/// Whether the long form was asked for.
+/// Whether the full form was requested.
 pub fn full_form() -> bool {
     std::env::var("POSTCOMMIT_SWEEP").is_ok_and(|form| form == "full")
 }
 
-/// A connection that is made anew when it breaks, driven by whoever asks.
+/// A connection that is opened again when it breaks.
 struct Reader {
     client: Option<Client>,
     runtime: Runtime,

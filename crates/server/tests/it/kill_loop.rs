@@ -1,4 +1,4 @@
-//! A load, and the server killed again and again while it works on it. Every notification ends in one outcome.
+//! A load, and a server that is killed repeatedly while it works on it. Every notification ends in one outcome.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use tokio_postgres::NoTls;
 use crate::installation::{GUARD, Guarantee, Hooks, Installation, Kind, full_form, within};
 use crate::records::{Answer, Counts, Records, Told, addresses};
 
-/// Notifications of one transaction of the client's.
+/// Notifications that the client enqueues in one transaction.
 const TRANSACTION: usize = 250;
 
 #[test]
@@ -54,7 +54,7 @@ fn kill_loop(kind: Kind, guarantee: Guarantee) {
     assert_eq!((notifications, targets, sent + parked), (notes, notes + notes / 2, notes + notes / 2));
 }
 
-/// Each server lives until a random number of requests have come out of it, and a random moment more.
+/// Each server runs until it has made a random number of requests, and a random time longer.
 fn kill_again_and_again(installation: &Installation, receiver: &Receiver, notes: usize, kills: usize, chance: &mut Chance) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut seen = 0;
@@ -67,7 +67,8 @@ fn kill_again_and_again(installation: &Installation, receiver: &Receiver, notes:
     }
 }
 
-/// The application: a few hundred in each transaction, through the SDK. Every second one has two recipients.
+/// The application: a few hundred notifications in each transaction, through the SDK. Every second one has two
+/// recipients.
 fn enqueue_all(installation: &Installation, notes: usize, url: &str) -> Told {
     let note = |i: usize| {
         let event = Notification::event("load.made", json!({ "i": i })).key(format!("k{i}"));
@@ -92,7 +93,7 @@ fn enqueuer(installation: &Installation) -> Enqueue {
             let mut connection = rusqlite::Connection::open(path).unwrap();
             connection.busy_timeout(GUARD).unwrap();
             Box::new(move |batch| {
-                // At once the writer: a transaction that began as a reader cannot wait its turn.
+                // Takes the write lock immediately: a transaction that began as a reader cannot wait for it.
                 let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
                 let ids = adapters::rusqlite::enqueue_many(&transaction, batch).unwrap();
                 transaction.commit().unwrap();
@@ -111,7 +112,7 @@ fn enqueuer(installation: &Installation) -> Enqueue {
     }
 }
 
-/// Chance that can be repeated: splitmix64, from POSTCOMMIT_SEED or the clock.
+/// Random numbers that can be repeated: splitmix64, seeded from POSTCOMMIT_SEED or the clock.
 struct Chance(u64);
 
 impl Chance {

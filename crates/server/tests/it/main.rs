@@ -1,17 +1,19 @@
-//! The crash proof: the real binary on real databases, ended, frozen and failed at every named place, its memory pulled out from under it,
-//! its database taken away. After each, three records that know nothing of each other are compared: what the client was told, what
-//! the database says, what the receiver journalled.
+//! The crash proof: the real binary on real databases, killed, frozen and failed at every crash point, and with failing
+//! databases. After each case three independent records are compared: the client's answers, the database, and the
+//! receiver's journal.
 //!
 //! - `crash`: every crash point × kill, stop, error × both databases × every guarantee; `scripts/sweep` runs the full form;
-//! - `refusal`: every write of ours refused by the database × every class of answer × both databases × every guarantee;
-//! - `kill_loop`: a load, and SIGKILL again and again at random moments;
-//! - `frozen`: a worker that sleeps past its lease with a request out;
+//! - `refusal`: every write of the product refused by the database × every class of answer × both databases × every
+//!   guarantee;
+//! - `kill_loop`: a load, and SIGKILL repeatedly at random moments;
+//! - `frozen`: a worker that is frozen past its lease while a request is in flight;
 //! - `database_faults`: PostgreSQL crashes and cut connections under load;
-//! - `installation`: what they stand on; `records`: what they compare.
+//! - `installation`: the test fixture; `records`: the three records and their comparison.
 //!
-//! And beside it `api`, the HTTP API as its callers and its enemies meet it, `fuzz`, the API held to its own description, `inbox`, its pages in a real browser, `cli`, the commands as a person meets them,
-//! `door`, the server as its enemies do, `clients`, the packages for other programs, `telling`, what it tells of itself, and
-//! `docs`, the snippets people copy.
+//! Beside it: `api`, the HTTP API for permitted, forbidden and malicious callers; `fuzz`, the API against its OpenAPI
+//! document; `inbox`, its pages in a real browser; `cli`, the commands; `door`, slow, large and ambiguous requests;
+//! `clients`, the packages for other languages; `observability`, metrics, traces and logs; and `docs`, the snippets of
+//! the documentation.
 #![allow(clippy::unwrap_used)]
 
 mod api;
@@ -28,6 +30,6 @@ mod fuzz;
 mod inbox;
 mod installation;
 mod kill_loop;
+mod observability;
 mod records;
 mod refusal;
-mod telling;

@@ -1,4 +1,5 @@
-//! The three records and what must hold between them (PROMISE.md §2.4). Nothing here knows how the product works inside.
+//! The three records and what must hold between them (PROMISE.md §2.4). Nothing here depends on how the product works
+//! inside.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -7,20 +8,20 @@ use postcommit_testkit::HttpServer;
 
 use crate::installation::{Guarantee, Installation, Row};
 
-/// What the client was told, once per answer.
+/// All answers that the client got.
 #[derive(Clone, Debug, Default)]
 pub struct Told(pub Vec<Answer>);
 
-/// One answer, and what the client knows about its own question.
+/// One answer, and what the client knows about its request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub key: String,
     pub id: String,
-    /// How many recipients it named.
+    /// How many recipients the notification has.
     pub targets: usize,
 }
 
-/// The addresses of so many recipients: the number that a delivery must carry is the last part of its address.
+/// The addresses of `targets` recipients. The last part of an address is the number that its delivery must have.
 pub fn addresses(url: &str, targets: usize) -> Vec<String> {
     (1..=targets).map(|n| format!("{url}/{n}")).collect()
 }
@@ -28,44 +29,44 @@ pub fn addresses(url: &str, targets: usize) -> Vec<String> {
 /// One finished delivery.
 #[derive(Clone, Debug, PartialEq)]
 struct Finished {
-    /// The key a receiver sees.
+    /// The key that a receiver sees.
     webhook_id: String,
     notification: String,
     state: String,
     reason: String,
 }
 
-/// The three of them, read when everything has come to rest.
+/// The three records, read when nothing is left to do.
 pub struct Records {
     told: Told,
-    /// Id and key of every notification.
+    /// The id and key of every notification.
     notifications: Vec<(String, String)>,
     ledger: Vec<Finished>,
-    /// Id and number of what is left in the queue.
+    /// The id and number of the rows that are left in the queue.
     queue: Vec<Row>,
-    /// Deliveries with more than one attempt that succeeded.
+    /// Deliveries with more than one successful attempt.
     sent_twice: Vec<Row>,
     /// How often each webhook id arrived.
     journal: HashMap<String, usize>,
-    /// Requests whose webhook id is not that of the notification in their body and the recipient in their address.
+    /// Requests whose webhook id does not match the notification in their body and the recipient in their address.
     mislabelled: Vec<String>,
 }
 
-/// How it ended, in numbers.
+/// The result in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     pub notifications: usize,
-    /// Recipients that the client named, each once.
+    /// All recipients that the client named.
     pub targets: usize,
     pub sent: usize,
     pub parked: usize,
     pub requests: usize,
-    /// Requests beyond the first of their id.
+    /// Requests after the first with the same id.
     pub repeats: usize,
 }
 
 impl Records {
-    /// `journal` is how often each webhook id arrived: a file, where the receiver writes one.
+    /// `journal` says how often each webhook id arrived; it comes from a file where the receiver writes one.
     pub fn read(told: Told, installation: &Installation, receiver: &HttpServer, journal: HashMap<String, usize>) -> Self {
         let pair = |row: Row| (row[0].clone(), row[1].clone());
         let notifications = installation.rows("SELECT id, idempotency_key FROM postcommit.notification");
@@ -76,7 +77,10 @@ impl Records {
             ledger: ledger.iter().map(finished).collect(),
             queue: installation.rows("SELECT notification_id, n FROM postcommit.delivery_queue"),
             sent_twice: installation.rows(
-                "SELECT notification_id, n FROM postcommit.attempt WHERE outcome IN ('sent', 'delivered') GROUP BY notification_id, n HAVING count(*) > 1",
+                "SELECT notification_id, n \
+                    FROM postcommit.attempt \
+                    WHERE outcome IN ('sent', 'delivered') \
+                    GROUP BY notification_id, n HAVING count(*) > 1",
             ),
             journal,
             mislabelled: receiver.requests().iter().filter_map(mislabelled).collect(),
@@ -97,20 +101,21 @@ impl Records {
         }
     }
 
-    /// Everything that does not hold, each with its evidence.
+    /// All violations, each with its evidence.
     pub fn violations(&self, guarantee: Guarantee) -> Vec<String> {
         [self.durability(), self.no_limbo(), self.one_per_key(), self.keys_are_stable(), self.honesty(guarantee), self.repeats(guarantee)]
             .concat()
     }
 
-    /// N1: every id the client was told exists, under the key it was told for.
+    /// N1: every id that the client was told exists, under the key of its request.
     fn durability(&self) -> Vec<String> {
         let known: HashSet<(&str, &str)> = self.notifications.iter().map(|(id, key)| (key.as_str(), id.as_str())).collect();
         let lost: Vec<_> = self.told.0.iter().filter(|answer| !known.contains(&(answer.key.as_str(), answer.id.as_str()))).collect();
         violation("N1 told to the client, not in the database", &lost)
     }
 
-    /// N2: nothing is left in the queue, and every recipient of every notification has exactly one outcome, under its own number.
+    /// N2: nothing is left in the queue, and every recipient of every notification has exactly one outcome, under its
+    /// own number.
     fn no_limbo(&self) -> Vec<String> {
         let targets: HashMap<&str, usize> = self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
         let mut outcomes: HashMap<&str, Vec<&str>> = HashMap::new();
@@ -132,7 +137,7 @@ impl Records {
         .concat()
     }
 
-    /// N6: one notification per key, and one per key the client used.
+    /// N6: one notification per key, and one for every key that the client used.
     fn one_per_key(&self) -> Vec<String> {
         let mut by_key: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, key) in &self.notifications {
@@ -140,7 +145,7 @@ impl Records {
         }
         let asked: HashSet<&str> = self.told.0.iter().map(|answer| answer.key.as_str()).collect();
         let odd: Vec<_> = by_key.into_iter().filter(|(key, count)| *count != 1 || !asked.contains(key)).collect();
-        violation("N6 a key with more than one notification, or with one nobody asked for", &odd)
+        violation("N6 a key with more than one notification, or with one that no client enqueued", &odd)
     }
 
     /// N5: all requests of one delivery carry its own webhook id.
@@ -154,7 +159,7 @@ impl Records {
         .concat()
     }
 
-    /// N7: sent means it arrived; arrived and not sent means the ledger says that it does not know.
+    /// N7: sent means that it arrived. A delivery that arrived and is not sent has an unknown outcome in the ledger.
     fn honesty(&self, guarantee: Guarantee) -> Vec<String> {
         let arrived = |row: &Finished| self.journal.contains_key(&row.webhook_id);
         let unknown = |row: &Finished| guarantee == Guarantee::AtMostOnce && row.state == "parked" && row.reason == "outcome_unknown";
@@ -167,7 +172,7 @@ impl Records {
         .concat()
     }
 
-    /// N4 and N5: at most one request, or at least one effect of each, told apart by the id.
+    /// N4 and N5: at most one request per delivery, or at least one with the same id, depending on the guarantee.
     fn repeats(&self, guarantee: Guarantee) -> Vec<String> {
         if guarantee == Guarantee::AtMostOnce {
             let repeated: Vec<_> = self.journal.iter().filter(|(_, count)| **count > 1).collect();
@@ -178,7 +183,7 @@ impl Records {
     }
 }
 
-/// The whole ledger as text, to see that nothing in it has moved.
+/// The whole ledger as text, to check that nothing in it has changed.
 pub fn ledger(installation: &Installation) -> Vec<Row> {
     installation.rows(
         "SELECT tenant, notification_id, n, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at
@@ -186,7 +191,7 @@ pub fn ledger(installation: &Installation) -> Vec<Row> {
     )
 }
 
-/// Results that came too late, ever.
+/// The number of late results so far.
 pub fn stale_settles(installation: &Installation) -> usize {
     installation.count("SELECT count(*) FROM postcommit.stale_settle")
 }
@@ -203,7 +208,7 @@ fn mislabelled(request: &postcommit_testkit::Request) -> Option<String> {
     (labelled != expected).then(|| format!("{labelled} instead of {expected}"))
 }
 
-/// One line for what was found; none when nothing was.
+/// One line for the violations found. Empty when there are none.
 fn violation<T: Debug>(what: &str, found: &[T]) -> Vec<String> {
     if found.is_empty() { vec![] } else { vec![format!("{what}: {}: {:?}", found.len(), &found[..found.len().min(3)])] }
 }

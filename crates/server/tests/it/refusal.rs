@@ -1,8 +1,10 @@
-//! The other half of the sweep: our own writes fail. At every step the real database refuses what the real binary writes, once, several times and for a
-//! while, and the receiver answers in every way meanwhile; then both are healed. No receiver may have seen more requests than the policy allows, nor sooner,
-//! and every delivery has its one outcome in the end.
+//! The second half of the sweep: writes of the product fail. At every step the real database refuses a write of the
+//! real binary, once or several times, while the receiver answers in every possible way; then both are healed. No
+//! receiver may have seen more requests than the policy allows, nor earlier, and every delivery has exactly one outcome
+//! in the end.
 //!
-//! The short form takes every step twice on both databases, answers and guarantees take turns. The full form (`scripts/sweep`) is the whole product.
+//! The short form covers every step twice on both databases, with alternating answers and guarantees. The full form
+//! (`scripts/sweep`) covers all combinations.
 
 mod case;
 
@@ -13,7 +15,7 @@ use crate::crash::{caught, chosen, run_all};
 use crate::installation::{Guarantee, Kind, full_form};
 use case::{Answer, Case, Ran, STEPS};
 
-/// How many refusals are waited for before the database is healed.
+/// How many refusals a case waits for before it heals the database.
 const TIMES: [usize; 3] = [1, 2, 4];
 
 #[test]
@@ -62,7 +64,7 @@ fn short(kind: Kind) -> Vec<Case> {
     cases
 }
 
-/// Prints the numbers of each step; returns how many of its cases met a refusal.
+/// Prints the numbers of each step. Returns how many of its cases met a refusal.
 fn table(cases: &[Case], ran: &[Ran]) -> BTreeMap<&'static str, usize> {
     let mut fired = BTreeMap::new();
     println!("\n{:<16} {:>6} {:>6} {:>9} {:>11}", "refused", "cases", "fired", "requests", "violations");

@@ -1,4 +1,4 @@
-//! What the server answers, well-formed or not.
+//! Replies of the scripted server, well-formed or not.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use super::Request;
 
-/// The answer to one request. Every reply comes after the request has been read whole.
+/// The reply to one request. The server sends it after it has read the request completely.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// A well-formed answer. `content-length` is added unless `headers` has it.
@@ -19,26 +19,26 @@ pub enum Reply {
         /// The body.
         body: Vec<u8>,
     },
-    /// Answers never and keeps the connection open until the server is dropped.
+    /// Never answers, and keeps the connection open until the server is dropped.
     Hang,
     /// Resets the connection (RST) without an answer.
     Reset,
-    /// Closes the connection in order (FIN) without an answer.
+    /// Closes the connection gracefully (FIN) without an answer.
     Close,
     /// Sends something that is not a status line, then closes.
     Garbage,
     /// Sends the status line and half of a header, then closes.
     HalfAnswer,
-    /// Answers `then` only once [`HttpServer::release`](super::HttpServer::release) is called.
+    /// Sends `then` when [`HttpServer::release`](super::HttpServer::release) is called.
     Slow {
-        /// The answer that is held back.
+        /// The reply that is held back.
         then: Box<Reply>,
     },
     /// A 200 with a body of that many bytes, sent as fast as the client reads.
     HugeBody(u64),
-    /// A 307 to that location: the kind that asks for the same method and body again.
+    /// A 307 to this location. The status asks the client to repeat method and body.
     RedirectTo(String),
-    /// A 200 whose headers go on for as long as the client reads them.
+    /// A 200 whose headers never end.
     EndlessHeaders,
 }
 
@@ -65,15 +65,15 @@ impl Reply {
         Self::status(status).with_header("content-type", "application/json").with_body(body.to_string())
     }
 
-    /// The same reply, held back until the server's release.
+    /// Holds the reply back until the server's release.
     pub fn slow(self) -> Self {
         Self::Slow { then: Box::new(self) }
     }
 
-    /// Adds a header to an [`Reply::Answer`].
+    /// Adds a header to a [`Reply::Answer`].
     ///
     /// # Panics
-    /// On any other reply: those have no headers to choose.
+    /// On any other reply.
     pub fn with_header(mut self, name: &str, value: impl Into<String>) -> Self {
         let Self::Answer { headers, .. } = &mut self else {
             panic!("only Reply::Answer takes headers, not {self:?}");
@@ -82,10 +82,10 @@ impl Reply {
         self
     }
 
-    /// Sets the body of an [`Reply::Answer`].
+    /// Sets the body of a [`Reply::Answer`].
     ///
     /// # Panics
-    /// On any other reply: those have no body to choose.
+    /// On any other reply.
     pub fn with_body(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         let Self::Answer { body, .. } = &mut self else {
             panic!("only Reply::Answer takes a body, not {self:?}");
@@ -141,7 +141,7 @@ async fn answer(
     Ok(if keep_alive { Then::KeepAlive } else { Then::Close })
 }
 
-/// The reason phrase; empty, which is allowed, where no test reads it.
+/// The reason phrase. Empty where no test reads it, which HTTP allows.
 fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
@@ -152,7 +152,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// What a huge body is made of.
+/// The content of a huge body, repeated.
 static BLOCK: [u8; 16 * 1024] = [b'x'; 16 * 1024];
 
 async fn huge_body(socket: &mut BufReader<TcpStream>, length: u64) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! A request as it arrived, and how it is read off the socket.
+//! A recorded request, and how it is read from the socket.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -6,12 +6,12 @@ use std::io::{self, ErrorKind};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// No line of a request may be longer, nor may it have more header lines than fit in this.
+/// The most bytes of one line of a request, and of all its headers together.
 const HEAD_BYTES_MAX: u64 = 256 * 1024;
-/// No body may be longer.
+/// The most bytes of a body.
 const BODY_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// A request as it arrived.
+/// A request as it was received.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The arrival number: 1 for the server's first request.
@@ -22,7 +22,7 @@ pub struct Request {
     pub path: String,
     /// Names in lower case, values trimmed, in the order they were sent.
     pub headers: Vec<(String, String)>,
-    /// The body, with any chunked coding taken off.
+    /// The body, after removal of any chunked coding.
     pub body: Vec<u8>,
     /// Whether the client expects the connection to stay open.
     pub(crate) keep_alive: bool,
@@ -141,7 +141,7 @@ async fn read_bytes(socket: &mut BufReader<TcpStream>, length: u64) -> io::Resul
     if body.len() as u64 == length { Ok(body) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
-/// A line without its ending; empty at the end of the stream too.
+/// Reads a line without its ending. Returns an empty line at the end of the stream.
 async fn read_line(socket: &mut BufReader<TcpStream>) -> io::Result<String> {
     let mut line = String::new();
     socket.take(HEAD_BYTES_MAX).read_line(&mut line).await?;

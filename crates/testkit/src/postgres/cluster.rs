@@ -1,4 +1,4 @@
-//! A PostgreSQL cluster that one test owns, to crash and start again.
+//! A PostgreSQL cluster that belongs to one test, which can crash and restart it.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,26 +10,25 @@ use tempfile::TempDir;
 use super::{Postgres, random};
 use crate::process::Child;
 
-/// Outside the range the kernel gives to outgoing connections, so that none of those takes the
-/// port of a stopped cluster.
+/// Outside the kernel's range for outgoing connections, so that no connection takes the port of a stopped cluster.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 
-/// How often a port that looked free may turn out taken.
+/// How many ports are tried, because a free port may be taken before the server starts.
 const PORT_TRIES: usize = 5;
 
-/// A cluster of its own: trust authentication, listening on 127.0.0.1, durable (fsync is on).
-/// Dropping it stops the server and removes its files. Its methods block.
+/// A private cluster: trust authentication, on 127.0.0.1, durable (fsync is on). Dropping it stops the server and
+/// removes its files. The methods block.
 pub struct Cluster {
     dir: TempDir,
     port: u16,
     server: Child,
-    /// `name=value` beside the usual ones.
+    /// Server settings as `name=value`, in addition to the usual ones.
     settings: Vec<String>,
 }
 
 impl Cluster {
-    /// Makes a cluster and starts it; takes about two seconds. As root everything runs as the
-    /// user `postgres`, because the server refuses root.
+    /// Creates a cluster and starts it, which takes about two seconds. When the test runs as root, PostgreSQL runs as
+    /// the user `postgres`, because the server refuses root.
     ///
     /// # Panics
     /// When PostgreSQL is not installed or does not start.
@@ -37,10 +36,10 @@ impl Cluster {
         Self::start_with(&[])
     }
 
-    /// The same, with settings of the server such as `max_prepared_transactions=4`. They stay over restarts.
+    /// Starts a cluster with server settings such as `max_prepared_transactions=4`. They are kept over restarts.
     ///
     /// # Panics
-    /// As [`Cluster::start`] does.
+    /// As [`Cluster::start`].
     pub fn start_with(settings: &[&str]) -> Self {
         let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let dir = make_dir();
@@ -56,7 +55,7 @@ impl Cluster {
         panic!("no free port for PostgreSQL after {PORT_TRIES} tries");
     }
 
-    /// The URL of the database `postgres`, as its superuser. Stays the same over restarts.
+    /// The URL of the database `postgres` for its superuser. It does not change at a restart.
     pub fn url(&self) -> String {
         format!("postgres://postgres@{}/postgres", self.addr())
     }
@@ -66,19 +65,19 @@ impl Cluster {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The cluster as a place to create databases in.
+    /// The cluster, to create databases in.
     pub fn postgres(&self) -> Postgres {
         Postgres::at(self.url())
     }
 
-    /// Stops the server as a crash would: clients are cut off, nothing is written out, the next
-    /// start recovers from the log. The server is gone when this returns.
+    /// Stops the server like a crash: sessions are cut off, nothing is flushed, and the next start recovers from the
+    /// log. The server has ended when this returns.
     pub fn stop_immediate(&mut self) {
         self.server.signal("QUIT");
         self.server.wait();
     }
 
-    /// Starts the stopped server on the same port; it accepts connections when this returns.
+    /// Starts the stopped server on the same port. It accepts connections when this returns.
     ///
     /// # Panics
     /// When the server is still running, or does not start.
@@ -90,7 +89,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Not left to the child's own SIGKILL, after which the server's processes linger.
+        // Not SIGKILL, after which processes of the server would remain.
         self.server.signal("QUIT");
         if !std::thread::panicking() {
             self.server.wait();
@@ -116,7 +115,7 @@ fn initdb(dir: &Path) {
 fn run_server(dir: &Path, port: u16, settings: &[String]) -> Child {
     let mut server = as_postgres("postgres", dir);
     server.args(["-D", "data", "-p", &port.to_string()]);
-    // The socket directory is relative to the data directory, where the server goes.
+    // The socket directory is relative to the data directory, which is the server's working directory.
     for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=..", "fsync=on", "max_connections=100", "logging_collector=off"]
     {
         server.args(["-c", setting]);
@@ -133,11 +132,11 @@ fn came_up(server: &Child) -> bool {
     line.is_some()
 }
 
-/// A program of PostgreSQL's to run in `dir`, as a user the server accepts.
+/// A command that runs a program of PostgreSQL in `dir`, as a user that the server accepts.
 fn as_postgres(program: &str, dir: &Path) -> Command {
     let program = bin_dir().join(program);
     let mut command = if is_root() {
-        // Unlike su and runuser it becomes the program, so that signals reach it.
+        // setpriv replaces itself by the program, unlike su and runuser, so that signals reach it.
         let mut setpriv = Command::new("setpriv");
         setpriv.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]);
         setpriv.arg(program);
@@ -145,7 +144,7 @@ fn as_postgres(program: &str, dir: &Path) -> Command {
     } else {
         Command::new(program)
     };
-    // The working directory of the test may be closed to that user.
+    // The user `postgres` may not be able to read the working directory of the test.
     command.current_dir(dir).env("LC_ALL", "C.UTF-8");
     command
 }
@@ -156,17 +155,17 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// Whether this process is root, told by the owner of its entry in /proc.
+/// Whether this process runs as root, by the owner of its entry in /proc.
 fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// The directory of the server's programs: in PATH, else Debian's newest.
+/// The directory of PostgreSQL's programs: from PATH, else Debian's newest.
 fn bin_dir() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let in_path = std::env::split_paths(&path).find_map(|dir| {
-        // A link leads to the directory that has all of them.
+        // In PATH may be a link to one program; its target is in the directory of all programs.
         let initdb = dir.join("initdb").canonicalize().ok()?;
         let dir = initdb.parent()?;
         dir.join("postgres").exists().then(|| dir.to_owned())

@@ -1,4 +1,4 @@
-//! The browser: it runs pages, takes keys, and waits for what comes true.
+//! The browser runs pages, accepts keys, and waits for conditions.
 
 use postcommit_testkit::Browser;
 

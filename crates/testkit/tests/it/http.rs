@@ -50,7 +50,7 @@ async fn a_connection_is_kept_alive_and_a_chunked_body_is_put_together() {
 }
 
 #[tokio::test]
-async fn every_misbehaviour_is_what_it_says() {
+async fn each_kind_of_misbehaviour_arrives_at_the_client() {
     let answer_to = async |reply: Reply| {
         let server = HttpServer::start(move |_| reply.clone());
         wire::exchange(server.addr(), "msg_1").await

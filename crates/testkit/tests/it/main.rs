@@ -1,4 +1,4 @@
-//! The testkit's own tests. None needs PostgreSQL but those of `postgres`.
+//! The testkit's own tests. Only those of `postgres` need PostgreSQL.
 
 mod browser;
 mod client;

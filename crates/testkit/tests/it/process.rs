@@ -10,7 +10,7 @@ fn sh(script: &str) -> Child {
 }
 
 #[test]
-fn lines_of_both_streams_are_waited_for_and_the_exit_is_told() {
+fn waits_for_lines_of_both_streams_and_returns_the_exit_status() {
     let child = sh("echo one; echo two >&2; echo one more; exit 3");
     assert_eq!(child.wait_for_line("two"), "two");
     assert_eq!(child.wait_for_lines("one", 2), ["one", "one more"]);
@@ -21,12 +21,12 @@ fn lines_of_both_streams_are_waited_for_and_the_exit_is_told() {
 
 #[test]
 #[should_panic(expected = "waited for 1 line(s) with \"absent\"")]
-fn a_line_that_cannot_come_any_more_is_not_waited_for() {
+fn a_wait_for_a_line_ends_when_the_output_ends() {
     sh("echo present").wait_for_line("absent");
 }
 
 #[test]
-fn a_stopped_process_answers_only_when_it_goes_on() {
+fn a_stopped_process_reacts_only_after_it_continues() {
     let child = sh("trap 'echo caught; exit 0' TERM; echo ready; while :; do sleep 0.01; done");
     child.wait_for_line("ready");
     child.stop();
@@ -35,7 +35,7 @@ fn a_stopped_process_answers_only_when_it_goes_on() {
     child.cont();
     child.wait_for_line("caught");
     assert!(child.wait().success());
-    child.term(); // of no effect on what has ended
+    child.term(); // has no effect on an ended process
 }
 
 #[test]

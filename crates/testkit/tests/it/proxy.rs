@@ -1,6 +1,6 @@
 use std::io::ErrorKind;
 
-use postcommit_testkit::{HttpServer, Mode, Proxy, Reply};
+use postcommit_testkit::{HttpServer, Proxy, ProxyMode, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -13,7 +13,7 @@ fn server() -> (HttpServer, Proxy) {
 }
 
 #[tokio::test]
-async fn what_passes_arrives_and_closes_in_order() {
+async fn passed_bytes_arrive_and_the_connection_closes_gracefully() {
     let (server, proxy) = server();
     let answer = wire::exchange(proxy.addr(), "a").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"));
@@ -23,29 +23,29 @@ async fn what_passes_arrives_and_closes_in_order() {
 #[tokio::test]
 async fn a_black_hole_holds_everything_back_until_it_heals() {
     let (server, proxy) = server();
-    proxy.set(Mode::BlackHole);
+    proxy.set(ProxyMode::BlackHole);
     let mut socket = wire::connect(proxy.addr()).await;
     wire::post(&mut socket, "a", "").await;
     assert_eq!(server.connections(), 0);
-    proxy.set(Mode::Pass);
+    proxy.set(ProxyMode::Pass);
     let answer = wire::read_all(&mut socket).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"));
 }
 
 #[tokio::test]
-async fn a_connection_is_reset_after_so_many_bytes_of_both_directions() {
+async fn a_connection_is_reset_after_a_number_of_bytes_in_both_directions() {
     let (server, proxy) = server();
     let answer = wire::exchange(proxy.addr(), "a").await.unwrap().len();
     let request = "POST /hook?a=1 HTTP/1.1\r\nHost: test\r\nWebhook-Id: a\r\nConnection: close\r\n\
                    Content-Length: 2\r\n\r\n{}"
         .len();
 
-    proxy.set(Mode::ResetAfter(request - 1));
+    proxy.set(ProxyMode::ResetAfter(request - 1));
     let reset = wire::exchange(proxy.addr(), "a").await.unwrap_err();
     assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.requests().len(), 1);
 
-    proxy.set(Mode::ResetAfter(request + answer - 1));
+    proxy.set(ProxyMode::ResetAfter(request + answer - 1));
     let reset = wire::exchange(proxy.addr(), "a").await.unwrap_err();
     assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
     assert_eq!(server.requests().len(), 2);
@@ -72,7 +72,7 @@ async fn cutting_resets_both_ends() {
 async fn a_target_that_refuses_resets_the_client() {
     let (server, proxy) = server();
     drop(server);
-    // The reset may come as early as the connect.
+    // The reset may arrive as early as the connect.
     let answer = async {
         let mut client = TcpStream::connect(proxy.addr()).await?;
         wire::read_all(&mut client).await

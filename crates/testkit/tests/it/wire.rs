@@ -1,4 +1,4 @@
-//! A client as plain as can be, so that what the servers send is seen byte by byte.
+//! A minimal client on raw sockets, so that tests see every byte that the servers send.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,12 +6,11 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Opens a connection.
 pub async fn connect(addr: SocketAddr) -> TcpStream {
     TcpStream::connect(addr).await.expect("connect")
 }
 
-/// Posts `body` with a `webhook-id`, and asks for the connection to be closed after the answer.
+/// Posts `body` with a `webhook-id`, and asks for the connection to be closed after the response.
 pub async fn post(socket: &mut TcpStream, id: &str, body: &str) {
     let request = format!(
         "POST /hook?a=1 HTTP/1.1\r\nHost: test\r\nWebhook-Id: {id}\r\nConnection: close\r\n\
@@ -21,14 +20,14 @@ pub async fn post(socket: &mut TcpStream, id: &str, body: &str) {
     socket.write_all(request.as_bytes()).await.expect("send");
 }
 
-/// Everything the other side sends until it closes.
+/// Reads everything that the other side sends until it closes the connection.
 pub async fn read_all(socket: &mut TcpStream) -> io::Result<String> {
     let mut bytes = Vec::new();
     socket.read_to_end(&mut bytes).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Posts on a new connection and reads what comes back until the end.
+/// Posts on a new connection and reads the response until the connection is closed.
 pub async fn exchange(addr: SocketAddr, id: &str) -> io::Result<String> {
     let mut socket = connect(addr).await;
     post(&mut socket, id, "{}").await;

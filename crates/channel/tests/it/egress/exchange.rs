@@ -1,4 +1,4 @@
-//! What comes back: answers of all kinds, and failures that say how far the request got.
+//! Responses of all kinds, and failures that say how far the request got.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn seen(failure: &EgressFailure) -> (Phase, &'static str, bool) {
 
 #[tokio::test]
 async fn a_refused_connection_writes_nothing() {
-    // Bound, so that nobody else gets the port, but not listening.
+    // Bound, so that no other process gets the port, but not listening.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -25,7 +25,7 @@ async fn a_refused_connection_writes_nothing() {
 }
 
 #[tokio::test]
-async fn no_time_left_is_a_timeout_where_the_call_stood() {
+async fn a_deadline_that_has_passed_is_a_timeout_of_the_current_phase() {
     let peer = Peer::answering("").await;
     let none = Call { timeout: Duration::ZERO, ..get(&peer.url()) };
     let failure = failed(&egress(), none).await;
@@ -55,7 +55,7 @@ async fn failure_of(peer: &Peer) -> EgressFailure {
 }
 
 #[tokio::test]
-async fn a_peer_that_takes_the_request_and_goes_leaves_it_unclear() {
+async fn a_peer_that_reads_the_request_and_disconnects_leaves_it_unclear() {
     let failure = failure_of(&Peer::new(reset).await).await;
     assert_eq!(seen(&failure), (Phase::Request, "reset", true));
     let failure = failure_of(&Peer::new(close).await).await;
@@ -79,7 +79,7 @@ async fn an_answer_that_is_not_http_leaves_it_unclear() {
     }
 }
 
-/// A peer that tells how many bytes each connection brought; it may close its own side at once.
+/// A peer that reports how many bytes each connection brought. It may close its own side immediately.
 async fn counting_peer(closes: bool) -> (Peer, mpsc::UnboundedReceiver<u64>) {
     let (tell, told) = mpsc::unbounded_channel();
     let script = move |mut stream: TcpStream| {
@@ -96,7 +96,7 @@ async fn counting_peer(closes: bool) -> (Peer, mpsc::UnboundedReceiver<u64>) {
     (Peer::new(script).await, told)
 }
 
-/// The peer's close races with the request. Whoever wins, zero must mean that the peer read nothing.
+/// The peer's close races with the request. Either way, zero must mean that the peer read nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zero_bytes_written_means_the_peer_saw_none() {
     let (peer, mut told) = counting_peer(true).await;
@@ -104,12 +104,12 @@ async fn zero_bytes_written_means_the_peer_saw_none() {
         let failure = failed(&egress(), post(&peer.url(), "x")).await;
         let read = told.recv().await.unwrap();
         assert!(read <= failure.bytes_written, "the peer read {read}: {failure:?}");
-        assert_ne!(failure.code, "timeout", "a closed connection is noticed at once");
+        assert_ne!(failure.code, "timeout", "a closed connection is noticed immediately");
     }
 }
 
-/// The clock strikes while the request is just being handed over. A call that gave up while connecting may
-/// still be accepted later, so each call has a peer of its own.
+/// The timeout fires while the request is being handed over. A call that gave up while connecting may still be accepted
+/// later, so each call has a peer of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_written_after_a_timeout_was_reported() {
     for step in 0..200 {
@@ -181,7 +181,7 @@ async fn a_body_of_exactly_the_limit_is_whole() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_is_left_as_it_came() {
+async fn a_compressed_body_is_not_decompressed() {
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00";
     let head = "HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 20\r\n\r\n";
     let peer = Peer::answering([head.as_bytes(), gzip].concat()).await;
@@ -191,7 +191,7 @@ async fn a_compressed_body_is_left_as_it_came() {
 }
 
 #[tokio::test]
-async fn the_request_says_what_it_was_told_and_the_connection_is_ours() {
+async fn the_request_is_sent_as_given_and_connection_headers_are_set_by_egress() {
     let (tell, mut told) = mpsc::unbounded_channel();
     let peer = Peer::new(move |mut stream| {
         let tell = tell.clone();

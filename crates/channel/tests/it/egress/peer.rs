@@ -17,7 +17,7 @@ use url::Url;
 
 pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Plays a script on every connection it accepts, and counts them.
+/// A server that plays a script on every connection it accepts, and counts them.
 pub struct Peer {
     pub port: u16,
     accepted: Arc<AtomicUsize>,
@@ -73,7 +73,7 @@ pub async fn answer_all(mut stream: TcpStream, answer: Arc<Vec<u8>>) {
     }
 }
 
-/// The next request, head and body; `None` at the end of the connection.
+/// The next request, head and body. `None` at the end of the connection.
 pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
@@ -86,7 +86,7 @@ pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Strin
     Some(head + &String::from_utf8(body).unwrap())
 }
 
-/// Gives its answers one after the other, the last one again and again; counts the questions.
+/// A resolver that gives its answers one after the other and repeats the last one. It counts the queries.
 #[derive(Default)]
 pub struct Script {
     answers: Mutex<VecDeque<Vec<IpAddr>>>,
@@ -109,7 +109,7 @@ impl Resolver for Script {
     }
 }
 
-/// Settings that open `ranges`.
+/// Settings that allow `ranges`.
 pub fn open(ranges: &[&str]) -> EgressSettings {
     EgressSettings { allow: ranges.iter().map(|range| range.parse().unwrap()).collect(), ..EgressSettings::default() }
 }
@@ -134,7 +134,7 @@ pub fn post(url: &str, body: impl Into<Bytes>) -> Call {
     Call { method: Method::POST, body: body.into(), ..get(url) }
 }
 
-/// A call that soon gives up, for peers that never answer.
+/// A call with a short timeout, for peers that never answer.
 pub fn brief(call: Call) -> Call {
     Call { timeout: Duration::from_millis(500), ..call }
 }

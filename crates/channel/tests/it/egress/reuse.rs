@@ -1,4 +1,4 @@
-//! When an idle connection carries the next call, and when it must not.
+//! When an idle connection is reused for the next call, and when it must not be.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::peer::{OK, Peer, Script, answered, egress, failed, get, open, post, read_request};
 
 #[tokio::test]
-async fn calls_to_the_same_place_share_a_connection() {
+async fn calls_to_the_same_host_share_a_connection() {
     let peer = Peer::answering(OK).await;
     let egress = egress();
     for _ in 0..5 {
@@ -54,7 +54,7 @@ async fn a_connection_is_not_reused_unless_its_answer_was_read_to_the_end() {
     }
 }
 
-/// An answer nobody asked for must not become the answer of the next call.
+/// A response without a request must not become the response to the next call.
 #[tokio::test]
 async fn a_second_answer_to_one_request_spoils_the_connection() {
     let peer = Peer::answering(format!("{OK}HTTP/1.1 500 Forged\r\ncontent-length: 0\r\n\r\n")).await;
@@ -65,7 +65,7 @@ async fn a_second_answer_to_one_request_spoils_the_connection() {
     }
 }
 
-/// A peer that answers once and is gone when the next request has arrived: so that one is certain to be lost.
+/// A peer that answers once and closes when the next request has arrived, so that this request is lost.
 async fn hanging_up() -> Peer {
     Peer::new(|mut stream| async move {
         read_request(&mut stream).await;
@@ -86,9 +86,9 @@ async fn bytes_are_counted_for_this_request_only() {
     assert!((1..1000).contains(&failure.bytes_written), "{failure:?}");
 }
 
-/// A peer that answers and hangs up without having said so loses one request of ours, not one after the other.
+/// A peer that answers and closes without `Connection: close` costs one request, not one after the other.
 #[tokio::test]
-async fn a_peer_that_hung_up_under_a_request_gets_new_connections() {
+async fn after_a_connection_was_closed_during_a_request_new_ones_are_opened() {
     let peer = hanging_up().await;
     let egress = egress();
     answered(&egress, get(&peer.url())).await;
@@ -109,7 +109,7 @@ async fn an_idle_connection_that_the_peer_closed_does_not_fail_the_next_call() {
             read_request(&mut stream).await;
             stream.write_all(OK.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
-            // The end of the stream: the other side has noticed and let go.
+            // The end of the stream: the client has noticed the close and dropped the connection.
             assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
             signal.notify_one();
         }
@@ -124,7 +124,7 @@ async fn an_idle_connection_that_the_peer_closed_does_not_fail_the_next_call() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_seen_is_never_sent_again() {
+async fn a_request_that_reached_the_peer_is_never_sent_again() {
     let peer = Peer::new(|mut stream| async move {
         read_request(&mut stream).await;
         stream.write_all(OK.as_bytes()).await.unwrap();

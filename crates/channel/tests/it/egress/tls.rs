@@ -1,4 +1,4 @@
-//! TLS: whom we believe, and that a failed handshake has sent nothing.
+//! TLS: which certificates are trusted, and that a failed handshake has sent nothing.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ async fn a_peer_with_a_trusted_certificate_answers_and_is_kept() {
 }
 
 #[tokio::test]
-async fn a_peer_we_do_not_believe_sees_no_request() {
+async fn a_peer_with_an_untrusted_certificate_sees_no_request() {
     let (peer, file) = tls_peer().await;
     let wrong_name = failed(&trusting(&file), post(&url("other.example", &peer), "x")).await;
     assert_eq!(seen(&wrong_name), (Phase::Tls, "tls", 0));
@@ -94,7 +94,7 @@ async fn a_peer_that_does_not_speak_tls_sees_no_request() {
 }
 
 #[tokio::test]
-async fn a_tls_peer_that_hangs_up_leaves_it_unclear() {
+async fn a_tls_peer_that_disconnects_leaves_the_request_unclear() {
     let (peer, file) = tls_peer().await;
     let failure = failed(&trusting(&file), post(&url("tls.example", &peer), "hang up")).await;
     assert_eq!((failure.phase, failure.code), (Phase::Request, "closed"));
@@ -102,7 +102,7 @@ async fn a_tls_peer_that_hangs_up_leaves_it_unclear() {
 }
 
 #[test]
-fn an_unusable_ca_file_is_told_at_start() {
+fn an_unusable_ca_file_is_reported_at_start() {
     let empty = tempfile::NamedTempFile::new().unwrap();
     for path in [empty.path().to_owned(), empty.path().with_extension("missing")] {
         let settings = EgressSettings { ca_file: Some(path), ..EgressSettings::default() };

@@ -1,4 +1,4 @@
-//! What has changed since, and who hears of it.
+//! Changes of an inbox since a position, and how open pages learn of them.
 
 use postcommit_channel::model::DeliveryId;
 use postcommit_engine::inbox::Inboxes;
@@ -11,7 +11,7 @@ async fn changes(world: &World, user: &str, after: i64) -> InboxChanges {
     world.store.inbox_changes(world.tenant, user, after).await.unwrap()
 }
 
-/// Each change in a word: what happened to which title, and whether it is read and archived.
+/// Each change as a text: what happened to which title, and whether it is read and archived.
 fn told(changes: &InboxChanges) -> Vec<String> {
     let word = |change: &InboxChange| {
         let (happened, row) = match change {
@@ -25,7 +25,7 @@ fn told(changes: &InboxChanges) -> Vec<String> {
 }
 
 on_both! {
-    async fn what_has_changed_is_told_from_where_somebody_stands(world) {
+    async fn changes_are_returned_from_a_position(world) {
         assert_eq!((changes(&world, "alice", 0).await.position, told(&changes(&world, "alice", 0).await).len()), (0, 0));
         let one = world.deliver("alice", "one").await;
         world.deliver("alice", "two").await;
@@ -44,7 +44,7 @@ on_both! {
         assert_eq!(told(&changes(&world, "alice", more.position + 1).await), ["marked one read archived"]);
     }
 
-    async fn after_too_much_or_from_nowhere_the_list_is_to_be_read_again(world) {
+    async fn after_too_many_changes_or_an_unknown_position_the_list_must_be_read_again(world) {
         world.deliver("alice", "one").await;
         let position = changes(&world, "alice", 0).await.position;
         assert!(changes(&world, "alice", position + 1).await.changes.is_none(), "a position that this inbox never had");
@@ -80,7 +80,7 @@ on_both! {
         assert_eq!(inboxes.users(), 1, "the last page of a user takes its watch along");
     }
 
-    async fn positions_of_many_are_read_at_once(world) {
+    async fn positions_of_many_users_are_read_together(world) {
         world.deliver("alice", "one").await;
         world.deliver("al\"ice", "two").await;
         world.deliver("al\"ice", "three").await;
@@ -89,9 +89,10 @@ on_both! {
     }
 }
 
-/// The bell, without the poll's help: it rings only while somebody watches, and names neither tenant nor user.
+/// The notification of a change, without the poll: it is sent only while a process watches, and names neither tenant
+/// nor user.
 #[tokio::test]
-async fn the_bell_rings_only_when_somebody_watches() {
+async fn a_change_is_notified_only_while_a_process_watches() {
     use postcommit_engine::db::Signal;
     let world = World::postgres().await;
     let (heard, mut words) = tokio::sync::mpsc::unbounded_channel();
@@ -101,9 +102,10 @@ async fn the_bell_rings_only_when_somebody_watches() {
     world.deliver("alice", "unheard").await;
     world.store.watch_inboxes(uuid::Uuid::new_v4(), 3600.0).await.unwrap();
     world.deliver("bob", "heard").await;
-    assert_eq!(words.recv().await.unwrap(), "", "without a key nothing is said, which means anybody");
+    assert_eq!(words.recv().await.unwrap(), "", "without a key the text is empty, which stands for every user");
 
-    // With a key, of which a listener who may not read the table knows nothing. src/inbox.rs has the same word.
+    // The notified text is a hash with a key that a listener without access to the table does not know. A test in
+    // src/inbox.rs expects the same hash.
     let made = world.store.inbox_bell_key().await.unwrap();
     assert!(made.is_some() && made == world.store.inbox_bell_key().await.unwrap(), "made once");
     world.execute("UPDATE postcommit.inbox_token_key SET key = $1 WHERE tenant = 0", vec![vec![7_u8; 32].into()]).await;
@@ -115,7 +117,8 @@ async fn the_bell_rings_only_when_somebody_watches() {
     listening.abort();
 }
 
-/// A transaction that takes its position first and commits last holds back those behind it: nothing can be seen before what came before it.
+/// A transaction that takes its position first and commits last delays those behind it: a position is never visible
+/// before an earlier one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_commit_is_never_overtaken() {
     let world = World::postgres().await;
@@ -133,7 +136,9 @@ async fn a_late_commit_is_never_overtaken() {
     world.enqueue("a", json!({"recipients": [{"user": "alice"}], "title": "behind"})).await;
     world.enqueue("a", json!({"recipients": [{"user": "bob"}], "title": "another's"})).await;
     let running = world.run().await;
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let waiting = "SELECT count(*) \
+        FROM pg_stat_activity \
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
     world.until("it waits", async || world.sql(waiting, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
     let seen = changes(&world, "alice", 0).await;
     assert_eq!((told(&seen), seen.position), (vec!["came zero".into()], 1), "neither is visible before the first");

@@ -1,4 +1,4 @@
-//! A copy by `CREATE DATABASE … TEMPLATE` brings the grants of the original's roles along.
+//! A copy by `CREATE DATABASE … TEMPLATE` also copies the grants to the original's roles.
 
 use postcommit_engine::store::Store;
 use postcommit_testkit::Postgres;
@@ -20,7 +20,7 @@ async fn a_copy_of_an_installation_with_roles_is_parted_from_it() {
     let reached = connect(&copy.url_as(&worker)).await.batch_execute("SELECT * FROM postcommit.notification").await;
     assert!(reached.is_ok(), "the copy's catalogue has the original's grants: {reached:?}");
     let said = Store::open(&copy.url_as(&worker)).await.unwrap().check_isolation().await.unwrap_err().to_string();
-    assert!(said.contains("CREATE ROLE") && !said.contains(&format!("TO {worker}")), "nobody is told to make a worker an owner: {said}");
+    assert!(said.contains("CREATE ROLE") && !said.contains(&format!("TO {worker}")), "the SQL does not make a worker an owner: {said}");
     let admin = Store::open(&copy.url).await.unwrap();
     let said = admin.check_isolation().await.unwrap_err().to_string();
     assert!(said.contains(&role(&admin, "tenant")) && role(&admin, "worker") != foreign, "{said}");
@@ -33,15 +33,15 @@ async fn a_copy_of_an_installation_with_roles_is_parted_from_it() {
     }
     assert!(admin.db().migrate().await.unwrap().grants.is_empty(), "it is said once");
 
-    // The copy is its new login's, and the original is as it was.
+    // The copy belongs to its new login, and the original is unchanged.
     admin.db().execute_one(&format!("GRANT {} TO {}", role(&admin, "owner"), login.name()), vec![]).await.unwrap();
     let store = Store::open(&copy.url_as(login.name())).await.unwrap();
     admin.db().migrate().await.unwrap();
     let grant = store.check_isolation().await.unwrap_err().to_string();
     admin.db().execute_one(grant.rsplit_once(": ").unwrap().1, vec![]).await.unwrap();
-    Installation { store, database: copy, owner: login, members: vec![] }.works().await;
+    Installation { store, database: copy, owner: login, members: vec![] }.assert_works().await;
     let store = Store::open(&database.url_as(&owner)).await.unwrap();
-    Installation { store, database, owner: original_owner, members }.works().await;
+    Installation { store, database, owner: original_owner, members }.assert_works().await;
 }
 
 /// Without roles the copy belongs to the original's login, until an administrator gives it to another.
@@ -54,15 +54,15 @@ async fn a_copy_given_to_another_login_is_parted_from_the_original_s() {
     let copy = postgres.database_with(&format!("TEMPLATE {} OWNER {}", database.name(), owner.name())).await;
     let reassign = format!("REASSIGN OWNED BY {} TO {}", original.name(), owner.name());
     let admin = connect(&copy.url).await;
-    // What belongs to roles of the cluster, databases among them, is reassigned as well: so the original is given back.
+    // REASSIGN OWNED also reassigns shared objects such as databases, so the original is given back.
     admin.batch_execute(&reassign).await.unwrap();
     admin.batch_execute(&format!("ALTER DATABASE {} OWNER TO {}", database.name(), original.name())).await.unwrap();
     let store = Store::open(&copy.url_as(owner.name())).await.unwrap();
     let copied = Installation { store, database: copy, owner, members: vec![] };
-    copied.put_up(false).await;
+    copied.migrate(false).await;
     is_shut_out(&copied.database, original.name()).await;
     is_shut_out(&database, copied.owner.name()).await;
-    copied.works().await;
+    copied.assert_works().await;
     let store = Store::open(&database.url_as(original.name())).await.unwrap();
-    Installation { store, database, owner: original, members: vec![] }.works().await;
+    Installation { store, database, owner: original, members: vec![] }.assert_works().await;
 }

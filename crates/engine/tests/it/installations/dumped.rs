@@ -1,4 +1,4 @@
-//! Being installed breaks nobody's backup: an ordinary owner dumps its database and restores it elsewhere.
+//! An installation does not break backups: an ordinary owner dumps its database and restores it elsewhere.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use crate::world::World;
 const ENQUEUE: &str =
     "SELECT postcommit.enqueue('booking.confirmed', '{\"note\": \"ä\"}', 'b1', recipients => '[{\"email\": \"a@example.com\"}]')";
 
-/// A `pg_dump` that is not older than the server, which older ones refuse.
+/// A `pg_dump` that is not older than the server, because the server's version refuses older ones.
 async fn pg_dump(admin: &Client) -> Option<PathBuf> {
     let version: i32 = admin.query_one("SELECT current_setting('server_version_num')::int / 10000", &[]).await.unwrap().get(0);
     let beside = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
@@ -53,7 +53,7 @@ async fn dump_and_restore(with_roles: bool) {
     let mine = "CREATE TABLE booking (id int PRIMARY KEY, guest text); INSERT INTO booking VALUES (1, 'Ada')";
     application.batch_execute(mine).await.unwrap();
     let id: Uuid = application.query_one(ENQUEUE, &[]).await.unwrap().get(0);
-    // The owner's is the file; with its grants, because that is what a plain pg_dump writes.
+    // The owner's dump, with its grants, as a plain pg_dump writes it.
     let dumped = Command::new(pg_dump).args(["--no-owner", &url]).output().unwrap();
     assert!(dumped.status.success(), "{}", String::from_utf8_lossy(&dumped.stderr));
 
@@ -64,7 +64,7 @@ async fn dump_and_restore(with_roles: bool) {
     let store = Store::open(&database.url_as(owner.name())).await.unwrap();
     let copy = Installation { store, database, owner, members: vec![] };
     assert!(copy.store.check_isolation().await.is_err(), "the grants are the original's");
-    copy.put_up(with_roles).await;
+    copy.migrate(with_roles).await;
     let world = World::sqlite().await;
     Dispatcher::new(world.tools(copy.store.clone())).await.unwrap().pass(None).await.unwrap();
     assert_eq!(copy.store.of_tenant(1).notification_row(id).await.unwrap().unwrap().status, "sent");
@@ -74,7 +74,7 @@ async fn dump_and_restore(with_roles: bool) {
     for login in original.members.iter().chain([&original.owner]) {
         is_shut_out(&copy.database, login.name()).await;
     }
-    original.works().await;
+    original.assert_works().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +87,7 @@ async fn an_ordinary_owner_dumps_and_another_restores_with_roles() {
     dump_and_restore(true).await;
 }
 
-/// As pg_dump and careful sessions set it: a policy in the way is an error then.
+/// Like pg_dump and careful sessions set it: then a policy that would hide rows is an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn enqueueing_works_with_row_security_off() {
     for with_roles in [false, true] {
@@ -112,8 +112,9 @@ async fn an_ordinary_owner_reads_every_table_as_pg_dump_does() {
         let installation = Installation::make(with_roles, "").await;
         let owner = connect(&installation.database.url_as(installation.owner.name())).await;
         owner.batch_execute("SET row_security = off").await.unwrap();
-        let tables =
-            "SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p')";
+        let tables = "SELECT c.oid::regclass::text \
+                FROM pg_class c \
+                WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p')";
         for table in texts(&owner, tables).await {
             owner
                 .batch_execute(&format!("BEGIN; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; SELECT * FROM {table}; COMMIT"))
@@ -123,12 +124,12 @@ async fn an_ordinary_owner_reads_every_table_as_pg_dump_does() {
     }
 }
 
-/// What a login could do before somebody else ran `migrate --roles`, it can do afterwards.
+/// After another login ran `migrate --roles`, the owner can still do everything it could do before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superuser_that_makes_roles_takes_nothing_from_the_owner() {
     let installation = Installation::make(false, "").await;
     Store::open(&installation.database.url).await.unwrap().db().make_roles().await.unwrap();
-    installation.works().await;
+    installation.assert_works().await;
     let owner = connect(&installation.database.url_as(installation.owner.name())).await;
     owner
         .batch_execute("SET row_security = off; SELECT * FROM postcommit.notification; ALTER TABLE postcommit.duty SET (fillfactor = 90)")

@@ -1,5 +1,5 @@
-//! The protocol of one delivery as a state machine: claim, expand, intent, send, settle, and an adversary. What may be missing, and which actions are
-//! possible; what they do is in `steps`.
+//! The protocol of one delivery as a state machine: claim, expand, intent, send, settle, and an adversary. This file
+//! has the guards that may be missing and the possible actions; `steps` has their effects.
 
 use super::state::{Claim, Db, End, Guarantee, Outcome, Provider, Row, Seen, State, Step, Worker};
 use stateright::{Model, Property};
@@ -17,86 +17,85 @@ pub const NO_FALSE_FAILURE: &str = "I8 no false failure";
 pub const INVARIANTS: [&str; 8] =
     [NO_FALSE_SUCCESS, ACCEPTED_ONCE, ONE_EFFECT, STALE_NEVER_WRITES, SUCCESS_STAYS, QUIET_IS_FINISHED, ONE_PLACE, NO_FALSE_FAILURE];
 
-/// What must be possible: a protocol that does nothing would keep every invariant.
+/// Goals that must be reachable: a protocol that does nothing would keep every invariant.
 pub const REACHED: [&str; 3] = ["R1 sent", "R2 parked as unknown", "R3 stale token turned away"];
 
-/// The protocol under test and the adversary's means. [`Protocol::ours`] is what the product does.
+/// The protocol under test and the adversary's abilities. [`Protocol::ours`] is what the product does.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
     pub guarantee: Guarantee,
     pub own_row: OwnRow,
     pub token: TokenKind,
     pub settle: Settle,
-    /// Expanding names the token.
+    /// Expansion checks the token.
     pub expansion_fenced: bool,
     pub loss: Loss,
     pub intent: Intent,
     pub window: Window,
-    /// An unclear attempt still counts when a later one is known not to have left.
+    /// An unclear attempt still counts when a later attempt is known not to have been sent.
     pub remembers_unclear: bool,
     /// A row whose lease ran out may be claimed.
     pub takeover: bool,
     pub classing: Classing,
-    /// The HTTP client repeats a request on its own.
+    /// The HTTP client repeats a request by itself.
     pub client_resends: bool,
     pub workers: usize,
-    /// Attempts a delivery may have: the bound on claims, and part of the protocol itself.
+    /// Attempts that a delivery may have. It bounds the claims, and is part of the protocol itself.
     pub attempts: u8,
-    /// Leases that may run out before it is parked.
+    /// Leases that may run out before the delivery is parked.
     pub losses: u8,
     pub crashes: u8,
-    /// What was claimed may be given back so often before anything is done about it.
+    /// How often a claimed row may be given back untouched.
     pub give_backs: u8,
     pub failovers: u8,
     pub key_expires: bool,
-    /// Somebody may make the guarantee at_most_once, at any moment.
+    /// The guarantee may be changed to at_most_once at any time.
     pub made_stricter: bool,
 }
 
-/// What a notification's own row is good for.
+/// The role of a notification's own row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnRow {
-    /// Nothing: the target has its row from the start. So it is with several targets.
+    /// Unused: the target has a row from the start, as with several targets.
     Unused,
-    /// Its only target is sent and settled from it, except under at_most_once, where it is expanded
+    /// The only target is sent and settled from the notification's row, except under at_most_once, where it is expanded
     /// first.
     Sends,
-    /// Under at_most_once as well, where nothing can be announced in it.
+    /// The only target is sent from the notification's row even under at_most_once, where nothing can be announced in
+    /// it.
     SendsUnannounced,
 }
 
-/// What is made of a lease that ran out.
+/// How a lease that ran out is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Whoever claims next judges the first loss that nobody has judged yet, by what its holder had
-    /// heard of.
+    /// The next claim judges the first loss that is not judged yet, by the guarantee that its holder knew.
     Judged,
-    /// The last one: a second loss hides the first.
+    /// The next claim judges the last loss: a second loss hides the first.
     LastJudged,
-    /// Giving back takes the row for one that was never tried.
+    /// Giving the row back treats it as never tried.
     ForgottenWhenGivenBack,
-    /// By the present guarantee alone, as if its holder had known it.
+    /// The loss is judged by the current guarantee, as if its holder had known it.
     ByPresentGuarantee,
-    /// Losing the notification's own row was harmless once: nothing was ever sent from it.
+    /// The loss of a notification's own row is treated as harmless, as it was when nothing was sent from it.
     HarmlessWhenOwn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
     Random,
-    /// The attempt's number: a counter, which a database that goes back in time hands out again.
+    /// The attempt's number: a counter, which a database hands out again after it was restored to an earlier state.
     AttemptNumber,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
     WhereTokenHolds,
-    /// `WHERE state = 'running'`, whoever runs it.
+    /// `WHERE state = 'running'`, without checking which worker runs it.
     WhereLeased,
-    /// `WHERE id = $1`, as one table with a status column would do it.
+    /// `WHERE id = $1`, as a single table with a status column would do it.
     ByKey,
-    /// Deletes where the token holds, but inserts into the ledger without asking whether it
-    /// deleted.
+    /// Deletes where the token matches, but inserts into the ledger even when nothing was deleted.
     InsertUntied,
 }
 
@@ -109,12 +108,12 @@ pub enum Intent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Judged at settling and again at each claim; so much shorter than the key's life that an
-    /// attempt begun inside ends before the provider forgets the key.
+    /// Judged at settle and again at each claim. The window is shorter than the key's life, so that an attempt begun
+    /// inside ends before the provider forgets the key.
     Kept,
-    /// As `Kept`, but as long as the key's life.
+    /// Like `Kept`, but as long as the key's life.
     WithoutMargin,
-    /// Judged when an outcome is settled, not when a later claim finds the row.
+    /// Judged only when an outcome is settled, not when a later claim finds the row.
     AtSettleOnly,
     Ignored,
 }
@@ -122,9 +121,9 @@ pub enum Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classing {
     Honest,
-    /// A connection reset after the provider accepted is taken for "nothing left".
+    /// A connection reset after the provider accepted is classified as "not sent".
     ResetIsNotSent,
-    /// Bytes written are taken for success.
+    /// Written bytes are classified as success.
     WrittenIsSent,
 }
 
@@ -155,8 +154,8 @@ impl Protocol {
         }
     }
 
-    /// The same for the only target of a notification, which is sent from the notification's own row.
-    pub const fn at_once(guarantee: Guarantee) -> Self {
+    /// The product's protocol for the only target of a notification, which is sent from the notification's own row.
+    pub const fn from_own_row(guarantee: Guarantee) -> Self {
         Self { own_row: OwnRow::Sends, ..Self::ours(guarantee) }
     }
 }
@@ -266,8 +265,8 @@ impl Model for Protocol {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(NO_FALSE_SUCCESS, |_, s: &State| s.db.ledger != Some(End::Sent) || s.provider.accepted > 0),
-            // Where the guarantee is made stricter on the way, whoever knows of it must not add to what was accepted, nor what was
-            // accepted to what such a one sent.
+            // When the guarantee is made stricter in between, a worker that knows it must not add to accepted requests,
+            // and no request may be accepted in addition to one of such a worker.
             Property::always(ACCEPTED_ONCE, |m: &Protocol, s: &State| {
                 s.provider.accepted <= 1 || (m.made_stricter && !s.provider.promised)
             }),
@@ -276,7 +275,7 @@ impl Model for Protocol {
             Property::always(SUCCESS_STAYS, |_, s: &State| !s.seen.success_reverted),
             Property::always(QUIET_IS_FINISHED, |m: &Protocol, s: &State| s.db.ledger.is_some() || !m.is_quiet(s)),
             Property::always(ONE_PLACE, |_, s: &State| s.db.queue.is_some() != s.db.ledger.is_some()),
-            // "Exhausted" tells people that nothing arrived, so that sending it again by hand is safe.
+            // "Exhausted" tells operators that nothing arrived, so that it is safe to send again by hand.
             Property::always(NO_FALSE_FAILURE, |_, s: &State| s.db.ledger != Some(End::ParkedExhausted) || s.provider.accepted == 0),
             Property::sometimes(REACHED[0], |_, s: &State| s.db.ledger == Some(End::Sent)),
             Property::sometimes(REACHED[1], |_, s: &State| s.db.ledger == Some(End::ParkedUnknown)),
@@ -285,7 +284,7 @@ impl Model for Protocol {
     }
 }
 
-/// Which actions are possible.
+/// The possible actions.
 impl Protocol {
     fn can_claim(&self, state: &State) -> bool {
         let free = |row: &Row| row.lease.is_none_or(|lease| lease.ran_out && self.takeover);
@@ -330,8 +329,7 @@ impl Protocol {
         }
     }
 
-    /// The margin between the window and the key's life outlasts every attempt begun inside the
-    /// window.
+    /// The margin between the window and the key's life is longer than every attempt begun inside the window.
     fn key_may_go(&self, state: &State) -> bool {
         let sending = !state.orphans.is_empty() || state.workers.iter().any(|w| !matches!(w.step, Step::Saw(_)));
         self.window == Window::WithoutMargin || !sending

@@ -1,11 +1,10 @@
-//! What the model remembers: the database, the workers, the wire, the provider.
+//! The state of the model: the database, the workers, the network, the provider.
 //!
-//! A worker is known by the claim it holds. An idle worker has no memory, so it is only a free
-//! slot; this also keeps states that differ in nothing but the workers' names from being explored
-//! twice.
+//! A worker is identified by the claim it holds. An idle worker has no memory, so it is only a free slot. This also
+//! avoids exploring states twice that differ only in the workers' names.
 
-/// Numbers claims in the order they happen and is never used twice: a random token, and for the
-/// invariants the truth about who holds what.
+/// Numbers claims in the order in which they happen, and is never reused. It stands for the random token, and tells the
+/// invariants which worker really holds the row.
 pub type Claim = u8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,14 +17,13 @@ pub enum Guarantee {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     pub db: Db,
-    /// The database before its last commit, as long as a failover could bring it back.
+    /// The database before its last commit, as long as a failover could restore it.
     pub before: Option<Db>,
     pub workers: Vec<Worker>,
-    /// Requests still travelling whose sender waits no longer, by the guarantee it had heard of;
-    /// sorted.
+    /// Requests in flight whose sender no longer waits, by the guarantee that the sender knew; sorted.
     pub orphans: Vec<Guarantee>,
     pub provider: Provider,
-    /// The provider's, as anybody hears it who claims now.
+    /// The provider's guarantee, as the next claim reads it.
     pub guarantee: Guarantee,
     pub last_claim: Claim,
     pub crashes_left: u8,
@@ -39,20 +37,21 @@ pub struct Db {
     pub queue: Option<Row>,
     pub ledger: Option<End>,
     pub attempts: u8,
-    /// Leases that ran out.
+    /// How many leases ran out.
     pub losses: u8,
-    /// Some attempt may have reached the provider. Like `attempts` it outlives a move between the
-    /// tables: the product keeps it in the append-only `attempt` table.
+    /// Some attempt may have reached the provider. Like `attempts` it survives a move between the tables: the product
+    /// keeps it in the append-only `attempt` table.
     pub unclear: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Row {
-    /// The notification's own (n = 0), not yet replaced by the target's.
+    /// Whether this is the notification's own row (n = 0), which the target's row has not replaced yet.
     pub own: bool,
     pub lease: Option<Lease>,
     pub intent: Option<u8>,
-    /// A lease ran out and nobody has judged yet what that means: what its holder had heard of.
+    /// The guarantee that the holder of the first lost lease knew, when a lease ran out and no worker has judged it
+    /// yet.
     pub lost: Option<Guarantee>,
 }
 
@@ -60,8 +59,8 @@ pub struct Row {
 pub struct Lease {
     pub token: u8,
     pub claim: Claim,
-    /// What its holder has heard of. The product knows it by the time: the lease began before the
-    /// guarantee was changed, or so shortly after that its holder may not have heard.
+    /// The guarantee that the holder of the lease knows. The product derives it from the time: the lease began before
+    /// the guarantee was changed, or so shortly after that its holder may not have read the change.
     pub under: Guarantee,
     pub ran_out: bool,
 }
@@ -78,14 +77,14 @@ pub struct Worker {
     pub claim: Claim,
     pub token: u8,
     pub heard: Guarantee,
-    /// It holds the notification's own row.
+    /// Whether the worker holds the notification's own row.
     pub own: bool,
     pub step: Step,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Its row was lost by another: that is to be judged first.
+    /// Another worker lost this row. That loss must be judged first.
     TookOver,
     Claimed,
     Announced,
@@ -101,11 +100,11 @@ pub enum Outcome {
     Unclear,
 }
 
-/// Counts stop at two: one too many is as wrong as three too many.
+/// Counters stop at two: one too many is as wrong as three too many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Provider {
     pub accepted: u8,
-    /// One of them was sent by somebody who knew that at most one must be.
+    /// Whether one of the accepted requests was sent by a worker that knew of at_most_once.
     pub promised: bool,
     pub effects: u8,
     pub knows_key: bool,
@@ -113,7 +112,7 @@ pub struct Provider {
     pub key_forgotten: bool,
 }
 
-/// What happened on the way and the state alone would not tell.
+/// Events that the state alone does not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Seen {
     pub stale_wrote: bool,
@@ -130,7 +129,7 @@ impl State {
         self.lease().is_some_and(|lease| lease.token == token)
     }
 
-    /// The truth, whatever the tokens say.
+    /// Which worker really holds the row, whatever the tokens say.
     pub fn is_held_by(&self, claim: Claim) -> bool {
         self.lease().is_some_and(|lease| lease.claim == claim)
     }
@@ -139,7 +138,7 @@ impl State {
         self.workers.iter().find(|w| w.claim == claim).copied()
     }
 
-    /// The guarantee by which this worker acts.
+    /// The guarantee that this worker knows.
     pub fn heard(&self, claim: Claim) -> Guarantee {
         self.worker(claim).map_or(self.guarantee, |w| w.heard)
     }
@@ -150,8 +149,7 @@ impl State {
         }
     }
 
-    /// The worker is idle again, having finished, given up or died; what it put on the wire travels
-    /// on.
+    /// The worker becomes idle: it has finished, given up or died. Its request stays in flight.
     pub fn leave(&mut self, claim: Claim) {
         if let Some(worker) = self.worker(claim).filter(|w| w.step == Step::Waiting) {
             self.let_travel(worker.heard);
@@ -159,7 +157,7 @@ impl State {
         self.workers.retain(|w| w.claim != claim);
     }
 
-    /// A request whose sender waits no longer.
+    /// Keeps a request in flight whose sender no longer waits.
     pub fn let_travel(&mut self, heard: Guarantee) {
         self.orphans.push(heard);
         self.orphans.sort_unstable();
@@ -171,15 +169,15 @@ impl State {
         }
     }
 
-    /// Time passing is no commit, so no failover takes it back alone.
+    /// A lease running out is not a commit, so a failover does not undo it alone.
     pub fn let_lease_run_out(&mut self) {
         if let Some(lease) = self.db.queue.as_mut().and_then(|row| row.lease.as_mut()) {
             lease.ran_out = true;
         }
     }
 
-    /// The new primary never saw the last commit. A lease that had run out may come back running,
-    /// which only gives the adversary one more way.
+    /// The new primary never received the last commit. A lease that had run out may be valid again, which only gives
+    /// the adversary one more possibility.
     pub fn fail_over(&mut self) {
         self.failovers_left -= 1;
         if let Some(before) = self.before.take() {
@@ -189,8 +187,8 @@ impl State {
 }
 
 impl Db {
-    /// The row leaves the queue for the ledger, whose key admits one outcome, or is free to be
-    /// tried again; whichever row it was, it is the target's from then on.
+    /// The row moves from the queue to the ledger, whose key admits one outcome, or it becomes free for a retry. From
+    /// then on it is the target's row.
     pub fn settle(&mut self, end: Option<End>) {
         self.queue = end.is_none().then(Row::default);
         self.ledger = self.ledger.or(end);

@@ -1,13 +1,12 @@
-//! What the workers of [`Protocol`] do.
+//! The actions of the workers of [`Protocol`].
 
 use super::protocol::{Classing, Intent, Loss, Protocol, Settle, TokenKind, Window};
 use super::state::{Claim, Db, End, Guarantee, Lease, Outcome, Provider, Row, State, Step, Worker};
 
-/// The worker's steps. Each takes one transaction at most.
+/// The worker's steps. Each needs one transaction at most.
 impl Protocol {
-    /// A row whose lease ran out tells its finder that an attempt may have been begun and not
-    /// settled. What that means is judged in a transaction of its own; until then the row remembers
-    /// it.
+    /// A row whose lease ran out means that an attempt may have been begun and not settled. That is judged in a
+    /// separate transaction; until then the row remembers it.
     pub fn claim(&self, state: &mut State) {
         let (mut db, heard) = (state.db.clone(), state.guarantee);
         let Some(row) = &mut db.queue else { return };
@@ -15,7 +14,7 @@ impl Protocol {
         let (own, lost) = (row.own, row.lost.is_some());
         db.losses += u8::from(row.lease.is_some());
         let end = match lost {
-            // More than may be: judged in the claim itself, or the model would never end.
+            // Too many losses: judged in the claim itself, or the model would never end.
             true if db.losses > self.losses => Some(self.judged(&mut db, heard, state.provider).unwrap_or(parked(&db))),
             false if self.window != Window::AtSettleOnly => self.verdict(&db, heard, state.provider),
             _ => None,
@@ -39,14 +38,14 @@ impl Protocol {
         self.commit(state, db);
     }
 
-    /// The loss that nobody has judged yet, by what its holder had heard of.
+    /// The first loss that is not judged yet, as the guarantee that its holder knew.
     fn lost(&self, row: &Row) -> Option<Guarantee> {
         let last = row.lease.map(|lease| lease.under);
         if self.loss == Loss::LastJudged { last.or(row.lost) } else { row.lost.or(last) }
     }
 
-    /// A lost attempt is unclear, unless its holder knew that it must expand or announce before the
-    /// first byte, and no intent stands.
+    /// A lost attempt is unclear, unless its holder knew that it must expand or announce before the first byte, and no
+    /// intent is recorded.
     fn judged(&self, db: &mut Db, heard: Guarantee, provider: Provider) -> Option<End> {
         let Row { own, intent, lost, .. } = db.queue.clone().unwrap_or_default();
         let under = if self.loss == Loss::ByPresentGuarantee { heard } else { lost.unwrap_or(heard) };
@@ -58,7 +57,7 @@ impl Protocol {
         self.verdict(db, heard, provider)
     }
 
-    /// Whoever took a lost row over settles that loss first.
+    /// A worker that took over a lost row settles that loss first.
     pub fn judge(&self, state: &mut State, claim: Claim) {
         let Some(worker) = state.worker(claim) else { return };
         state.leave(claim);
@@ -72,7 +71,7 @@ impl Protocol {
         self.commit(state, db);
     }
 
-    /// What was claimed and not begun is free again, as it was.
+    /// A claimed row that was not begun becomes free again, unchanged.
     pub fn give_back(&self, state: &mut State, claim: Claim) {
         let Some(worker) = state.worker(claim) else { return };
         state.give_backs_left -= 1;
@@ -91,7 +90,7 @@ impl Protocol {
         self.commit(state, db);
     }
 
-    /// The notification's own row becomes the target's.
+    /// The notification's own row becomes the target's row.
     pub fn expand(&self, state: &mut State, claim: Claim) {
         let Some(worker) = state.worker(claim) else { return };
         state.leave(claim);
@@ -104,8 +103,7 @@ impl Protocol {
         self.commit(state, db);
     }
 
-    /// The intent is on record before the first byte leaves. Whoever cannot record it must not
-    /// send.
+    /// The intent is recorded before the first byte is sent. A worker that cannot record it must not send.
     pub fn announce(&self, state: &mut State, claim: Claim) {
         let Some(worker) = state.worker(claim) else {
             return;
@@ -125,7 +123,7 @@ impl Protocol {
         state.step(claim, Step::Announced);
     }
 
-    /// The reply is lost, or the worker's patience ends while its request still travels.
+    /// The reply is lost, or the worker times out while its request is still in flight.
     pub fn no_reply(&self, state: &mut State, claim: Claim) {
         let accepted = state.worker(claim).is_some_and(|w| w.step == Step::Accepted);
         if !accepted {
@@ -139,8 +137,8 @@ impl Protocol {
         state.step(claim, Step::Saw(outcome));
     }
 
-    /// One statement: where the token still holds, the row goes into the ledger or is freed. A stale
-    /// token changes nothing and is counted.
+    /// One statement: where the token still matches, the row moves into the ledger or is freed. A stale token changes
+    /// nothing and is counted.
     pub fn settle(&self, state: &mut State, claim: Claim) {
         let Some(Worker { token, heard, step: Step::Saw(outcome), .. }) = state.worker(claim) else {
             return;
@@ -170,7 +168,7 @@ impl Protocol {
         self.commit(state, db);
     }
 
-    /// How a delivery that was not seen to be sent ends; `None` means it is tried again.
+    /// How a delivery ends that is not known to be sent. `None` means a retry.
     fn verdict(&self, db: &Db, guarantee: Guarantee, provider: Provider) -> Option<End> {
         let may_repeat = match guarantee {
             Guarantee::AtMostOnce => false,

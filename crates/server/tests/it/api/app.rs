@@ -1,16 +1,16 @@
-//! A running server and the keys to it.
+//! A running server and its keys.
 
 use std::net::SocketAddr;
 
-use postcommit_testkit::{Answer, Child, Client};
+use postcommit_testkit::{Child, HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
 
 /// The real binary on a database of its own, with the provider `hooks` (webhook) in the tenant `default`.
 ///
-/// Its first key may do everything ([`App::ops`]); it makes tenants and further keys over the API itself. Nothing here sleeps: what is not there yet is
-/// looked for until it is ([`App::wait_for_state`]).
+/// Its first key may do everything ([`App::ops`]) and makes tenants and further keys over the API. Nothing here sleeps
+/// for a fixed time: [`App::wait_for_state`] polls.
 pub struct App {
     pub installation: Installation,
     pub server: Child,
@@ -19,24 +19,24 @@ pub struct App {
     settings: Vec<(String, String)>,
 }
 
-/// A key as it was made.
+/// A created key.
 pub struct Key {
     pub id: String,
     pub token: String,
 }
 
 impl App {
-    /// One that serves and delivers.
+    /// Starts a server that serves and delivers.
     pub fn start(kind: Kind) -> Self {
         Self::with(kind, "all", &[])
     }
 
-    /// One that delivers only when it is told to by `POST /v1/dispatch`: nothing moves by itself.
+    /// Starts a server that delivers only on `POST /v1/dispatch`.
     pub fn at_rest(kind: Kind) -> Self {
         Self::with(kind, "api", &[])
     }
 
-    /// In that role, with these settings (`API_BURST`) beside the installation's.
+    /// Starts a server in this role, with additional settings (`API_BURST`).
     pub fn with(kind: Kind, role: &str, settings: &[(&str, &str)]) -> Self {
         let installation = Installation::new(kind, Hooks::of(Guarantee::Idempotent));
         let settings: Vec<(String, String)> = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -46,7 +46,7 @@ impl App {
         Self { address: address(&server), first_key, server, installation, settings }
     }
 
-    /// The same database, served by another process in another role; this one is ended.
+    /// Ends the server and starts another one on the same database, in another role.
     pub fn serve_as(&mut self, role: &str) {
         self.server.kill9();
         self.server = spawn(&self.installation, role, &self.settings);
@@ -62,13 +62,13 @@ impl App {
         self.address
     }
 
-    /// Without a key.
-    pub fn nobody(&self) -> Client {
-        Client::new(self.address)
+    /// A client without a key.
+    pub fn nobody(&self) -> HttpClient {
+        HttpClient::new(self.address)
     }
 
-    /// By the first key, which may do everything.
-    pub fn ops(&self) -> Client {
+    /// A client with the first key, which may do everything.
+    pub fn ops(&self) -> HttpClient {
         self.nobody().key(&self.first_key)
     }
 
@@ -85,24 +85,25 @@ impl App {
         Key { id: text(&made, "id"), token: text(&made, "token") }
     }
 
-    /// A client with a new key of that tenant and those scopes.
-    pub fn client(&self, tenant: &str, scopes: &[&str]) -> Client {
+    /// A client with a new key of this tenant with these scopes.
+    pub fn client(&self, tenant: &str, scopes: &[&str]) -> HttpClient {
         self.nobody().key(&self.create_key(tenant, scopes).token)
     }
 
-    /// A provider of every channel that sends nothing, and refuses for good what `refused` names: an event type, or a key.
+    /// Creates a provider for every channel that sends nothing, and rejects what `refused` names: an event type, or a
+    /// key.
     pub fn create_capture(&self, tenant: &str, name: &str, refused: &str) {
         let settings = json!({"fail_on": format!("permanent={refused}")});
         let draft = json!({"name": name, "driver": "capture", "channel": "*", "settings": settings});
         let _ = self.ops().post(&format!("/v1/providers?tenant={tenant}"), &draft).expect(201);
     }
 
-    /// Enqueues something new; returns its id.
-    pub fn enqueue(&self, client: &Client, notification: &Value) -> String {
+    /// Enqueues a new notification and returns its id.
+    pub fn enqueue(&self, client: &HttpClient, notification: &Value) -> String {
         text(&client.post("/v1/notifications", notification).expect(202).json(), "id")
     }
 
-    /// One bounded pass over all that is due.
+    /// Runs one pass over everything that is due.
     pub fn pass(&self) -> Value {
         self.ops().post("/v1/dispatch", &json!({})).expect(200).json()
     }
@@ -126,24 +127,24 @@ fn spawn(installation: &Installation, role: &str, settings: &[(String, String)])
     Child::spawn(command)
 }
 
-/// Where a server listens, as its line about health tells.
+/// The address of a server, from its log line about health.
 pub fn address(server: &Child) -> SocketAddr {
     let line = server.wait_for_line("/healthz");
     line.split("http://").nth(1).unwrap().strip_suffix("/healthz").unwrap().parse().unwrap()
 }
 
-/// The text of a field that must be there.
+/// The text of a required field.
 pub fn text(json: &Value, field: &str) -> String {
     json[field].as_str().unwrap_or_else(|| panic!("{field} is missing: {json}")).to_owned()
 }
 
-/// The rows of a list that must be one.
-pub fn items(answer: Answer) -> Vec<Value> {
+/// The rows of a list.
+pub fn items(answer: HttpResponse) -> Vec<Value> {
     answer.expect(200).json()["items"].as_array().unwrap().clone()
 }
 
-/// Insists on a refusal: its status, its form, and the field it names.
-pub fn refused(answer: Answer, status: u16, field: Option<&str>) -> Value {
+/// Asserts a refusal: its status, its form, and the field that it names.
+pub fn refused(answer: HttpResponse, status: u16, field: Option<&str>) -> Value {
     let answer = answer.expect(status);
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{}", answer.text());
     let problem = answer.json();

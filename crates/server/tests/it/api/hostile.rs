@@ -1,4 +1,4 @@
-//! Bodies that nobody sends by mistake: each is refused clearly, names its field, and costs nobody else anything.
+//! Malicious bodies: each is refused clearly, with its field, and affects no other client.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
-use crate::door::Visitor;
+use crate::door::RawClient;
 
 const PATH: &str = "/v1/notifications";
 
@@ -18,12 +18,12 @@ fn sound() -> Value {
     json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}]})
 }
 
-/// A notification with something else in it, as it is written.
+/// A notification with another value for a field, as raw JSON.
 fn with(field: &str, json: &str) -> Vec<u8> {
     format!(r#"{{"event_type": "a", "recipients": [{{"email": "guest@example.com"}}], "{field}": {json}}}"#).into_bytes()
 }
 
-/// Bodies that cannot be read, the status of each, and the field it is about.
+/// Unreadable bodies, the status of each, and the field that the answer names.
 fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
     let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
     let long = |bytes: usize| format!("{:?}", "x".repeat(bytes));
@@ -70,29 +70,29 @@ fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
     ]
 }
 
-/// Says a head by hand: what the client would not.
+/// Sends a head that the HTTP client would not send.
 fn by_hand(app: &App, token: &str, fields: &str, body: &str) -> String {
     let length = body.len();
     let key = format!("Authorization: Bearer {token}\r\n");
-    Visitor::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
+    RawClient::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
 }
 
 fn is_problem(answer: &str, status: u16, words: &str) -> bool {
     answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("application/problem+json") && answer.contains(words)
 }
 
-/// Chunks without end, until somebody says stop.
+/// Sends chunks without end, until the server answers.
 fn endless_chunks(app: &App, token: &str) -> String {
-    let mut visitor = Visitor::at(app.address());
-    visitor.say(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    let mut raw = RawClient::at(app.address());
+    raw.send(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"));
     let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
-    // Far more than is taken: whoever reads it all never gets to the end.
-    let _ = (0..10_000).try_for_each(|_| visitor.0.write_all(chunk.as_bytes()));
-    visitor.hear()
+    // Far more than the server accepts: a server that reads everything would never answer.
+    let _ = (0..10_000).try_for_each(|_| raw.0.write_all(chunk.as_bytes()));
+    raw.read_response()
 }
 
-/// Posts of somebody else, one after the other, until told to stop: how many.
-fn others(client: &Client, is_over: &AtomicBool) -> usize {
+/// Posts of another client, one after the other, until asked to stop. Returns their number.
+fn others(client: &HttpClient, is_over: &AtomicBool) -> usize {
     let mut posted = 0;
     while !is_over.load(Ordering::Relaxed) || posted == 0 {
         let _ = client.post(PATH, &sound()).expect(202);
@@ -101,7 +101,7 @@ fn others(client: &Client, is_over: &AtomicBool) -> usize {
     posted
 }
 
-/// Does something while somebody else posts; every one of theirs is accepted, and is there.
+/// Runs `attack` while another client posts. Every post of that client must be accepted and stored.
 fn while_others_post(app: &App, attack: impl FnOnce()) {
     let client = app.client("default", &["enqueue"]);
     let (is_over, count) = (AtomicBool::new(false), || app.installation.count("SELECT count(*) FROM postcommit.notification"));
@@ -118,7 +118,7 @@ fn while_others_post(app: &App, attack: impl FnOnce()) {
 }
 
 on_both! {
-    fn hostile_bodies_are_refused_by_name_and_nobody_else_is_hurt(kind) {
+    fn malicious_bodies_are_refused_with_their_field_and_affect_no_other_client(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue"]);
         while_others_post(&app, || {
@@ -140,17 +140,17 @@ on_both! {
         let _ = client.post(PATH, &sound()).expect(202);
     }
 
-    fn slow_giant_and_ambiguous_requests_are_refused_and_nobody_else_is_hurt(kind) {
+    fn slow_giant_and_ambiguous_requests_are_refused_and_affect_no_other_client(kind) {
         let app = App::with(kind, "api", &[("SERVER_BODY_GRACE_MS", "300"), ("SERVER_BODY_BYTES_PER_S", "100000")]);
         let token = app.create_key("default", &["enqueue"]).token;
         let (json_kind, body) = ("Content-Type: application/json\r\n", sound().to_string());
         while_others_post(&app, || {
-            let mut slow = Visitor::at(app.address());
-            slow.say(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 100000\r\n\r\n{{"));
-            assert!(is_problem(&slow.hear(), 408, "too-slow"));
-            let mut giant = Visitor::at(app.address());
-            giant.say(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 4194305\r\n\r\n"));
-            assert!(is_problem(&giant.hear(), 413, "\"limit\":4194304"));
+            let mut slow = RawClient::at(app.address());
+            slow.send(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 100000\r\n\r\n{{"));
+            assert!(is_problem(&slow.read_response(), 408, "too-slow"));
+            let mut giant = RawClient::at(app.address());
+            giant.send(format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{json_kind}Content-Length: 4194305\r\n\r\n"));
+            assert!(is_problem(&giant.read_response(), 413, "\"limit\":4194304"));
             assert!(is_problem(&endless_chunks(&app, &token), 413, "\"limit\":4194304"));
             let twice = by_hand(&app, &token, &format!("{json_kind}Authorization: Bearer {token}\r\n"), &body);
             assert!(is_problem(&twice, 400, "Authorization is given more than once"), "{twice}");
@@ -161,7 +161,7 @@ on_both! {
         });
     }
 
-    fn lists_refuse_limits_cursors_and_names_that_are_none(kind) {
+    fn lists_refuse_invalid_limits_cursors_and_names(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["admin"]);
         for list in ["notifications", "deliveries", "jobs", "keys", "audit", "entities/7/deliveries"] {
@@ -196,7 +196,7 @@ on_both! {
     fn a_cursor_that_was_made_by_hand_is_refused(kind) {
         let app = App::at_rest(kind);
         let by_hand = |json: &str| URL_SAFE_NO_PAD.encode(json);
-        // Read as ours would be, and none of ours: PostgreSQL cannot be asked for a NUL.
+        // Well-formed cursors that the server never issued: PostgreSQL cannot be asked for a NUL.
         for (list, cursor) in [("keys", r#"["2026-01-01T00:00:00Z","a\u0000"]"#), ("tenants", r#""a\u0000""#)] {
             refused(app.ops().get(&format!("/v1/{list}?cursor={}", by_hand(cursor))), 422, Some("cursor"));
             let _ = app.ops().get(&format!("/v1/{list}?cursor={}", by_hand(&cursor.replace(r"\u0000", "")))).expect(200);
@@ -215,7 +215,8 @@ on_both! {
         let alice = app.nobody().key(&token);
         let message = text(&items(alice.get("/v1/inbox/team%2falice"))[0], "id");
         let _ = alice.send("POST", &format!("/v1/inbox/team%2Falice/{message}/read"), None).expect(200);
-        // An encoded slash is none: this is nobody's inbox but that user's, and elsewhere it is refused.
+        // An encoded slash does not separate path segments: this is the inbox of that user only, and other paths are
+        // refused.
         refused(alice.get("/v1/inbox/team"), 403, None);
         refused(alice.get("/v1/inbox/team/alice"), 404, None);
         for path in ["/v1/inbox/a%2F..%2Fb", "/v1/notifications%2F", "/v1/providers/a%2Fb"] {

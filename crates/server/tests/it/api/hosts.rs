@@ -1,4 +1,4 @@
-//! Hosts of a lane that are held or paused: seen by whoever looks, wherever they look; opened one by one. On both databases.
+//! Held and paused hosts of a lane: shown everywhere, and opened one by one. On both databases.
 
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::app::{App, refused, text};
 use crate::installation::wait_until;
 
-/// One that answers by path: `/held` asks to wait for a day, `/paused` refuses our credentials.
+/// A receiver that answers by path: `/held` asks to wait for a day, `/paused` refuses our credentials.
 fn receiver() -> HttpServer {
     HttpServer::start(|request| match request.path.as_str() {
         "/held" => Reply::status(429).with_header("Retry-After", "86400"),
@@ -15,7 +15,7 @@ fn receiver() -> HttpServer {
     })
 }
 
-/// What doctor finds; it ends with 1 where there is a problem.
+/// The findings of doctor, which exits with 1 when there is a problem.
 fn doctor(app: &App) -> Value {
     let output = app.installation.command(&["doctor", "-o", "json"]).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap()
@@ -63,7 +63,7 @@ on_both! {
         assert_eq!(finding(&doctor, "host", &held)["result"], "warning");
         assert!(text(finding(&doctor, "host", &held), "detail").contains(&format!("providers resume hooks --host {held}")));
 
-        // One of them, then all.
+        // First one of them, then all.
         let resume = |body: Value| client.post("/v1/providers/hooks/resume", &body);
         assert_eq!(resume(json!({"host": paused})).expect(200).json()["hosts"].as_array().unwrap().len(), 1);
         wait_until("what waited for it is sent", || server.requests().iter().any(|request| request.path == "/fine"));

@@ -1,11 +1,11 @@
-//! B12, C16: many at once, in and out.
+//! B12, C16: batches of many notifications, and long lists.
 
 use std::collections::BTreeSet;
 
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
-use crate::door::Visitor;
+use crate::door::RawClient;
 
 use super::app::{App, items, refused, text};
 
@@ -13,8 +13,8 @@ fn mail(event: &str) -> Value {
     json!({"event_type": event, "recipients": [{"email": "guest@example.com"}]})
 }
 
-/// Every row of a list, a page at a time.
-fn walked(client: &Client, path: &str) -> Vec<Value> {
+/// Every row of a list, read page by page.
+fn walked(client: &HttpClient, path: &str) -> Vec<Value> {
     let (mut rows, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = client.get(&format!("{path}{cursor}")).expect(200).json();
@@ -30,7 +30,7 @@ fn ids(rows: &[Value]) -> Vec<String> {
     rows.iter().map(|row| text(row, "id")).collect()
 }
 
-/// Two tenants with ten sent, ten parked and ten scheduled each.
+/// Two tenants, each with ten sent, ten parked and ten scheduled notifications.
 fn two_tenants(app: &App) {
     for tenant in ["north", "south"] {
         app.create_tenant(tenant);
@@ -45,7 +45,7 @@ fn two_tenants(app: &App) {
 }
 
 on_both! {
-    fn b12_a_thousand_at_once_good_and_bad_each_for_itself(kind) {
+    fn b12_a_batch_of_a_thousand_accepts_or_refuses_each_one_separately(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue"]);
         let item = |n: usize| {
@@ -78,24 +78,24 @@ on_both! {
             }
         }
         assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 600);
-        // Once more changes nothing.
+        // The same batch again changes nothing.
         let again = client.post("/v1/notifications/batch", &batch).expect(200).json();
         assert_eq!((&again["accepted"], &again["duplicates"], &again["refused"]), (&json!(0), &json!(700), &json!(300)));
     }
 
-    fn b12_a_batch_whose_client_hung_up_before_it_was_begun_is_left_alone(kind) {
+    fn b12_a_batch_whose_client_closed_the_connection_early_is_not_begun(kind) {
         let app = App::with(kind, "api", &[("LOG_LEVEL", "debug")]);
         let token = app.create_key("default", &["enqueue"]).token;
         let one = json!({"event_type": "a", "recipients": [{"provider": "hooks", "address": "https://example.com/"}]});
         let batch = json!({"notifications": vec![one; 500]}).to_string();
-        // Everything is said, and the client gone, before the server can read a word.
+        // The client has sent everything and closed the connection before the server can read a byte.
         app.server.signal("STOP");
-        let mut visitor = Visitor::at(app.address());
-        visitor.say(format!(
+        let mut raw = RawClient::at(app.address());
+        raw.send(format!(
             "POST /v1/notifications/batch HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{batch}",
             batch.len()
         ));
-        drop(visitor);
+        drop(raw);
         app.server.signal("CONT");
         app.server.wait_for_line("/v1/notifications/batch");
         assert_eq!(app.installation.count("SELECT count(*) FROM postcommit.notification"), 0);
@@ -125,7 +125,7 @@ on_both! {
             assert!(older.iter().all(|row| text(row, "created_at") < middle) && newer.iter().all(|row| text(row, "created_at") >= middle));
             assert_eq!(list(&format!("&to={before}")).len(), 0);
         }
-        // Whoever is not of operations sees their own.
+        // A key without `ops` sees its own tenant.
         let north = app.client("north", &["read"]);
         assert!(walked(&north, "/v1/notifications?limit=7").iter().all(|row| row["tenant"] == "north"));
         assert_eq!(walked(&north, "/v1/deliveries?limit=7").len(), 30);
@@ -141,7 +141,7 @@ on_both! {
         loop {
             let page = client.get(&path).expect(200).json();
             seen.extend(ids(page["items"].as_array().unwrap()));
-            // Newer ones stand before the first page.
+            // Newer rows appear before the first page.
             app.enqueue(&client, &mail("b"));
             let Some(next) = page["next"].as_str() else { break };
             path = format!("/v1/notifications?limit=3&cursor={next}");

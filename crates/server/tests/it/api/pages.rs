@@ -1,4 +1,4 @@
-//! Signing in by a real browser: what it sends of itself is not what a client of ours would.
+//! Signing in with a real browser, which sends other headers than the HTTP client of the tests.
 
 use postcommit_testkit::Browser;
 
@@ -28,7 +28,7 @@ on_both! {
         says("Signed in as");
         browser.run("document.querySelector('button').click()");
         says("Nobody is signed in here");
-        // Once: who opens it again is told so, by a page.
+        // The link works once. Opened again, a page says so.
         browser.open(&link);
         browser.run("document.querySelector('button').click()");
         says("was used or is too old");

@@ -1,6 +1,6 @@
-//! B7, B9: what nobody could deliver, and what is done about it; and passes that are asked for.
+//! B7, B9: parked deliveries and what operators do about them; and passes on request.
 
-use postcommit_testkit::{Client, HttpServer, Reply};
+use postcommit_testkit::{HttpClient, HttpServer, Reply};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::app::{App, items, refused, text};
 use crate::installation::wait_until;
 
-/// A receiver that refuses for good until it is told not to.
-struct Moody {
+/// A receiver that rejects everything until it is told to accept.
+struct SwitchableReceiver {
     server: HttpServer,
     is_kind: Arc<AtomicBool>,
 }
 
-impl Moody {
+impl SwitchableReceiver {
     fn start() -> Self {
         let is_kind = Arc::new(AtomicBool::new(false));
         let mood = is_kind.clone();
         Self { server: HttpServer::start(move |_| Reply::status(if mood.load(Ordering::SeqCst) { 200 } else { 422 })), is_kind }
     }
 
-    fn be_kind(&self) {
+    fn accept_from_now_on(&self) {
         self.is_kind.store(true, Ordering::SeqCst);
     }
 }
 
-/// So many parked deliveries: their ids, oldest first.
-fn park(app: &App, client: &Client, receiver: &Moody, event: &str, count: usize) -> Vec<String> {
+/// Parks `count` deliveries. Returns their ids, oldest first.
+fn park(app: &App, client: &HttpClient, receiver: &SwitchableReceiver, event: &str, count: usize) -> Vec<String> {
     let one = json!({"event_type": event, "recipients": [{"webhook": receiver.server.url("/")}]});
     let batch = client.post("/v1/notifications/batch", &json!({"notifications": vec![one; count]})).expect(200).json();
     assert_eq!(batch["accepted"], count);
@@ -41,9 +41,9 @@ fn states(app: &App, deliveries: &[String]) -> Vec<String> {
 }
 
 on_both! {
-    fn b7_parked_is_listed_looked_into_retried_and_discarded(kind) {
+    fn b7_parked_deliveries_are_listed_shown_retried_and_discarded(kind) {
         let app = App::at_rest(kind);
-        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), SwitchableReceiver::start());
         let all = park(&app, &client, &receiver, "refused", 6);
         let listed = items(client.get("/v1/deliveries?state=parked"));
         assert_eq!(listed.len(), 6);
@@ -52,7 +52,7 @@ on_both! {
         assert_eq!(items(client.get("/v1/deliveries?state=parked&error_code=http_422&event_type=refused")).len(), 6);
         let one = client.get(&format!("/v1/deliveries/{}", all[0])).expect(200).json();
         assert_eq!((one["attempt_log"].as_array().unwrap().len(), &one["attempt_log"][0]["outcome"]), (1, &json!("rejected")));
-        receiver.be_kind();
+        receiver.accept_from_now_on();
         let act = |id: &str, act: &str| client.post(&format!("/v1/deliveries/{id}/{act}"), &json!({}));
         assert_eq!(act(&all[0], "retry").expect(200).json()["state"], "pending");
         assert_eq!(act(&all[1], "discard").expect(200).json()["state"], "discarded");
@@ -71,11 +71,11 @@ on_both! {
         }
     }
 
-    fn b7_many_by_filter_are_a_job_that_tells_how_far_it_is(kind) {
+    fn b7_an_action_by_filter_is_a_job_that_reports_its_progress(kind) {
         let mut app = App::at_rest(kind);
-        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), SwitchableReceiver::start());
         let (these, others) = (park(&app, &client, &receiver, "these", 40), park(&app, &client, &receiver, "others", 2));
-        receiver.be_kind();
+        receiver.accept_from_now_on();
         let job = client.post("/v1/deliveries/retry", &json!({"filter": {"event_type": "these", "state": "parked", "unclear": false, "attempts": 1}})).expect(202).json();
         assert_eq!((&job["tenant"], &job["filter"]), (&json!("default"), &json!({"event_type": "these", "unclear": false, "attempts": 1})));
         assert_eq!(items(client.get("/v1/deliveries?unclear=false")).len(), 42);
@@ -88,7 +88,7 @@ on_both! {
         assert_eq!(refused(client.post(&cancel, &json!({})), 409, None)["type"], "urn:postcommit:problem:state-conflict");
         let listed: Vec<Value> = items(client.get("/v1/jobs")).iter().map(|job| job["state"].clone()).collect();
         assert_eq!(listed, ["cancelled", "queued"]);
-        // A worker does it.
+        // A worker runs the job.
         app.serve_as("all");
         let client = client_again(&app);
         let now = || client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json();
@@ -98,9 +98,9 @@ on_both! {
         assert_eq!(states(&app, &others), ["parked", "parked"], "the cancelled job did nothing");
     }
 
-    fn b7_all_that_is_parked_is_asked_for_by_name_and_can_be_counted_first(kind) {
+    fn b7_an_action_on_everything_parked_must_say_so_and_can_be_counted_first(kind) {
         let app = App::at_rest(kind);
-        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), SwitchableReceiver::start());
         let all = park(&app, &client, &receiver, "refused", 3);
         for act in ["retry", "discard"] {
             let path = format!("/v1/deliveries/{act}");
@@ -139,11 +139,11 @@ on_both! {
         }
     }
 
-    fn b9_a_pass_takes_jobs_further_too(kind) {
+    fn b9_a_pass_also_runs_jobs(kind) {
         let app = App::at_rest(kind);
-        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), Moody::start());
+        let (client, receiver) = (app.client("default", &["enqueue", "operate"]), SwitchableReceiver::start());
         let parked = park(&app, &client, &receiver, "refused", 3);
-        receiver.be_kind();
+        receiver.accept_from_now_on();
         let job = client.post("/v1/deliveries/retry", &json!({"filter": {"state": "parked"}})).expect(202).json();
         app.pass();
         assert_eq!(client.get(&format!("/v1/jobs/{}", text(&job, "id"))).expect(200).json()["state"], "done");
@@ -151,7 +151,7 @@ on_both! {
     }
 }
 
-/// The server is another, and so is the client.
-fn client_again(app: &App) -> Client {
+/// A client of the restarted server.
+fn client_again(app: &App) -> HttpClient {
     app.client("default", &["operate"])
 }

@@ -9,8 +9,8 @@ fn by(provider: &str, address: &str) -> Value {
     json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"provider": provider, "address": address}]})
 }
 
-/// Does it for each on a thread of its own, all at once; returns the answers in order.
-fn at_once<T: Send, A: Send>(all: impl IntoIterator<Item = T>, act: impl Fn(T) -> A + Sync) -> Vec<A> {
+/// Runs `act` for each item on a thread of its own, concurrently. Returns the results in order.
+fn concurrently<T: Send, A: Send>(all: impl IntoIterator<Item = T>, act: impl Fn(T) -> A + Sync) -> Vec<A> {
     let act = &act;
     std::thread::scope(|scope| {
         let begun: Vec<_> = all.into_iter().map(|one| scope.spawn(move || act(one))).collect();
@@ -18,7 +18,7 @@ fn at_once<T: Send, A: Send>(all: impl IntoIterator<Item = T>, act: impl Fn(T) -
     })
 }
 
-/// A number as the databases may give it back.
+/// A number in the form that both databases return.
 fn float(value: &Value) -> Value {
     value.as_f64().map_or_else(|| value.clone(), Value::from)
 }
@@ -38,12 +38,12 @@ on_both! {
         assert!(text(&problem, "detail").contains("\"desk\" is disabled"), "{problem}");
         assert_eq!(enable(true)["enabled"], true);
         let _ = enqueue("desk").expect(202);
-        // Another tenant's is not known.
+        // A provider of another tenant is unknown.
         app.create_tenant("north");
         refused(app.client("north", &["enqueue"]).post("/v1/notifications", &by("desk", "x")), 422, Some("recipients[1].provider"));
     }
 
-    fn d1_of_many_who_make_the_same_provider_at_once_one_does(kind) {
+    fn d1_of_concurrent_creations_of_the_same_provider_one_succeeds(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
         let make = || client.post("/v1/providers", &json!({"name": "desk", "driver": "capture"})).status;
@@ -55,7 +55,7 @@ on_both! {
         assert_eq!(answers, [[201].as_slice(), &[409; 7]].concat());
     }
 
-    fn d1_of_many_changes_of_one_provider_at_once_none_is_lost(kind) {
+    fn d1_of_concurrent_changes_of_one_provider_none_is_lost(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
         let fields = |round: u32| [
@@ -65,7 +65,7 @@ on_both! {
             json!({"enabled": round % 2 == 1}), json!({"secrets": {"secret": format!("whsec_{}", "QUJD".repeat(10 + round as usize))}}),
         ];
         for round in 0..5 {
-            at_once(fields(round), |change| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes())).expect(200));
+            concurrently(fields(round), |change| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes())).expect(200));
         }
         let seen = client.get("/v1/providers/hooks").expect(200).json();
         for change in fields(4) {
@@ -82,27 +82,27 @@ on_both! {
         assert_eq!(entries.len(), 50);
     }
 
-    fn d1_two_on_the_command_line_at_once_keep_what_the_other_changes(kind) {
+    fn d1_concurrent_changes_on_the_command_line_keep_each_other(kind) {
         let app = App::at_rest(kind);
         let update = |given: [&'static str; 2]| app.installation.run(&["providers", "update", "hooks", given[0], given[1]]);
-        at_once([["--concurrency", "7"], ["--timeout-ms", "777"], ["--rate-per-s", "17"], ["--policy", "marketplace"]], update);
+        concurrently([["--concurrency", "7"], ["--timeout-ms", "777"], ["--rate-per-s", "17"], ["--policy", "marketplace"]], update);
         let seen = app.ops().get("/v1/providers/hooks").expect(200).json();
         assert_eq!((&seen["concurrency"], &seen["timeout_ms"], &seen["rate_per_s"], &seen["policy"]["name"]), (&json!(7), &json!(777), &json!(17.0), &json!("marketplace")));
         assert_eq!(update(["--concurrency", "7"]), "provider hooks is so already\n");
     }
 
-    fn d1_a_change_may_be_meant_for_one_revision(kind) {
+    fn d1_a_change_may_require_a_revision(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
         let change = |change: &Value| client.send("PATCH", "/v1/providers/hooks", Some(change.to_string().as_bytes()));
-        let answers: Vec<u16> = at_once(10..20, |n| change(&json!({"revision": 1, "concurrency": n})).status);
+        let answers: Vec<u16> = concurrently(10..20, |n| change(&json!({"revision": 1, "concurrency": n})).status);
         assert_eq!((answers.iter().filter(|status| **status == 200).count(), answers.iter().filter(|status| **status == 409).count()), (1, 9), "{answers:?}");
         let problem = refused(change(&json!({"revision": 1, "concurrency": 5})), 409, Some("revision"));
         assert!(text(&problem, "detail").contains("has revision 2 by now, not 1"), "{problem}");
         assert_eq!(change(&json!({"revision": 2, "concurrency": 5})).expect(200).json()["revision"], 3);
     }
 
-    fn d1_of_many_defaults_at_once_the_last_one_remains(kind) {
+    fn d1_of_concurrent_new_defaults_the_last_one_remains(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
         let draft = |name: &str, is_default: Value| json!({"name": name, "driver": "capture", "channel": "sms", "is_default": is_default});
@@ -110,19 +110,19 @@ on_both! {
             let all = items(client.get("/v1/providers"));
             all.iter().filter(|one| one["channel"] == "sms" && one["is_default"] == true).map(|one| text(one, "name")).collect::<Vec<_>>()
         };
-        // Who does not ask for it has it where there is none, and takes it from nobody.
-        at_once(0..20, |n| client.post("/v1/providers", &draft(&format!("p{n}"), Value::Null)).expect(201));
+        // A provider that does not ask to be the default becomes it only where there is none.
+        concurrently(0..20, |n| client.post("/v1/providers", &draft(&format!("p{n}"), Value::Null)).expect(201));
         let first = defaults();
         assert_eq!(first.len(), 1);
         let told = items(app.ops().get("/v1/audit?action=provider.create&limit=200"));
         let told: Vec<_> = told.iter().filter(|entry| entry["details"]["channel"] == "sms" && entry["details"]["is_default"] == true).map(|entry| text(entry, "subject")).collect();
         assert_eq!(told, first);
-        at_once(0..50, |n| match n {
+        concurrently(0..50, |n| match n {
             0..20 => client.send("PATCH", &format!("/v1/providers/p{n}"), Some(br#"{"is_default": true}"#)).expect(200),
             _ => client.post("/v1/providers", &draft(&format!("p{n}"), json!(true))).expect(201),
         });
         assert_eq!(defaults().len(), 1);
-        at_once(0..20, |n| client.send("PATCH", "/v1/providers/p0", Some(json!({"is_default": n % 2 == 0}).to_string().as_bytes())).expect(200));
+        concurrently(0..20, |n| client.send("PATCH", "/v1/providers/p0", Some(json!({"is_default": n % 2 == 0}).to_string().as_bytes())).expect(200));
         assert!(defaults().len() <= 1);
     }
 
@@ -130,8 +130,8 @@ on_both! {
         let app = App::at_rest(kind);
         let client = app.client("default", &["edit"]);
         let make = |n: usize| client.post("/v1/providers", &json!({"name": format!("p{n}"), "driver": "capture"}));
-        // One is there.
-        let refusals: Vec<_> = (0..21).flat_map(|some| at_once(some * 10..some * 10 + 10, make)).filter(|answer| answer.status != 201).collect();
+        // One provider exists already.
+        let refusals: Vec<_> = (0..21).flat_map(|some| concurrently(some * 10..some * 10 + 10, make)).filter(|answer| answer.status != 201).collect();
         assert_eq!(refusals.len(), 210 - 199);
         for refusal in refusals {
             assert!(text(&refused(refusal, 409, Some("name")), "detail").contains("200 providers, which is the most"));
@@ -153,7 +153,7 @@ on_both! {
         assert_eq!(entry["details"], json!({
             "concurrency": {"from": 32, "to": 7}, "rate_per_s": {"from": null, "to": 2.5}, "enabled": {"from": true, "to": false}, "settings": ["headers", "url"], "secrets": ["secret"],
         }));
-        // What is so already is no change: no revision, no entry.
+        // A change to the current values is no change: no new revision, no entry.
         for same in [json!({}), json!({"concurrency": 7, "enabled": false}), json!({"settings": settings}), json!({"secrets": {"secret": secret}})] {
             assert_eq!(change(same.clone())["revision"], before["revision"], "{same}");
         }
@@ -172,7 +172,7 @@ on_both! {
             assert_eq!((&tried["outcome"], &tried["code"]), (&json!(outcome), &json!(code)), "{tried}");
             assert!(!text(&tried, "detail").is_empty());
         }
-        // What it records is for who tries, not for the log.
+        // What the provider records is shown in the trial's answer, not in the log.
         let _ = client.post("/v1/providers", &json!({"name": "good", "driver": "capture"})).expect(201);
         let tried = client.post("/v1/providers/good/test", &json!({"address": "guest@example.com"})).expect(200).json();
         assert!(text(&tried, "excerpt").contains("guest@example.com"), "{tried}");
@@ -216,7 +216,7 @@ on_both! {
             assert!(!["u64", "relative URL", " column "].iter().any(|words| detail.contains(words)), "a library's words: {detail}");
         }
         refused(client.send("PATCH", "/v1/providers/partner", Some(br#"{"settings": {"journal": "/tmp/any"}}"#)), 422, Some("settings.journal"));
-        // A webhook that brings no secret is given one, which is shown once.
+        // A webhook without a secret gets a generated one, which is shown once.
         let made = client.post("/v1/providers", &json!({"name": "own", "driver": "webhook"})).expect(201).json();
         assert!(text(&made, "signing_secret").starts_with("whsec_"), "{made}");
         let changed = client.send("PATCH", "/v1/providers/own", Some(br#"{"concurrency": 7}"#)).expect(200).json();

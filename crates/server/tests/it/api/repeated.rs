@@ -1,28 +1,28 @@
-//! A key stands for one notification, however often it is sent, whatever happens to the server meanwhile.
+//! A key stands for one notification, however often it is sent, whatever happens to the server in between.
 
 use std::net::SocketAddr;
 use std::sync::{Barrier, RwLock};
 use std::thread;
 use std::time::Instant;
 
-use postcommit_testkit::{Answer, Child, Client};
+use postcommit_testkit::{Child, HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, address, refused, text};
 use crate::installation::{GUARD, Installation};
 
-/// Who sends the same at once.
+/// Callers that send the same request concurrently.
 const CALLERS: usize = 50;
 
 fn booking(key: &str) -> Value {
     json!({"event_type": "booking.confirmed", "idempotency_key": key, "recipients": [{"email": "guest@example.com"}], "payload": {"booking": 7}})
 }
 
-/// Sends until somebody answers: wherever the server is by then.
-fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> Answer {
+/// Sends until a server answers, at its current address.
+fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> HttpResponse {
     let deadline = Instant::now() + GUARD;
     loop {
-        let client = Client::new(*place.read().unwrap()).key(token);
+        let client = HttpClient::new(*place.read().unwrap()).key(token);
         match client.try_send("POST", "/v1/notifications", Some(body.as_bytes())) {
             Ok(answer) if answer.status != 503 => return answer,
             unanswered => assert!(Instant::now() < deadline, "{unanswered:?}"),
@@ -31,8 +31,8 @@ fn insist(place: &RwLock<SocketAddr>, token: &str, body: &str) -> Answer {
     }
 }
 
-/// All callers at once against a server that ends itself as told; another takes its place when it has.
-fn answers_across_a_crash(installation: &Installation, token: &str, crash: &str, body: &str) -> Vec<Answer> {
+/// All callers concurrently against a server that crashes at a crash point. Another server replaces it.
+fn answers_across_a_crash(installation: &Installation, token: &str, crash: &str, body: &str) -> Vec<HttpResponse> {
     let doomed = installation.doomed(&["serve", "--role", "api"], crash);
     let place = RwLock::new(address(&doomed));
     let together = Barrier::new(CALLERS);
@@ -53,7 +53,7 @@ on_both! {
     fn a5_fifty_posts_of_one_key_over_a_kill_are_one_notification(kind) {
         let app = App::at_rest(kind);
         let token = app.create_key("default", &["enqueue"]).token;
-        // Before anything is written; with it committed, but nobody told; and with some told, but not all.
+        // Before anything is written; committed, but not answered; and with only some requests answered.
         for crash in ["enqueue.before:1:kill", "enqueue.after_commit:1:kill", "enqueue.before:2:kill", "enqueue.after_commit:2:kill"] {
             let answers = answers_across_a_crash(&app.installation, &token, crash, &booking(crash).to_string());
             let ids: Vec<String> = answers.iter().map(|answer| text(&answer.json(), "id")).collect();
@@ -96,7 +96,7 @@ on_both! {
         refused(by_header.post("/v1/notifications", &booking("another")), 422, Some("idempotency_key"));
         refused(client.clone().with("Idempotency-Key", &"k".repeat(256)).post("/v1/notifications", &bare), 422, Some("idempotency_key"));
         refused(by_header.with("Idempotency-Key", "k").post("/v1/notifications", &bare), 422, Some("Idempotency-Key"));
-        // Without a key nothing is a repetition.
+        // Without a key no request is recognised as a repetition.
         assert_ne!(app.enqueue(&client, &bare), app.enqueue(&client, &bare));
     }
 
@@ -114,7 +114,7 @@ on_both! {
             let story = client.get(&format!("/v1/notifications/{own}")).expect(200).json();
             assert_eq!((&story["tenant"], &story["idempotency_key"]), (&json!(tenant), &json!("k")));
         }
-        // Whose it is may be said, but not another's.
+        // A request may name the key's tenant, but no other.
         let said = |tenant: &str| json!({"event_type": "a", "tenant": tenant, "recipients": [{"email": "guest@example.com"}]});
         app.enqueue(&north, &said("north"));
         refused(north.post("/v1/notifications", &said("south")), 403, Some("tenant"));

@@ -1,4 +1,4 @@
-//! Sending once more by hand.
+//! Resending by hand.
 
 use std::collections::HashSet;
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::app::{App, items, refused, text};
 use crate::installation::wait_until;
 
-/// A booking's confirmation to a web hook and to a user's inbox. The number has more digits than a float.
+/// A booking confirmation to a webhook and to a user's inbox. The number has more digits than a float.
 fn confirmed(receiver: &HttpServer, entity: &str) -> Value {
     json!({"event_type": "booking.confirmed", "entity": entity, "title": "Confirmed", "payload": {"bookingId": 9_007_199_254_740_993_u64},
         "source": {"site": "north"}, "recipients": [{"webhook": receiver.url("/x")}, {"user": "u-7"}]})
 }
 
 on_both! {
-    fn c11_what_was_sent_is_sent_once_more_beside_the_first(kind) {
+    fn c11_a_resend_is_a_new_notification_beside_the_first(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
         let key = app.create_key("default", &["enqueue", "operate"]);
@@ -47,7 +47,7 @@ on_both! {
         assert_eq!(of, HashSet::from([first, again]));
     }
 
-    fn c3_every_resend_is_a_new_send_but_not_the_same_request(kind) {
+    fn c3_every_resend_is_a_new_send_unless_the_request_id_is_the_same(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
         let client = app.client("default", &["enqueue", "operate"]);
@@ -58,7 +58,7 @@ on_both! {
         let wish = |request: &str| json!({"channel": "webhook", "event_type": "booking.confirmed", "request_id": request});
         let one = client.post(&path, &wish("r-1")).expect(202).json();
         app.wait_for_state(&text(&one, "id"), "sent");
-        // By now the copy is the newest that went over the channel.
+        // Now the copy is the newest notification on this channel.
         let repeated = client.post(&path, &wish("r-1")).expect(200).json();
         assert_eq!(repeated, json!({"id": one["id"], "duplicate": true}));
         let two = client.post(&path, &wish("r-2")).expect(202).json();
@@ -69,7 +69,7 @@ on_both! {
 
         let reminder = json!({"event_type": "booking.reminder", "entity": entity, "recipients": [{"webhook": receiver.url("/x")}]});
         app.wait_for_state(&app.enqueue(&client, &reminder), "sent");
-        // Whoever lost their answer gets it again, whatever came in between.
+        // A client that lost its answer gets it again, whatever happened in between.
         assert_eq!(client.post(&path, &json!({"channel": "webhook", "request_id": "r-1"})).expect(200).json()["id"], one["id"]);
         let _ = app.ops().send("PATCH", "/v1/providers/hooks", Some(br#"{"enabled": false}"#)).expect(200);
         assert_eq!(client.post(&path, &wish("r-1")).expect(200).json()["id"], one["id"]);
@@ -77,7 +77,7 @@ on_both! {
         assert_eq!(refused(client.post(&path, &other), 409, Some("request_id"))["type"], "urn:postcommit:problem:key-conflict");
     }
 
-    fn c11_a_resend_that_cannot_be_says_why(kind) {
+    fn c11_a_refused_resend_says_why(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
         let client = app.client("default", &["enqueue", "operate"]);
@@ -100,7 +100,7 @@ on_both! {
         assert_eq!(receiver.requests().len(), 1);
     }
 
-    fn c11_what_never_went_out_is_not_sent_once_more(kind) {
+    fn c11_a_notification_that_was_never_sent_is_not_resent(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|request| Reply::status(if request.path == "/gone" { 410 } else { 200 }));
         let client = app.client("default", &["enqueue", "operate"]);

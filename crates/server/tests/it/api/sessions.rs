@@ -1,27 +1,27 @@
-//! People who sign in with a link: what their browser is given, and what another site can make it do.
+//! Signing in with a link: what the browser is given, and what another site can make it do.
 
-use postcommit_testkit::{Answer, Client};
+use postcommit_testkit::{HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
 use crate::installation::Kind;
 
-/// The link that a server prints when it starts: its token.
+/// The token of the link that a server prints when it starts.
 pub fn link(app: &App) -> String {
     let line = app.server.wait_for_line("/login?token=");
     line.split("token=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
 }
 
-pub fn sign_in(client: &Client, token: &str) -> Answer {
+pub fn sign_in(client: &HttpClient, token: &str) -> HttpResponse {
     client.send_as("application/x-www-form-urlencoded", "POST", "/login", format!("token={token}").as_bytes())
 }
 
-/// The browser of somebody who signed in, and what a page of ours sends along.
-fn signed_in(app: &App) -> (Client, String) {
+/// The browser of a person who signed in, and the token that our pages send along.
+fn signed_in(app: &App) -> (HttpClient, String) {
     session_of(app, &link(app))
 }
 
-fn session_of(app: &App, link: &str) -> (Client, String) {
+fn session_of(app: &App, link: &str) -> (HttpClient, String) {
     let answer = sign_in(&app.nobody(), link).expect(303);
     let cookie = answer.header("set-cookie").unwrap().to_owned();
     for part in ["__Host-postcommit=", "; Path=/", "; Secure", "; HttpOnly", "; SameSite=Strict"] {
@@ -52,7 +52,7 @@ on_both! {
         let app = App::at_rest(kind);
         let (browser, csrf) = signed_in(&app);
         let (_, others) = another_session(&app);
-        let form = |client: &Client, body: &str| client.send_as("application/x-www-form-urlencoded", "POST", "/v1/dispatch", body.as_bytes());
+        let form = |client: &HttpClient, body: &str| client.send_as("application/x-www-form-urlencoded", "POST", "/v1/dispatch", body.as_bytes());
         let header = |token: &str| browser.clone().with("X-CSRF-Token", token);
         for refusal in [
             form(&browser, ""),
@@ -77,17 +77,17 @@ on_both! {
         let _ = form(&app.ops(), "").expect(200);
     }
 
-    fn a_link_signs_in_once_and_the_session_ends_when_told(kind) {
+    fn a_link_signs_in_once_and_the_session_ends_on_sign_out(kind) {
         let app = App::at_rest(kind);
         let token = link(&app);
-        // Looking at the link does not use it up: mail scanners do.
+        // Opening the link does not use it up, because mail scanners open links.
         for _ in 0..2 {
             let page = app.nobody().get(&format!("/login?token={token}")).expect(200);
             assert!(page.text().contains(&format!("value=\"{token}\"")) && page.header("content-type").unwrap().starts_with("text/html"));
         }
         let page = app.nobody().get("/login?token=%22%3E%3Cscript%3Ealert(1)%3C/script%3E").expect(200).text();
         assert!(!page.contains("<script>") && !page.contains("alert(1)"), "{page}");
-        // A browser hides where a form comes from if the page told it so: ours must not.
+        // A page may tell the browser not to send the origin of a form. Ours must not.
         assert_eq!(app.nobody().get("/login").expect(200).header("referrer-policy"), Some("same-origin"));
         for foreign in ["https://evil.example", "null"] {
             refused_by_page(sign_in(&app.nobody().with("Origin", foreign), &token), 403, "sent by another site");
@@ -108,10 +108,10 @@ on_both! {
         assert!(["session.begin", "session.end", "login_link.create"].iter().all(|action| actions.iter().any(|said| said == action)), "{actions:?}");
     }
 
-    fn whoever_is_signed_in_may_look_while_the_database_takes_no_writes(kind) {
+    fn a_session_may_read_while_the_database_accepts_no_writes(kind) {
         let app = App::at_rest(kind);
         let (browser, _) = signed_in(&app);
-        // Long enough ago that the next request would renew it, and then nothing can be written.
+        // Old enough for a renewal with the next request. Then the database becomes read-only.
         let _ = app.installation.rows(match kind {
             Kind::Postgres => "UPDATE postcommit.session SET last_seen_at = last_seen_at - interval '1 hour'",
             Kind::Sqlite => "UPDATE postcommit.session SET last_seen_at = last_seen_at - 3600000000",
@@ -119,16 +119,19 @@ on_both! {
         let bar = match kind {
             Kind::Postgres => vec![
                 "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$",
-                "CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session FOR EACH ROW EXECUTE FUNCTION full_disk()",
+                "CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session \
+                    FOR EACH ROW \
+                    EXECUTE FUNCTION full_disk()",
             ],
-            Kind::Sqlite => vec!["CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"],
+            Kind::Sqlite => vec!["CREATE TRIGGER full_disk BEFORE UPDATE ON postcommit.session BEGIN \
+                SELECT RAISE(ABORT, 'database or disk is full'); END"],
         };
         bar.into_iter().for_each(|sql| drop(app.installation.rows(sql)));
         let _ = browser.get("/v1/notifications").expect(200);
         app.server.wait_for_line("a session could not be renewed");
     }
 
-    fn whoever_chose_a_tenant_signs_out_all_the_same(kind) {
+    fn a_session_with_a_chosen_tenant_can_sign_out(kind) {
         let app = App::at_rest(kind);
         app.create_tenant("north");
         let (browser, csrf) = signed_in(&app);
@@ -142,7 +145,7 @@ on_both! {
     fn another_site_cannot_change_anything_with_a_cookie(kind) {
         let app = App::at_rest(kind);
         let (browser, csrf) = signed_in(&app);
-        let change = |client: &Client, name: &str| client.post("/v1/tenants", &json!({"name": name}));
+        let change = |client: &HttpClient, name: &str| client.post("/v1/tenants", &json!({"name": name}));
         refused(change(&browser, "a"), 403, None);
         refused(change(&browser.clone().with("X-CSRF-Token", "nonsense"), "a"), 403, None);
         let ours = browser.with("X-CSRF-Token", &csrf);
@@ -152,12 +155,12 @@ on_both! {
         let own = format!("http://{}", app.address());
         let _ = change(&ours.clone().with("Origin", &own), "a").expect(201);
         let _ = change(&ours, "b").expect(201);
-        // A cookie that is none of ours is nobody; a key needs no token.
+        // An unknown cookie is not signed in. A key needs no CSRF token.
         refused(change(&app.nobody().with("Cookie", "__Host-postcommit=nonsense").with("X-CSRF-Token", &csrf), "c"), 401, None);
         let _ = change(&app.ops(), "c").expect(201);
         let names: Vec<Value> = items(app.ops().get("/v1/tenants")).iter().map(|tenant| tenant["name"].clone()).collect();
         assert_eq!(names, ["a", "b", "c", "default"]);
-        // A page's address never says who is signed in.
+        // With a key, the answer has no CSRF token.
         assert!(app.ops().get("/v1/session").expect(200).json().get("csrf_token").is_none());
     }
 }

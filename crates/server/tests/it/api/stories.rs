@@ -1,22 +1,22 @@
-//! What became of a notification, as its sender reads it.
+//! The history of a notification, as its sender reads it.
 
 use postcommit_testkit::{HttpServer, Reply};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
 
-/// To that path of the receiver.
+/// A notification to this path of the receiver.
 fn hook(receiver: &HttpServer, path: &str) -> Value {
     json!({"event_type": "booking.confirmed", "recipients": [{"webhook": receiver.url(path)}]})
 }
 
-/// A time as the contract has it: UTC.
+/// Whether a time is in UTC, as the contract says.
 fn is_utc(time: &Value) -> bool {
     time.as_str().is_some_and(|time| time.ends_with('Z') && time.contains('T'))
 }
 
 on_both! {
-    fn b5_sent_is_told_apart_from_delivered(kind) {
+    fn b5_sent_and_delivered_are_different_states(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
         let client = app.client("default", &["enqueue", "operate"]);
@@ -27,13 +27,13 @@ on_both! {
         assert_eq!(done, json!({"id": delivery, "state": "delivered"}));
         assert_eq!(app.status(&id)["state"], "delivered");
         assert_eq!(refused(client.post(&format!("/v1/deliveries/{delivery}/mark-delivered"), &json!({})), 409, None)["type"], "urn:postcommit:problem:state-conflict");
-        // An inbox is the destination itself.
+        // An inbox is the destination itself, so its messages are delivered.
         let message = app.enqueue(&client, &json!({"event_type": "a", "title": "Hello", "recipients": [{"user": "u-7"}]}));
         app.wait_for_state(&message, "delivered");
         assert_eq!(receiver.requests().len(), 1, "saying that it arrived sends nothing");
     }
 
-    fn b6_every_attempt_is_told_with_its_evidence(kind) {
+    fn b6_every_attempt_is_shown_with_its_evidence(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|request| match request.n {
             1 => Reply::status(503).with_body(format!("busy with {}", request.path)),
@@ -53,13 +53,13 @@ on_both! {
         assert!(text(first, "excerpt").starts_with("busy with"), "{first}");
         assert!(!answer.text().contains("secret-path") && !answer.text().contains("hush-hush"), "{}", answer.text());
         assert_eq!((&story["status"], &story["deliveries"][0]["state"]), (&json!("sent"), &json!("sent")));
-        // The same by its delivery.
+        // The same attempts, read by the delivery's id.
         let delivery = text(&story["deliveries"][0], "id");
         let told = client.get(&format!("/v1/deliveries/{delivery}")).expect(200).json();
         assert_eq!(told["attempt_log"], story["attempts"]);
     }
 
-    fn e3_the_status_of_one_in_few_words(kind) {
+    fn e3_the_status_of_one_notification(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|request| Reply::status(if request.n < 3 { 500 } else { 200 }));
         let client = app.client("default", &["enqueue", "read"]);
@@ -78,7 +78,7 @@ on_both! {
         refused(client.get("/v1/notifications/00000000-0000-7000-8000-000000000000/status"), 404, None);
     }
 
-    fn e13_provenance_is_told_in_utc(kind) {
+    fn e13_provenance_is_shown_in_utc(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue", "read"]);
         let source = json!({"site": "goa", "instance": "kiosk-3", "script": "nightly.py", "rule": "r-7", "enqueued_at": "2026-03-15T15:00:00+05:30"});
@@ -92,7 +92,7 @@ on_both! {
         assert_eq!(items(client.get("/v1/notifications?site=berlin")).len(), 0);
     }
 
-    fn c12_what_is_not_sent_is_taken_back(kind) {
+    fn c12_pending_deliveries_are_cancelled(kind) {
         let app = App::at_rest(kind);
         let client = app.client("default", &["enqueue", "operate"]);
         let of = |event: &str| app.enqueue(&client, &json!({"event_type": event, "entity": "booking-7", "recipients": [{"webhook": "http://127.0.0.1:9/"}], "due_at": "2099-01-01T00:00:00Z"}));

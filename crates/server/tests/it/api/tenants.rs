@@ -1,26 +1,26 @@
-//! Tenants that are suspended, and the log of who changed what.
+//! Suspended tenants, and the audit log.
 
-use postcommit_testkit::{Client, HttpServer, Reply};
+use postcommit_testkit::{HttpClient, HttpServer, Reply};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused, text};
 use crate::installation::wait_until;
 
-/// The newest entry of that action.
+/// The newest entry of this action.
 fn entry(app: &App, action: &str) -> Value {
     let entries = items(app.ops().get(&format!("/v1/audit?action={action}&limit=1")));
     entries.into_iter().next().unwrap_or_else(|| panic!("{action} is not in the log"))
 }
 
-/// Makes a change under a request id and insists on its entry.
+/// Makes changes under a request id and asserts their entries.
 struct Auditor<'a> {
     app: &'a App,
-    client: Client,
+    client: HttpClient,
     actor: String,
 }
 
 impl Auditor<'_> {
-    /// Sends it, and returns the answer and the entry.
+    /// Sends the change. Returns the answer and the entry.
     fn change(&self, method: &str, path: &str, body: &Value, action: &str) -> (Value, Value) {
         let request = format!("request-of-{action}");
         let body = body.to_string();
@@ -32,15 +32,15 @@ impl Auditor<'_> {
         (answer, entry)
     }
 
-    /// As [`Auditor::change`], and the entry is about that.
+    /// Like [`Auditor::change`]; also asserts the entry's subject.
     fn changes(&self, method: &str, path: &str, body: &Value, action: &str, subject: &str) {
         let (_, entry) = self.change(method, path, body, action);
         assert_eq!((&entry["subject"], &entry["count"]), (&json!(subject), &json!(1)), "{entry}");
     }
 }
 
-/// So many parked deliveries of the tenant `north`, oldest first.
-fn parked(app: &App, client: &Client, count: usize) -> Vec<String> {
+/// Parks `count` deliveries of the tenant `north`. Returns their ids, oldest first.
+fn parked(app: &App, client: &HttpClient, count: usize) -> Vec<String> {
     let bad = json!({"event_type": "bad", "recipients": [{"email": "guest@example.com"}]});
     let _ = client.post("/v1/notifications/batch", &json!({"notifications": vec![bad; count]})).expect(200);
     app.pass();
@@ -48,7 +48,7 @@ fn parked(app: &App, client: &Client, count: usize) -> Vec<String> {
 }
 
 on_both! {
-    fn a_suspended_tenant_is_let_in_no_more_and_nothing_of_it_is_sent(kind) {
+    fn a_suspended_tenant_is_refused_and_nothing_of_it_is_sent(kind) {
         let app = App::start(kind);
         let receiver = HttpServer::start(|_| Reply::ok());
         app.create_tenant("north");
@@ -63,10 +63,10 @@ on_both! {
         assert_eq!(refused(app.ops().post("/v1/tenants/north/suspend", &json!({"reason": "again"})), 409, None)["type"], "urn:postcommit:problem:state-conflict");
         refused(app.ops().post("/v1/tenants/nobody/suspend", &json!({"reason": "x"})), 404, None);
         refused(app.ops().post("/v1/tenants/north/suspend", &json!({"reason": ""})), 422, Some("reason"));
-        // Its application goes on enqueueing by SQL: a notification must not abort somebody's booking.
+        // The tenant's application continues to enqueue by SQL: a notification must not abort its transaction.
         let to = format!("webhook:{}", receiver.url("/waits"));
         let id = app.installation.run(&["enqueue", "b", "--tenant", "north", "--to", &to]).trim().to_owned();
-        // What others enqueue later is sent meanwhile.
+        // Later notifications of other tenants are sent in the meantime.
         let other = app.enqueue(&app.client("default", &["enqueue"]), &json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/other")}]}));
         app.wait_for_state(&other, "sent");
         assert_eq!(app.status(&id)["state"], "pending");
@@ -77,10 +77,10 @@ on_both! {
         refused(app.ops().post("/v1/tenants/north/resume", &json!({})), 409, None);
     }
 
-    fn a_tenants_share_is_changed_by_whoever_may(kind) {
+    fn a_tenants_weight_is_changed_only_with_the_right_scope(kind) {
         let app = App::at_rest(kind);
         app.create_tenant("north");
-        let weigh = |client: &Client, name: &str, weight: i32| {
+        let weigh = |client: &HttpClient, name: &str, weight: i32| {
             client.send("PATCH", &format!("/v1/tenants/{name}"), Some(json!({"weight": weight}).to_string().as_bytes()))
         };
         let north = weigh(&app.ops(), "north", 5).expect(200).json();
@@ -121,7 +121,7 @@ on_both! {
         assert_eq!((&entry["subject"], &entry["details"]["scopes"]), (&made["id"], &json!(["read"])));
         let made = text(&made, "id");
         auditor.changes("DELETE", &format!("/v1/keys/{made}"), &json!({}), "key.revoke", &made);
-        // By whom, what and since when; and no other tenant's.
+        // Filtered by actor, action and time; entries of other tenants are not shown.
         let own = items(client.get(&format!("/v1/audit?actor=key:{}&limit=200", key.id)));
         assert_eq!(own.len(), 15, "{own:?}");
         assert!(own.iter().all(|entry| entry["tenant"] == "north"));
@@ -132,7 +132,7 @@ on_both! {
         ops.changes("POST", "/v1/tenants/south/resume", &json!({}), "tenant.resume", "south");
     }
 
-    fn c15_a_key_gives_away_no_more_than_it_has_and_is_taken_back_at_once(kind) {
+    fn c15_a_key_grants_no_more_than_it_has_and_is_revoked_immediately(kind) {
         let app = App::at_rest(kind);
         app.create_tenant("north");
         let admin = app.client("north", &["admin"]);
@@ -154,12 +154,12 @@ on_both! {
         assert!(shown.contains(&key.id) && !shown.contains(&key.token) && !shown.contains("hash"), "{shown}");
         let _ = client.send("DELETE", &format!("/v1/keys/{}", key.id), None).expect(204);
         assert_eq!(refused(client.get("/v1/keys"), 401, None)["type"], "urn:postcommit:problem:unauthenticated");
-        // Nobody takes back what is above them.
+        // A key with fewer scopes cannot revoke a key with more.
         let above = app.create_key("north", &["ops"]);
         refused(admin.send("DELETE", &format!("/v1/keys/{}", above.id), None), 403, None);
         let _ = app.nobody().key(&above.token).get("/v1/tenants").expect(200);
         let _ = app.ops().send("DELETE", &format!("/v1/keys/{}", above.id), None).expect(204);
-        // One that another process took back is believed for a second at most.
+        // A key that another process revoked is accepted for a second at most.
         let key = app.create_key("north", &["read"]);
         let client = app.nobody().key(&key.token);
         let _ = client.get("/v1/jobs").expect(200);

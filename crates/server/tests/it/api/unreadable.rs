@@ -1,4 +1,5 @@
-//! Rows that cannot be read, in every table at once: the server starts, `doctor` names them, every list answers, and another notification is delivered.
+//! Unreadable rows in every table of one file: the server starts, `doctor` names them, every list answers, and another
+//! notification is delivered.
 
 use serde_json::json;
 
@@ -6,20 +7,23 @@ use super::app::{App, address, items};
 use crate::installation::{Kind, wait_until};
 use postcommit_testkit::{Child, HttpServer, Reply};
 
-/// A tenant whose everything is broken, beside `default`.
+/// Damages all rows of one tenant, but not those of `default`.
 const BROKEN: [&str; 9] = [
     "UPDATE postcommit_tenant SET name = x'6e6f727468', created_at = x'ff' WHERE name = 'north'",
-    "UPDATE postcommit_notification SET title = x'ff', payload = x'ff', recipients = '{nonsense', channels = x'ff', created_at = x'ff' WHERE tenant = 2",
+    "UPDATE postcommit_notification SET title = x'ff', payload = x'ff', recipients = '{nonsense', channels = x'ff', created_at = x'ff' \
+        WHERE tenant = 2",
     "UPDATE postcommit_delivery_queue SET target = x'ff', attempts = 'many', channel = x'ff' WHERE tenant = 2",
-    "UPDATE postcommit_delivery_ledger SET target = x'ff', attempts = x'ff', detail = x'ff', state = 'nowhere' WHERE tenant = 2",
+    "UPDATE postcommit_delivery_ledger SET target = x'ff', attempts = x'ff', detail = x'ff', state = 'nowhere' \
+        WHERE tenant = 2",
     "UPDATE postcommit_attempt SET outcome = x'ff', latency_ms = x'ff', at = x'ff' WHERE tenant = 2",
-    "UPDATE postcommit_provider SET policy = '{', settings = x'ff', timeout_ms = x'ff', channel = x'ff', guarantee = 'perhaps' WHERE tenant = 2",
+    "UPDATE postcommit_provider SET policy = '{', settings = x'ff', timeout_ms = x'ff', channel = x'ff', guarantee = 'perhaps' \
+        WHERE tenant = 2",
     "UPDATE postcommit_api_key SET scopes = x'ff', name = x'ff', created_at = x'ff' WHERE tenant = 2",
     "UPDATE postcommit_audit SET actor = x'ff', at = x'ff', details = '{', count = x'ff' WHERE tenant = 2",
     "UPDATE postcommit_rollup_fresh SET site = x'ff', channel = x'ff', count = x'ff' WHERE tenant = 2",
 ];
 
-/// What belongs to the tenant that is broken afterwards.
+/// Creates the rows of the tenant that is damaged afterwards.
 fn fill(app: &App) {
     app.create_tenant("north");
     app.create_capture("north", "capture", "refused");
@@ -32,7 +36,7 @@ fn fill(app: &App) {
 }
 
 #[test]
-fn a_file_full_of_what_cannot_be_read_is_served_and_its_other_tenants_are_sent() {
+fn a_file_with_unreadable_rows_is_served_and_other_tenants_are_delivered() {
     let mut app = App::at_rest(Kind::Sqlite);
     fill(&app);
     app.server.kill9();

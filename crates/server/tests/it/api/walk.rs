@@ -1,5 +1,5 @@
-//! C15: the server's own description is walked, every operation of it, by everybody who might call. A route that is added is walked without a word here; one
-//! whose path the walk cannot fill fails it.
+//! C15: every operation of the server's own OpenAPI document is called by every kind of caller. A new route is walked
+//! without a change here. A route whose path the walk cannot fill fails the test.
 
 mod operation;
 mod planted;
@@ -9,19 +9,19 @@ use std::time::{Duration, SystemTime};
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Scope, Scopes};
-use postcommit_testkit::{Answer, Client};
+use postcommit_testkit::{HttpClient, HttpResponse};
 use serde_json::{Value, json};
 
 use super::app::{App, items, refused};
-use crate::door::Visitor;
+use crate::door::RawClient;
 use crate::installation::{Kind, wait_until};
 use operation::Operation;
 use planted::Planted;
 
-/// Whoever fails too often from one address waits: each failure here comes from another one, as a proxy tells.
+/// Failed sign-ins are limited per address: here each comes from another address, as a trusted proxy reports it.
 const BEHIND_A_PROXY: (&str, &str) = ("SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
 
-/// A server at rest, and two tenants on it.
+/// A server that delivers only on request, and two tenants on it.
 struct Walk {
     app: App,
     operations: Vec<Operation>,
@@ -39,8 +39,8 @@ impl Walk {
         Self { app, operations, a, b, strangers: AtomicU32::new(0) }
     }
 
-    /// Calls an operation about `whose` things.
-    fn call(&self, client: &Client, operation: &Operation, whose: &Planted, query: &str) -> Answer {
+    /// Calls an operation on objects of `whose`.
+    fn call(&self, client: &HttpClient, operation: &Operation, whose: &Planted, query: &str) -> HttpResponse {
         let path = operation.filled(|parameter| whose.parameter(&operation.path, parameter));
         let body = whose.body(&operation.name).or_else(|| operation.smallest_body()).map(|body| body.to_string());
         let target = format!("{path}{query}");
@@ -50,16 +50,16 @@ impl Walk {
         client.send(&operation.method, &target, body.as_ref().map(String::as_bytes))
     }
 
-    /// An answer without end: how it begins.
-    fn first_of_a_stream(&self, client: &Client, target: &str) -> Answer {
-        let mut visitor = Visitor::at(self.app.address());
-        visitor.say(client.head("GET", target));
-        let heard = visitor.hear_head();
-        Answer { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
+    /// The beginning of an endless answer.
+    fn first_of_a_stream(&self, client: &HttpClient, target: &str) -> HttpResponse {
+        let mut raw = RawClient::at(self.app.address());
+        raw.send(client.head("GET", target));
+        let heard = raw.read_head();
+        HttpResponse { status: heard.split(' ').nth(1).unwrap().parse().unwrap(), headers: vec![], body: vec![] }
     }
 
-    /// From an address that nobody has failed from before.
-    fn stranger(&self, token: Option<&str>) -> Client {
+    /// A client from an address without failed sign-ins.
+    fn stranger(&self, token: Option<&str>) -> HttpClient {
         let [.., a, b, c] = self.strangers.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let client = self.app.nobody().with("X-Forwarded-For", &format!("10.{a}.{b}.{c}"));
         token.map_or(client.clone(), |token| client.key(token))
@@ -79,7 +79,7 @@ impl Walk {
         key.token
     }
 
-    /// What the other tenant's administrator is told that is not theirs, or could do that they must not.
+    /// What the other tenant's administrator can see or do that it must not.
     fn leaks(&self) -> Vec<String> {
         self.operations.iter().filter_map(|operation| self.leak(operation)).collect()
     }
@@ -89,14 +89,14 @@ impl Walk {
         let asked = operation.filled(|parameter| self.a.parameter(&operation.path, parameter))
             + &self.a.body(&operation.name).map(|body| body.to_string()).unwrap_or_default();
         let (said, name) = (answer.text(), &operation.name);
-        // What was said in asking may be repeated.
+        // Texts of the request may be repeated in the answer.
         let told = self.a.canaries.iter().find(|canary| said.contains(*canary) && !asked.contains(*canary));
         if let Some(canary) = told {
             return Some(format!("{name} tells {canary}: {said}"));
         }
         let is_right = match operation.scope {
             Some(Scope::Ops) => answer.status == 403,
-            // Two tenants may have users and entities of the same name: the other's are as good as empty.
+            // Two tenants may have users and entities of the same name: those of the other tenant look empty.
             _ if operation.has_parameter() && !is_shared_name(operation) => answer.status == 404,
             _ => answer.status < 300,
         };
@@ -106,18 +106,18 @@ impl Walk {
 
 fn is_shared_name(operation: &Operation) -> bool {
     operation.path.ends_with("/{user}")
-        // What was sent for an entity must be there to be sent once more.
+        // A resend needs a notification of the entity.
         || operation.path.starts_with("/v1/entities/") && !operation.path.ends_with("/resend")
         || operation.path.contains("{user}/") && !operation.path.contains("{id}")
 }
 
-/// The scopes that do not include this one, but for `site`, which stands alone.
+/// The scopes that do not include this one, without `site`, which stands alone.
 fn all_but(scope: Scope) -> Vec<&'static str> {
     Scope::ALL.into_iter().filter(|other| *other != Scope::Site && !other.includes(scope)).map(Scope::name).collect()
 }
 
 on_both! {
-    fn c15_nobody_comes_in_without_a_valid_key(kind) {
+    fn c15_every_operation_needs_a_valid_key(kind) {
         let walk = Walk::begin(kind, &[]);
         let (revoked, expired) = (walk.revoked_token(), walk.expired_token());
         let nonsense = format!("pc_{}_{}", "a".repeat(16), "b".repeat(43));
@@ -125,13 +125,13 @@ on_both! {
             for token in [None, Some("nonsense"), Some(&nonsense), Some(&revoked), Some(&expired)] {
                 let answer = walk.call(&walk.stranger(token), operation, &walk.a, "");
                 assert_eq!(answer.status, 401, "{} with {token:?}: {}", operation.name, answer.text());
-                // A key may well have been shown.
+                // The title is the same with and without a key, because a caller without a valid key is not told more.
                 assert!(operation.streams || answer.json()["title"] == "Not signed in", "{}", answer.text());
             }
         }
     }
 
-    fn c15_every_operation_holds_to_the_scope_it_names(kind) {
+    fn c15_every_operation_requires_the_scope_it_names(kind) {
         let walk = Walk::begin(kind, &[]);
         let site = walk.app.client(&walk.a.name, &["site"]);
         for scope in Scope::ALL {
@@ -146,11 +146,11 @@ on_both! {
         }
     }
 
-    fn c15_who_may_not_is_told_so_whatever_is_wrong_with_the_request(kind) {
+    fn c15_a_missing_scope_is_reported_before_any_other_error(kind) {
         let walk = Walk::begin(kind, &[]);
         for operation in &walk.operations {
             let lacking = operation.scope.map(all_but).unwrap_or_default();
-            // What every key may, or what only `ops` lacks nothing of.
+            // Every key may call this operation, or no set of scopes lacks only its scope.
             if lacking.is_empty() {
                 continue;
             }
@@ -178,7 +178,7 @@ on_both! {
         for operation in &walk.operations {
             let answer = walk.call(&walk.b.admin, operation, &walk.b, &of_a);
             assert_eq!(answer.status, 403, "{}: {}", operation.name, answer.text());
-            // Who chose one is behind its wall like anybody else.
+            // A caller that chose a tenant is limited to it like any other.
             let is_found_by_id = operation.has_parameter() && !is_shared_name(operation) && operation.scope != Some(Scope::Ops);
             if is_found_by_id {
                 assert_eq!(walk.call(&walk.app.ops(), operation, &walk.a, &of_b).status, 404, "{}", operation.name);
@@ -190,25 +190,26 @@ on_both! {
         assert_eq!((&by_query["detail"], &by_body["detail"]), (&json!(r#"there is no tenant "nobody"; create it first"#), &by_query["detail"]));
     }
 
-    fn c15_who_may_is_served_as_the_description_says(kind) {
+    fn c15_a_permitted_caller_gets_an_answer_of_the_document(kind) {
         let walk = Walk::begin(kind, &[]);
-        let clients: Vec<(Scope, Client)> =
+        let clients: Vec<(Scope, HttpClient)> =
             Scope::ALL.into_iter().map(|scope| (scope, walk.app.client(&walk.a.name, &[scope.name()]))).collect();
-        // What takes things away comes last.
+        // Operations that delete come last.
         let (last, first): (Vec<_>, Vec<_>) = walk.operations.iter().partition(|operation| operation.method == "DELETE");
         for operation in first.into_iter().chain(last) {
             let scope = operation.scope.unwrap_or(Scope::Read);
             let client = &clients.iter().find(|(of, _)| *of == scope).unwrap().1;
             let answer = walk.call(client, operation, &walk.a, "");
             assert!(operation.statuses.contains(&answer.status.to_string()), "{} answers {}: {}", operation.name, answer.status, answer.text());
-            // The walk itself changes states: what was retried cannot be discarded. Bodies that it was not taught may be refused.
+            // The walk itself changes states: a retried delivery cannot be discarded. Bodies that are built from the
+            // schema may be refused.
             let was_taught = walk.a.body(&operation.name).is_some() || operation.smallest_body().is_none();
             let is_served = answer.status < 300 || answer.status == 409 || (answer.status == 422 && !was_taught);
             assert!(is_served, "{} answers {}: {}", operation.name, answer.status, answer.text());
         }
     }
 
-    fn a_field_that_is_missing_or_not_known_is_named_by_every_operation(kind) {
+    fn every_operation_names_a_missing_or_unknown_field(kind) {
         let walk = Walk::begin(kind, &[]);
         for operation in walk.operations.iter().filter(|operation| operation.smallest_body().is_some()) {
             let path = operation.filled(|parameter| walk.a.parameter(&operation.path, parameter));
@@ -225,7 +226,7 @@ on_both! {
         }
     }
 
-    fn a_body_that_is_all_optional_may_be_left_out_and_else_what_it_needs_is_named(kind) {
+    fn an_optional_body_may_be_left_out_and_a_required_one_is_named(kind) {
         let walk = Walk::begin(kind, &[]);
         for operation in walk.operations.iter().filter(|operation| operation.smallest_body().is_some()) {
             let path = operation.filled(|parameter| walk.a.parameter(&operation.path, parameter));
@@ -247,14 +248,14 @@ on_both! {
         }
     }
 
-    fn every_change_that_the_description_knows_is_in_the_log(kind) {
+    fn every_change_of_the_document_is_in_the_audit_log(kind) {
         let walk = Walk::begin(kind, &[]);
         for (place, operation) in walk.operations.iter().filter(|operation| operation.method != "GET").enumerate() {
             if let Some(reason) = no_entry_because(&operation.name) {
                 println!("{}: {reason}", operation.name);
                 continue;
             }
-            // Each on a tenant of its own, in which everything is still to be done.
+            // Each operation has a tenant of its own, in which everything is still to be done.
             let planted = Planted::in_tenant(&walk.app, &format!("audited-{place}"));
             let key = walk.app.create_key(&planted.name, &["ops"]);
             let client = walk.app.nobody().key(&key.token);
@@ -263,7 +264,7 @@ on_both! {
             }
             let client = client.with("X-Request-Id", "the-one");
             let answer = match operation.name.as_str() {
-                // What is parked because it was refused has not arrived.
+                // A delivery that was rejected cannot be marked as delivered.
                 "mark_delivery_delivered" => client.post(&format!("/v1/deliveries/{}/mark-delivered", planted.sent()), &json!({})),
                 _ => walk.call(&client, operation, &planted, ""),
             };
@@ -279,7 +280,7 @@ on_both! {
         let leaks = walk.leaks();
         walk.app.server.wait_for_line("leak notification: the tenant is forgotten");
         match kind {
-            // The second wall hides the row, whatever the first one says.
+            // Row-level security hides the row, although the query forgot the tenant.
             Kind::Postgres => assert_eq!(leaks, Vec::<String>::new()),
             Kind::Sqlite => {
                 let caught = |name: &str| leaks.iter().any(|leak| leak.starts_with(&format!("{name} tells canary-alpha-")));
@@ -289,7 +290,7 @@ on_both! {
     }
 }
 
-/// The changes that are not in the log, and why.
+/// Why a change has no entry in the log.
 fn no_entry_because(operation: &str) -> Option<&'static str> {
     match operation {
         "enqueue_notification" | "enqueue_notifications" => Some("the notification is its own record"),
@@ -299,7 +300,7 @@ fn no_entry_because(operation: &str) -> Option<&'static str> {
     }
 }
 
-/// What must be done before there is anything to change.
+/// What must be done before the operation can change something.
 fn undone_by(operation: &str) -> Option<&'static str> {
     match operation {
         "resume_provider" => Some("pause_provider"),
@@ -310,7 +311,7 @@ fn undone_by(operation: &str) -> Option<&'static str> {
     }
 }
 
-/// What no list shows: texts inside a notification, and the other tenant.
+/// Texts that no list shows: those inside a notification, and the other tenant's.
 fn is_unlisted(canary: &str) -> bool {
     ["-text", "-payload", "-site", "-spare", "-user", "-address"].iter().any(|end| canary.ends_with(end))
 }

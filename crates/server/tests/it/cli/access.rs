@@ -1,11 +1,11 @@
-//! A database of PostgreSQL as commands meet it: its encoding, its roles, and who else may connect.
+//! PostgreSQL databases as commands see them: their encoding, their roles, and which other logins may connect.
 
 use postcommit_testkit::{Child, Postgres, TestDatabase, TestLogin};
 
 use super::Shell;
 use crate::installation::Kind;
 
-/// Waits for what a test needs of the cluster.
+/// Runs a future that prepares the cluster.
 fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
@@ -30,7 +30,7 @@ fn every_command_refuses_a_database_that_is_not_utf8() {
 }
 
 #[test]
-fn roles_are_named_when_they_are_made() {
+fn created_roles_are_named() {
     let shell = Shell::empty_on(Kind::Postgres);
     let made = shell.run(&["migrate", "--roles", "-o", "json"]).ends(0).json();
     let names: Vec<&str> = made["roles"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
@@ -43,7 +43,7 @@ fn roles_are_named_when_they_are_made() {
 }
 
 #[test]
-fn doctor_and_the_start_tell_who_else_may_connect_until_nobody_may() {
+fn doctor_and_the_start_report_other_logins_that_may_connect() {
     let stranger: TestLogin = wait(Postgres::shared().login(""));
     let database = wait(postcommit_testkit::database());
     let shell = on(&database);

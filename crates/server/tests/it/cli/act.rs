@@ -1,4 +1,4 @@
-//! Enqueue, look and act.
+//! Commands that enqueue, show and act.
 
 use serde_json::json;
 
@@ -17,7 +17,7 @@ fn a3_dispatch_by_hand_one_pass_or_one_notification() {
 }
 
 #[test]
-fn a8_the_environment_names_what_fails() {
+fn a8_the_environment_configures_which_captures_fail() {
     let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=booking.cancelled,key-9");
     let (bad, key) = (shell.enqueue("booking.cancelled", &[]), shell.enqueue("fine", &["--key", "key-9"]));
     let done = shell.dispatch();
@@ -39,7 +39,7 @@ fn a5_the_same_key_prints_the_same_id() {
 }
 
 #[test]
-fn enqueue_refuses_nonsense_by_field() {
+fn enqueue_refuses_invalid_values_with_their_field() {
     let shell = Shell::ready();
     for (arguments, expected) in [
         (vec!["a", "--to", "email:nobody"], "recipients[0].email: is not a mail address"),
@@ -110,7 +110,7 @@ fn tail_prints_every_attempt_with_its_delivery() {
 }
 
 #[test]
-fn a_provider_s_life() {
+fn a_provider_is_created_shown_changed_and_deleted() {
     let shell = Shell::ready();
     let ran = shell
         .run(&["providers", "create", "hooks", "--driver", "webhook", "--policy", "marketplace", "--guarantee", "at_most_once"])
@@ -206,7 +206,7 @@ fn a_provider_that_cannot_work_is_refused_by_field() {
 }
 
 #[test]
-fn data_goes_to_stdout_and_words_to_stderr() {
+fn data_goes_to_stdout_and_messages_to_stderr() {
     let shell = Shell::ready();
     shell.enqueue("a", &[]);
     for format in ["json", "jsonl"] {
@@ -222,7 +222,7 @@ fn data_goes_to_stdout_and_words_to_stderr() {
 }
 
 #[test]
-fn a_process_without_the_key_leaves_the_lane_alone_and_makes_no_new_key() {
+fn a_process_without_the_secrets_key_does_not_serve_the_lane_and_makes_no_new_key() {
     let shell = Shell::ready();
     shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
     let id = shell.run(&["enqueue", "a", "--to", "webhook:https://example.com/"]).ends(0).stdout.trim().to_owned();
@@ -252,7 +252,7 @@ fn a_tenant_is_prepared_by_its_first_provider() {
 }
 
 #[test]
-fn a_lost_key_is_mended_by_setting_the_secrets_anew() {
+fn after_a_lost_secrets_key_new_secrets_repair_the_provider() {
     let shell = Shell::ready();
     shell.run(&["providers", "create", "hooks", "--driver", "webhook"]).ends(0);
     std::fs::remove_file(shell.path().join("postcommit-data/secret.key")).unwrap();

@@ -1,4 +1,4 @@
-//! What somebody meets who has just grown out of the quick start: what is said where a guess would mislead.
+//! What a new user meets after the quick start: messages where a guess would mislead.
 
 use postcommit_testkit::Child;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Ran, Shell};
 use crate::api::on_both;
 
-/// What doctor says of one provider.
+/// What doctor reports about a provider.
 fn of_provider(shell: &Shell, name: &str) -> (String, String) {
     let ran: Ran = shell.run(&["doctor", "-o", "json"]);
     let findings = ran.json();
@@ -27,7 +27,7 @@ on_both! {
         assert_eq!(of_provider(&shell, "capture").0, "ok");
     }
 
-    fn what_capture_took_is_called_recorded(kind) {
+    fn captured_messages_are_called_recorded(kind) {
         let shell = Shell::ready_on(kind);
         let id = shell.enqueue("a", &["--entity", "b-1"]);
         shell.dispatch();
@@ -56,7 +56,7 @@ on_both! {
         assert!(twice.contains("other content 2 times,") && twice.contains("last by \"c\""), "{twice}");
     }
 
-    fn what_is_not_sent_yet_is_taken_back(kind) {
+    fn pending_deliveries_are_cancelled(kind) {
         let shell = Shell::ready_on(kind);
         let first = shell.enqueue("booking.reminder", &["--entity", "b-1"]);
         let second = shell.enqueue("booking.confirmed", &["--entity", "b-1"]);
@@ -95,14 +95,14 @@ on_both! {
         shell.run(&["providers", "list", "--tenant", "nobody"]).ends(3);
     }
 
-    fn a_tenant_made_by_a_misspelt_name_is_said(kind) {
+    fn a_tenant_created_by_a_misspelt_name_is_mentioned(kind) {
         let shell = Shell::ready_on(kind);
         let enqueue = || shell.run(&["enqueue", "a", "--to", "user:alice", "--tenant", "amce"]).ends(0).stderr;
         assert!(enqueue().contains("there was no tenant \"amce\": it was made"));
         assert!(!enqueue().contains("there was no tenant"), "the second one finds it");
     }
 
-    fn keys_are_taken_as_people_paste_them(kind) {
+    fn keys_are_accepted_as_people_paste_them(kind) {
         let shell = Shell::ready_on(kind);
         let made = shell.run(&["keys", "create", "k", "--scope", "operate,edit", "-o", "json"]).ends(0).json();
         let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
@@ -114,7 +114,7 @@ on_both! {
         assert!(shell.run(&["keys", "list"]).ends(0).stdout.contains("operate,edit"));
     }
 
-    fn where_only_the_api_runs_nobody_is_told_to_start_what_runs(kind) {
+    fn with_only_the_api_running_the_hint_names_the_missing_worker(kind) {
         let shell = Shell::ready_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_LOG_FORMAT", "json");
         let api = Child::spawn(shell.command(&["serve", "--role", "api"]));
         api.wait_for_line("delivers   nothing");
@@ -131,7 +131,7 @@ on_both! {
 }
 
 #[test]
-fn what_is_no_id_is_said_plainly() {
+fn an_invalid_id_is_reported_plainly() {
     let shell = Shell::ready();
     for arguments in
         [["jobs", "show", "nope"], ["jobs", "cancel", "nope"], ["notifications", "show", "nope"], ["notifications", "cancel", "nope"]]

@@ -1,4 +1,5 @@
-//! What operators look for: who delivers, what is parked and why, who did what; and acts on all that match. On both databases.
+//! Commands of operators: which workers run, what is parked and why, the audit log; and actions on all matches. On both
+//! databases.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,14 +13,14 @@ use super::{Ran, Shell};
 use crate::api::on_both;
 use crate::installation::{Kind, wait_until};
 
-/// So many of that event type, parked as rejected.
+/// Parks `count` deliveries of this event type as rejected.
 fn park(shell: &Shell, event_type: &str, count: usize) -> Vec<String> {
     let ids = (0..count).map(|_| shell.enqueue(event_type, &[])).collect();
     shell.dispatch();
     ids
 }
 
-/// One whose capture provider rejects what is called `these` or `others`.
+/// A shell whose capture provider rejects the event types `these` and `others`.
 fn rejecting(kind: Kind) -> Shell {
     Shell::ready_on(kind).with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=these,permanent=others")
 }
@@ -28,7 +29,7 @@ fn parked(shell: &Shell) -> usize {
     shell.run(&["deliveries", "list", "--state", "parked", "-o", "json"]).ends(0).json().as_array().unwrap().len()
 }
 
-/// What doctor says of one check.
+/// What doctor reports for one check.
 fn told(ran: &Ran, check: &str) -> (String, String) {
     let found = ran.json().as_array().unwrap().iter().find(|finding| finding["check"] == check).cloned().unwrap();
     let text = |name: &str| found[name].as_str().unwrap().to_owned();
@@ -36,7 +37,7 @@ fn told(ran: &Ran, check: &str) -> (String, String) {
 }
 
 on_both! {
-    fn doctor_says_when_nobody_delivers_and_what_to_do(kind) {
+    fn doctor_reports_that_no_worker_runs_and_what_to_do(kind) {
         let shell = Shell::ready_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
         let doctor = || shell.run(&["doctor", "-o", "json"]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
@@ -47,7 +48,7 @@ on_both! {
         shell.dispatch();
         shell.enqueue("a", &[]);
         let (result, detail) = told(&doctor().ends(0), "delivering");
-        assert!(result == "ok" && detail.starts_with("by passes"), "where cron delivers, there is nobody between two passes: {detail}");
+        assert!(result == "ok" && detail.starts_with("by passes"), "where cron delivers, no worker runs between two passes: {detail}");
         let server = Child::spawn(shell.command(&["serve"]));
         server.wait_for_line("is ready");
         wait_until("the server to be seen", || told(&doctor(), "delivering").1.starts_with("1 running"));
@@ -69,7 +70,7 @@ on_both! {
         let ran = shell.run(&["deliveries", "retry", "--channel", "email", "--event-type", "these", "--yes", "-o", "json"]).ends(0);
         let job = ran.json();
         assert_eq!((&job["state"], &job["done"], &job["total"], &job["tenant"]), (&json!("done"), &json!(3), &json!(3), &Value::Null));
-        assert!(ran.stderr.is_empty(), "no bar where nobody looks: {:?}", ran.stderr);
+        assert!(ran.stderr.is_empty(), "no progress bar without a terminal: {:?}", ran.stderr);
         assert_eq!(parked(&shell), 2);
         let ran = shell.run(&["deliveries", "discard", "--tenant", "default", "--reason", "rejected", "--yes"]).ends(0);
         assert!(ran.stdout.contains("discard done") && ran.stdout.contains("2 of 2") && ran.stdout.contains("reason=rejected"), "{}", ran.stdout);
@@ -77,7 +78,7 @@ on_both! {
         shell.run(&["deliveries", "discard", "--state", "parked", "--yes"]).ends(0);
     }
 
-    fn what_is_asked_for_is_either_ids_or_a_filter_of_what_is_parked(kind) {
+    fn an_action_takes_either_ids_or_a_filter_of_parked_deliveries(kind) {
         let shell = rejecting(kind);
         let id = format!("{}.1", park(&shell, "these", 1)[0]);
         for (arguments, expected) in [
@@ -93,7 +94,7 @@ on_both! {
         assert_eq!(parked(&shell), 1);
     }
 
-    fn c11_what_was_sent_for_an_entity_is_sent_once_more(kind) {
+    fn c11_the_notifications_of_an_entity_are_resent(kind) {
         let shell = Shell::ready_on(kind);
         let first = shell.enqueue("booking.confirmed", &["--entity", "b-1"]);
         shell.dispatch();
@@ -135,7 +136,7 @@ on_both! {
         assert_eq!(shell.run(&["jobs", "list", "--before", id, "-o", "json"]).ends(0).json(), json!([]));
     }
 
-    fn who_did_what_is_told_with_the_filter_the_job_and_in_order(kind) {
+    fn the_audit_log_shows_actor_filter_and_job_in_order(kind) {
         let shell = rejecting(kind);
         let id = park(&shell, "these", 1).remove(0);
         let job = shell.run(&["deliveries", "retry", "--event-type", "these", "--yes", "-o", "json"]).ends(0).json();
@@ -152,7 +153,7 @@ on_both! {
         assert!(log.lines().any(|line| line.contains("delivery.retry") && line.contains(&job)), "{log}");
     }
 
-    fn several_tenants_are_told_apart_and_one_is_not_named_in_every_row(kind) {
+    fn rows_name_their_tenant_only_when_there_are_several(kind) {
         let shell = Shell::ready_on(kind);
         shell.enqueue("a", &[]);
         for list in ["deliveries", "notifications"] {
@@ -186,7 +187,7 @@ on_both! {
         assert_eq!(story.matches(digits).count(), 2, "in the data too: {story}");
     }
 
-    fn whoever_runs_a_command_has_a_name_also_where_nobody_set_one(kind) {
+    fn the_actor_of_a_command_has_a_name_even_without_one_in_the_environment(kind) {
         let shell = Shell::ready_on(kind);
         let mut pause = shell.command(&["providers", "pause", "capture"]);
         for name in ["SUDO_USER", "USER", "LOGNAME"] {
@@ -201,7 +202,7 @@ on_both! {
         assert_eq!(log[0]["actor"], format!("cli:{}@{}", text("id", "-un"), text("uname", "-n")));
     }
 
-    fn what_a_start_tells_people_to_try_works_where_no_provider_is(kind) {
+    fn the_command_that_a_start_suggests_works_without_a_provider(kind) {
         let shell = Shell::empty_on(kind).with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
         shell.run(&["migrate"]).ends(0);
         let server = Child::spawn(shell.command(&["serve", "--role", "worker"]));
@@ -221,11 +222,11 @@ on_both! {
         api.wait_for_line("is ready");
         api.term();
         api.wait();
-        assert!(!api.output().iter().any(|line| line.contains("--wait")), "nobody would deliver it");
+        assert!(!api.output().iter().any(|line| line.contains("--wait")), "no process would deliver it");
     }
 }
 
-/// A terminal to run a command on: its own end, and the command's.
+/// A terminal for a command: our end, and the command's.
 fn terminal() -> (File, impl Fn() -> Stdio) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
@@ -236,14 +237,14 @@ fn terminal() -> (File, impl Fn() -> Stdio) {
 }
 
 #[test]
-fn on_a_terminal_a_person_is_asked_and_sees_how_far_it_is() {
+fn on_a_terminal_a_command_asks_and_shows_progress() {
     let shell = rejecting(Kind::Sqlite);
     park(&shell, "these", 2);
     let answered = |answer: &[u8]| {
         let (mut master, end) = terminal();
         let mut command = shell.command(&["deliveries", "retry", "--event-type", "these"]);
         let child = command.stdin(end()).stderr(end()).stdout(Stdio::piped()).spawn().unwrap();
-        // The command alone holds the terminal's other end now: what it says ends with it.
+        // Only the command holds the terminal's other end now: the output ends with the command.
         drop((command, end));
         master.write_all(answer).unwrap();
         let mut said = Vec::new();

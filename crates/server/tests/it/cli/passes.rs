@@ -1,4 +1,4 @@
-//! `dispatch --once` from cron: bounded, and one at a time.
+//! `dispatch --once` from cron: limited in time, and one at a time.
 
 use postcommit_testkit::Child;
 use serde_json::json;
@@ -7,11 +7,12 @@ use super::Shell;
 use crate::api::on_both;
 use crate::installation::{Kind, wait_until_frozen};
 
-const LONG_AGO_POSTGRES: &str = "UPDATE postcommit.duty SET ran_at = ran_at - interval '1 minute' WHERE name = 'passing'";
+const LONG_AGO_POSTGRES: &str = "UPDATE postcommit.duty SET ran_at = ran_at - interval '1 minute' \
+    WHERE name = 'passing'";
 const LONG_AGO_SQLITE: &str = "UPDATE postcommit_duty SET ran_at = ran_at - 60000000 WHERE name = 'passing'";
 
-/// As if a minute had gone by since the pass last said that it goes on.
-fn let_it_fade(shell: &Shell, kind: Kind) {
+/// Makes the last heartbeat of the pass a minute old.
+fn age_the_heartbeat(shell: &Shell, kind: Kind) {
     match kind {
         Kind::Sqlite => {
             let file = rusqlite::Connection::open(shell.path().join("postcommit-data/postcommit.db")).unwrap();
@@ -30,7 +31,7 @@ fn let_it_fade(shell: &Shell, kind: Kind) {
 }
 
 on_both! {
-    fn a_second_pass_does_not_pile_up_and_one_that_was_killed_keeps_nobody_waiting(kind) {
+    fn a_second_pass_ends_immediately_and_a_killed_pass_blocks_no_other(kind) {
         let shell = Shell::ready_on(kind);
         shell.enqueue("a", &[]);
         let mut command = shell.command(&["dispatch", "--once"]);
@@ -40,13 +41,13 @@ on_both! {
         let second = shell.run(&["dispatch", "--once", "-o", "json"]).ends(0).json();
         assert_eq!((&second["running"], &second["sent"]), (&json!(true), &json!(0)), "{second}");
         assert!(shell.run(&["dispatch", "--once"]).ends(0).stdout.contains("another pass is under way"));
-        // By hand, for one notification, nobody waits.
+        // A manual pass for one notification does not wait.
         let id = shell.enqueue("b", &[]);
         assert_eq!(shell.run(&["dispatch", "--once", "--id", &id, "-o", "json"]).ends(0).json()["sent"], 1);
         first.kill9();
         shell.enqueue("c", &[]);
-        assert_eq!(shell.dispatch()["running"], true, "nobody knows yet that it is gone");
-        let_it_fade(&shell, kind);
+        assert_eq!(shell.dispatch()["running"], true, "the pass still counts as running");
+        age_the_heartbeat(&shell, kind);
         let next = shell.dispatch();
         assert_eq!((&next["running"], &next["more"]), (&json!(false), &json!(false)), "{next}");
         assert!(next["sent"].as_u64() >= Some(1), "{next}");
@@ -55,7 +56,7 @@ on_both! {
 }
 
 #[test]
-fn a_pass_takes_its_bound_from_for() {
+fn the_option_for_limits_a_pass() {
     let shell = Shell::ready();
     shell.enqueue("a", &[]);
     for seconds in ["0", "3601", "-1", "x"] {

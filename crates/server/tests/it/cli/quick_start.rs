@@ -1,4 +1,4 @@
-//! The first five minutes, and the process itself.
+//! The first five minutes, and the server process itself.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -27,7 +27,7 @@ fn serve_without_arguments_makes_a_database_and_says_what_to_try() {
     let server = Child::spawn(shell.command(&["serve"]));
     let line = server.wait_for_line("enqueue booking.confirmed");
     assert!(shell.path().join("postcommit-data/postcommit.db").exists());
-    // The very line that was printed, in another terminal.
+    // The printed line, run in another shell.
     let ran = std::process::Command::new("sh").args(["-c", line.trim()]).current_dir(shell.path()).output().unwrap();
     let shown = String::from_utf8(ran.stdout).unwrap();
     assert!(ran.status.success() && shown.contains("  sent\n") && shown.contains("by capture"), "{shown}");
@@ -39,7 +39,7 @@ fn serve_without_arguments_makes_a_database_and_says_what_to_try() {
 }
 
 #[test]
-fn a_second_start_keeps_what_there_is() {
+fn a_second_start_keeps_the_existing_database() {
     let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0");
     for _ in 0..2 {
         let server = Child::spawn(shell.command(&["serve"]));
@@ -51,7 +51,7 @@ fn a_second_start_keeps_what_there_is() {
 }
 
 #[test]
-fn a_second_signal_stops_at_once() {
+fn a_second_signal_stops_immediately() {
     let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "hang=h");
     let id = shell.enqueue("h", &[]);
     let server = Child::spawn(shell.command(&["serve"]));
@@ -68,7 +68,7 @@ fn a_second_signal_stops_at_once() {
 }
 
 #[test]
-fn a_slow_client_of_the_health_page_holds_nobody_up() {
+fn a_slow_client_of_the_health_page_blocks_no_other() {
     let address = format!("127.0.0.1:{}", free_port());
     let shell = Shell::empty().with("POSTCOMMIT_SERVER_LISTEN", &address);
     let server = Child::spawn(shell.command(&["serve"]));
@@ -81,7 +81,7 @@ fn a_slow_client_of_the_health_page_holds_nobody_up() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_said_plainly() {
+fn a_port_in_use_is_reported_plainly() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let ran = Shell::empty().run(&["serve", "--listen", &address]).ends(4);
@@ -89,10 +89,10 @@ fn a_port_that_is_taken_is_said_plainly() {
 }
 
 #[test]
-fn nobody_reading_the_log_is_no_reason_to_stop_working() {
+fn the_server_works_on_when_its_log_is_not_read() {
     let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=p");
     let mut server = shell.command(&["serve"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    // The reader goes away; what is parked next would be logged.
+    // The reader of the log closes its end. The next parked delivery would be logged.
     drop(server.stderr.take());
     for event in ["p", "p", "fine"] {
         shell.enqueue(event, &[]);
@@ -117,7 +117,7 @@ fn nobody_reading_the_log_is_no_reason_to_stop_working() {
 }
 
 #[test]
-fn odd_surroundings_are_no_reason_to_panic() {
+fn unusual_environments_cause_no_panic() {
     use std::os::unix::ffi::OsStrExt;
     let shell = Shell::ready();
     let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");

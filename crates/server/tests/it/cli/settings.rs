@@ -1,4 +1,4 @@
-//! Settings, schema, doctor, completions: what surrounds the work.
+//! Settings, schema, doctor, completions.
 
 use super::Shell;
 
@@ -74,13 +74,13 @@ fn doctor_ends_with_one_only_for_problems() {
 }
 
 #[test]
-fn doctor_names_who_is_suspended_and_variables_of_applications_are_theirs() {
+fn doctor_names_suspended_tenants_and_ignores_variables_of_other_programs() {
     let shell = Shell::ready().with("POSTCOMMIT_KEY", "pc_0_0").with("POSTCOMMIT_URL", "https://notify.example.com");
     shell.run(&["tenants", "create", "acme"]).ends(0);
     shell.run(&["tenants", "suspend", "acme", "--reason", "unpaid"]).ends(0);
     let ran = shell.run(&["doctor"]).ends(0);
     assert!(ran.stdout.contains("acme: suspended: unpaid; `postcommit tenants resume acme`"), "{}", ran.stdout);
-    assert!(ran.stderr.is_empty(), "they are no settings that somebody spelt wrongly: {}", ran.stderr);
+    assert!(ran.stderr.is_empty(), "they are not reported as misspelt settings: {}", ran.stderr);
     assert!(shell.with("POSTCOMMIT_KEYS", "x").run(&["doctor"]).ends(0).stderr.contains("POSTCOMMIT_KEYS is not a setting"));
 }
 

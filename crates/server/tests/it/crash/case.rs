@@ -1,4 +1,4 @@
-//! One case of the sweep: from a clean database to three records compared.
+//! One case of the sweep: from an empty database to the comparison of the three records.
 
 use std::fmt;
 use std::path::Path;
@@ -9,21 +9,22 @@ use postcommit_testkit::{Child, Receiver};
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until, wait_until_frozen, within};
 use crate::records::{Answer, Records, Told, addresses, ledger, stale_settles};
 
-/// Notifications of one case; in batches of three, so that every place is passed several times. Every second one has two recipients and is expanded;
-/// the others are sent from their own row, unless that must be announced.
+/// Notifications of one case, in batches of three, so that every crash point is passed several times. Every second one
+/// has two recipients and is expanded. The others are sent from their own row, unless the send must be announced.
 const NOTES: usize = 8;
 const BATCH: u32 = 3;
 const TARGETS: usize = NOTES + NOTES / 2;
-/// What a panic left behind is taken over within a lease or two; a survivor that still holds it after this never lets go.
+/// Rows that a panic left leased are taken over within a lease or two. A surviving process that holds them longer never
+/// releases them.
 const HEALS_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// As SIGKILL.
+    /// Like SIGKILL.
     Kill,
-    /// Frozen past every lease, then let go.
+    /// Frozen until all leases have run out, then continued.
     Stop,
-    /// A panic, as a bug would.
+    /// A panic, as a bug would cause it.
     Error,
 }
 
@@ -48,17 +49,18 @@ pub struct Case {
     pub guarantee: Guarantee,
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Debug, Default)]
 pub struct Ran {
     pub fired: bool,
-    /// This guarantee and database pass the point at all. The first passing must fire then; a later one may not come, when fewer batches did the work.
+    /// Whether this guarantee and database pass the crash point. Then the first passing must fire; a later one may not
+    /// occur when fewer batches did the work.
     pub on_path: bool,
-    /// A thawed worker's results were refused.
+    /// Results of a continued worker were refused.
     pub refused_late: bool,
-    /// It was frozen while it held SQLite's write lock: nobody can take over then.
+    /// The process was frozen while it held SQLite's write lock: no other can take over then.
     pub held_file: bool,
-    /// The process outlived its panic.
+    /// The process survived its panic.
     pub survived: bool,
     pub violations: Vec<String>,
 }
@@ -90,7 +92,8 @@ impl Case {
         ran
     }
 
-    /// Sends are announced under at_most_once only; on PostgreSQL these steps are one statement each, with no inside to crash in.
+    /// Sends are announced under at_most_once only. On PostgreSQL these steps are one statement each, so a crash cannot
+    /// happen inside.
     fn is_on_path(&self) -> bool {
         let announced = self.guarantee == Guarantee::AtMostOnce || !self.point.starts_with("intent.");
         let inside = self.kind == Kind::Sqlite || !self.point.ends_with(".in_tx");
@@ -101,7 +104,8 @@ impl Case {
         format!("{}:{nth}:{}", self.point, self.action.name())
     }
 
-    /// The nth of the client's processes crashes; the client does not know whether it was accepted and asks again, with the same key.
+    /// The nth process of the client crashes. The client does not know whether the notification was accepted, and
+    /// repeats it with the same key.
     fn crash_client(&self, mut client: Client<'_>, ran: &mut Ran) -> Told {
         let _server = client.installation.serve();
         for i in 1..=NOTES {
@@ -124,7 +128,8 @@ impl Case {
         client.told
     }
 
-    /// Asks again while the first process is frozen, and lets that go on. Inside its transaction it holds the key: the second waits for it.
+    /// Repeats the request while the first process is frozen, and then continues that process. Inside its transaction
+    /// it holds the key, so the second request waits for it.
     fn ask_beside(&self, client: &mut Client<'_>, i: usize, frozen: &Child) {
         let again = Child::spawn(client.command(i));
         if self.point != "enqueue.in_tx" {
@@ -133,7 +138,7 @@ impl Case {
         frozen.cont();
         for process in [frozen, &again] {
             assert!(process.wait().success(), "{:?}", process.output());
-            client.hear(i, &process.wait_for_line("\"id\""));
+            client.record_answer(i, &process.wait_for_line("\"id\""));
         }
     }
 
@@ -155,7 +160,7 @@ impl Case {
         client.told
     }
 
-    /// N8: another worker takes over; when the frozen one wakes, nothing that it still does changes the ledger.
+    /// N8: another worker takes over. When the frozen one continues, nothing that it does changes the ledger.
     fn thaw_late(&self, frozen: &Child, installation: &Installation, ran: &mut Ran) {
         wait_until_frozen(frozen);
         ran.held_file = installation.file_is_held();
@@ -165,7 +170,7 @@ impl Case {
         }
         let _healthy = installation.serve();
         if ran.held_file {
-            // What it wrote while it held the file stands; there was nobody to take over.
+            // The writes of the frozen process stand; no other worker could take over.
             frozen.term();
             frozen.wait();
             return installation.wait_until_quiet();
@@ -173,7 +178,8 @@ impl Case {
         installation.wait_until_quiet();
         let before = ledger(installation);
         frozen.cont();
-        // Asked to finish, it settles or is refused what it holds, and ends: then there is nothing more to wait for.
+        // Asked to stop, the process settles its results or is refused, and ends: then there is nothing left to wait
+        // for.
         frozen.term();
         frozen.wait();
         let after = ledger(installation);
@@ -195,12 +201,14 @@ fn fires(doomed: &Child, installation: &Installation) -> bool {
     if has_fired() {
         return true;
     }
-    // Once more after its end: the last settle empties the queue just before it passes its last crash point.
+    // Checks once more after the process ended: the last settle empties the queue just before it passes its last crash
+    // point.
     doomed.term();
     doomed.wait_for_line_or_exit("crash point").is_some()
 }
 
-/// After a panic the process goes on or has ended. A survivor must let go of what it held, so that it or another can finish.
+/// After a panic the process continues or has ended. A survivor must release its rows, so that it or another process
+/// can finish.
 fn survive(panicked: &Child, installation: &Installation, ran: &mut Ran) {
     let _healthy = installation.serve();
     let survived = || Path::new(&format!("/proc/{}", panicked.pid())).exists();
@@ -214,7 +222,7 @@ fn survive(panicked: &Child, installation: &Installation, ran: &mut Ran) {
     ran.survived = survived();
 }
 
-/// An application that enqueues by the command line and writes down what it was told.
+/// An application that enqueues by the command line and records the answers.
 struct Client<'a> {
     installation: &'a Installation,
     url: String,
@@ -225,7 +233,7 @@ impl Client<'_> {
     fn enqueue(&mut self, i: usize) {
         let output = self.command(i).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        self.hear(i, &String::from_utf8(output.stdout).unwrap());
+        self.record_answer(i, &String::from_utf8(output.stdout).unwrap());
     }
 
     fn command(&self, i: usize) -> std::process::Command {
@@ -241,7 +249,7 @@ impl Client<'_> {
         Child::spawn(command)
     }
 
-    fn hear(&mut self, i: usize, said: &str) {
+    fn record_answer(&mut self, i: usize, said: &str) {
         let answer: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
         self.told.0.push(Answer { key: format!("k{i}"), id: answer["id"].as_str().unwrap().to_owned(), targets: targets(i) });
     }

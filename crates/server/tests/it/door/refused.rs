@@ -1,8 +1,8 @@
-//! One at a time: slow, large, ambiguous; and whose address the log has.
+//! Single requests that are slow, large or ambiguous; and which client address is logged.
 
 use std::net::Ipv4Addr;
 
-use super::House;
+use super::TestServer;
 
 fn is_problem(answer: &str, status: u16, words: &str) -> bool {
     answer.starts_with(&format!("HTTP/1.1 {status} "))
@@ -14,36 +14,36 @@ fn is_problem(answer: &str, status: u16, words: &str) -> bool {
 
 #[test]
 fn a_header_that_comes_byte_by_byte_is_cut_off() {
-    let house = House::with(&[("SERVER_HEADER_DEADLINE_MS", "300")]);
-    let mut old = house.connect();
-    assert!(old.is_well());
-    let mut slow = house.connect();
-    slow.say("GET /healthz HTTP/1.1\r\nhost: h\r\nx: ");
+    let server = TestServer::with(&[("SERVER_HEADER_DEADLINE_MS", "300")]);
+    let mut old = server.connect();
+    assert!(old.is_healthy());
+    let mut slow = server.connect();
+    slow.send("GET /healthz HTTP/1.1\r\nhost: h\r\nx: ");
     let answer = loop {
-        slow.say("y");
-        if let Some(answer) = slow.heard_meanwhile() {
+        slow.send("y");
+        if let Some(answer) = slow.read_if_any() {
             break answer;
         }
-        assert!(old.is_well() && house.is_well(), "others are served meanwhile");
+        assert!(old.is_healthy() && server.is_healthy(), "others are served meanwhile");
     };
     assert!(is_problem(&answer, 408, "within 300 ms"), "{answer}");
-    assert_eq!(house.connect().hear_out(), "", "who says nothing at all is told nothing");
+    assert_eq!(server.connect().read_to_end(), "", "who says nothing at all is told nothing");
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_its_limit() {
-    let house = House::with(&[]);
-    let post = |field: &str| house.ask(&format!("POST /healthz HTTP/1.1\r\nhost: h\r\n{field}\r\n\r\n"));
+fn a_request_that_is_too_large_is_refused_with_the_limit() {
+    let server = TestServer::with(&[]);
+    let post = |field: &str| server.ask(&format!("POST /healthz HTTP/1.1\r\nhost: h\r\n{field}\r\n\r\n"));
     assert!(is_problem(&post("content-length: 4194305"), 413, "\"limit\":4194304"));
     assert!(is_problem(&post("content-length: 99999999999999999999999999"), 413, "\"limit\":4194304"));
     assert!(is_problem(&post(&["x: y"; 100].join("\r\n")), 431, "\"limit\":100"));
     assert!(is_problem(&post(&format!("x: {}", "y".repeat(33_000))), 431, "\"limit\":32768"));
-    assert!(house.is_well());
+    assert!(server.is_healthy());
 }
 
 #[test]
-fn what_a_proxy_could_read_otherwise_is_refused() {
-    let house = House::with(&[]);
+fn a_request_that_a_proxy_could_read_differently_is_refused() {
+    let server = TestServer::with(&[]);
     for fields in [
         "content-length: 3\r\ncontent-length: 3",
         "content-length: 3\r\ncontent-length: 4",
@@ -56,7 +56,7 @@ fn what_a_proxy_could_read_otherwise_is_refused() {
         "x: y\nz: a",
         "x: y\0",
     ] {
-        let answer = house.ask(&format!("POST /healthz HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n"));
+        let answer = server.ask(&format!("POST /healthz HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n"));
         assert!(is_problem(&answer, 400, "bad-request"), "{fields:?}: {answer}");
     }
     for target in [
@@ -71,30 +71,30 @@ fn what_a_proxy_could_read_otherwise_is_refused() {
         "/healthz\0",
         "*",
     ] {
-        let answer = house.ask(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n"));
+        let answer = server.ask(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n"));
         assert!(is_problem(&answer, 400, "bad-request"), "{target:?}: {answer}");
     }
-    assert!(is_problem(&house.ask(&"\u{0}\u{ff}".repeat(40_000)), 431, "\"limit\":32768"), "nonsense is not waited for");
-    assert!(house.is_well());
+    assert!(is_problem(&server.ask(&"\u{0}\u{ff}".repeat(40_000)), 431, "\"limit\":32768"), "nonsense is not waited for");
+    assert!(server.is_healthy());
 }
 
 #[test]
 fn the_log_has_route_status_and_the_client_that_a_trusted_proxy_names() {
-    let house = House::with(&[("SERVER_TRUSTED_PROXIES", "127.0.0.1/32"), ("LOG_LEVEL", "postcommit=debug"), ("LOG_FORMAT", "json")]);
+    let server = TestServer::with(&[("SERVER_TRUSTED_PROXIES", "127.0.0.1/32"), ("LOG_LEVEL", "postcommit=debug"), ("LOG_FORMAT", "json")]);
     let request = |id: &str, path: &str| {
         format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-request-id: {id}\r\nx-forwarded-for: 203.0.113.66, 198.51.100.7\r\n\r\n")
     };
     let line = |id: &str| -> serde_json::Value {
-        let line = house.server.wait_for_line(&format!("\"request\":\"{id}\""));
+        let line = server.process.wait_for_line(&format!("\"request\":\"{id}\""));
         serde_json::from_str(&line).unwrap()
     };
-    house.ask(&request("by-proxy", "/healthz?token=hush"));
+    server.ask(&request("by-proxy", "/healthz?token=hush"));
     let logged = &line("by-proxy")["fields"];
     assert_eq!((&logged["client"], &logged["route"]), (&"198.51.100.7".into(), &"/healthz".into()));
     assert_eq!((&logged["method"], &logged["status"]), (&"GET".into(), &200.into()));
-    house.connect_from(Ipv4Addr::new(127, 0, 0, 2)).ask(&request("by-liar", "/hush"));
+    server.connect_from(Ipv4Addr::new(127, 0, 0, 2)).ask(&request("by-liar", "/hush"));
     let logged = &line("by-liar")["fields"];
     assert_eq!((&logged["client"], &logged["route"]), (&"127.0.0.2".into(), &"-".into()));
     assert_eq!(logged["status"], 404);
-    assert!(!house.server.output().iter().any(|line| line.contains("hush")), "{:#?}", house.server.output());
+    assert!(!server.process.output().iter().any(|line| line.contains("hush")), "{:#?}", server.process.output());
 }

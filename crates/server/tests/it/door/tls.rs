@@ -1,4 +1,4 @@
-//! TLS: the certificate in force, and one that takes its place.
+//! TLS: the current certificate, and its replacement.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,9 +8,9 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::{House, hear};
+use super::{TestServer, read_response};
 
-/// A certificate of its own, for localhost.
+/// A self-signed certificate for localhost.
 struct Identity {
     certificate: String,
     key: String,
@@ -25,23 +25,23 @@ impl Identity {
         Self { certificate: cert.pem(), key: signing_key.serialize_pem(), roots: Arc::new(roots) }
     }
 
-    /// As renewers do: beside it, then in its place.
+    /// Replaces the files like a certificate renewal: writes new ones, then renames them.
     fn install(&self, folder: &Path) {
         for (name, text) in [("key.pem", &self.key), ("certificate.pem", &self.certificate)] {
             replace(folder, name, text);
         }
     }
 
-    /// What `/healthz` answers to somebody who trusts this one alone.
-    fn ask(&self, house: &House) -> Result<String, String> {
+    /// The answer of `/healthz` to a client that trusts only this certificate.
+    fn ask(&self, server: &TestServer) -> Result<String, String> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = config.with_root_certificates(self.roots.clone()).with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let connection = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
-        let mut stream = StreamOwned::new(connection, house.connect().0);
+        let mut stream = StreamOwned::new(connection, server.connect().0);
         stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: h\r\nx-request-id: by-tls\r\n\r\n").map_err(|e| e.to_string())?;
-        let answer = hear(&mut stream);
+        let answer = read_response(&mut stream);
         assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
         Ok(answer)
     }
@@ -58,11 +58,11 @@ fn settings(folder: &Path) -> [(&'static str, String); 2] {
     [("SERVER_TLS_CERTIFICATE", path("certificate.pem")), ("SERVER_TLS_KEY", path("key.pem"))]
 }
 
-fn house(folder: &Path, more: &[(&str, &str)]) -> House {
+fn server(folder: &Path, more: &[(&str, &str)]) -> TestServer {
     let files = settings(folder);
     let mut all: Vec<(&str, &str)> = files.iter().map(|(name, value)| (*name, value.as_str())).collect();
     all.extend(more);
-    House::with(&all)
+    TestServer::with(&all)
 }
 
 #[test]
@@ -70,37 +70,37 @@ fn a_new_certificate_takes_the_old_ones_place_and_a_bad_one_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (Identity::new(), Identity::new());
     first.install(folder.path());
-    let house = house(folder.path(), &[]);
-    assert!(first.ask(&house).unwrap().ends_with("ok\n"));
-    assert!(second.ask(&house).is_err());
+    let server = server(folder.path(), &[]);
+    assert!(first.ask(&server).unwrap().ends_with("ok\n"));
+    assert!(second.ask(&server).is_err());
     second.install(folder.path());
-    house.server.signal("HUP");
-    house.server.wait_for_line("the certificate was reloaded");
-    assert!(second.ask(&house).unwrap().ends_with("ok\n"));
-    assert!(first.ask(&house).is_err());
-    // Without a signal, too, the files are looked at.
+    server.process.signal("HUP");
+    server.process.wait_for_line("the certificate was reloaded");
+    assert!(second.ask(&server).unwrap().ends_with("ok\n"));
+    assert!(first.ask(&server).is_err());
+    // The files are also read again without a signal.
     replace(folder.path(), "certificate.pem", "nonsense");
-    let line = house.server.wait_for_line("certificate.pem: holds no certificate in PEM form");
+    let line = server.process.wait_for_line("certificate.pem: holds no certificate in PEM form");
     assert!(line.contains("the old one stays"), "{line}");
-    assert!(second.ask(&house).unwrap().ends_with("ok\n"));
+    assert!(second.ask(&server).unwrap().ends_with("ok\n"));
     first.install(folder.path());
-    house.server.wait_for_lines("the certificate was reloaded", 2);
-    assert!(first.ask(&house).unwrap().ends_with("ok\n"));
+    server.process.wait_for_lines("the certificate was reloaded", 2);
+    assert!(first.ask(&server).unwrap().ends_with("ok\n"));
 }
 
 #[test]
-fn a_client_that_shakes_no_hand_is_cut_off_and_counted() {
+fn a_client_without_a_handshake_is_cut_off_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity::new();
     identity.install(folder.path());
-    let house = house(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
-    let silent = [house.connect(), house.connect()];
-    let answer = identity.ask(&house).unwrap();
+    let server = server(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
+    let silent = [server.connect(), server.connect()];
+    let answer = identity.ask(&server).unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "the refusal is encrypted as well: {answer}");
     drop(silent);
-    crate::installation::wait_until("a place", || identity.ask(&house).is_ok_and(|answer| answer.ends_with("ok\n")));
-    let quick = self::house(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "50")]);
-    assert_eq!(quick.connect().hear_out(), "");
+    crate::installation::wait_until("a place", || identity.ask(&server).is_ok_and(|answer| answer.ends_with("ok\n")));
+    let quick = self::server(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "50")]);
+    assert_eq!(quick.connect().read_to_end(), "");
 }
 
 #[test]

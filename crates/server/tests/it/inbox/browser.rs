@@ -1,17 +1,18 @@
-//! The component in a real browser. What is enqueued in SQL appears without a reload, and marks survive one.
+//! The inbox component in a real browser. A notification that is enqueued by SQL appears without a reload, and marks
+//! survive a reload.
 
 use postcommit_testkit::Browser;
 use serde_json::json;
 
 use super::{Place, Server};
 
-/// The component's own tree.
+/// The component's shadow tree.
 const INBOX: &str = "document.querySelector('postcommit-inbox').shadowRoot";
 const TAB: &str = "\u{E004}";
 const ENTER: &str = "\u{E007}";
 const ESCAPE: &str = "\u{E00C}";
 
-/// The page that explains itself, filled in.
+/// Opens the demonstration page and fills it in.
 fn show(browser: &Browser, user: &str, token: &str) {
     browser.until("document.getElementById('form')");
     browser.run(&format!(
@@ -33,8 +34,8 @@ fn titles(browser: &Browser) -> serde_json::Value {
     browser.run(&format!("return [...{INBOX}.querySelectorAll('li .title')].map((title) => title.textContent)"))
 }
 
-/// The page is on one server; another one may deliver.
-async fn the_inbox_lives(place: Place, page_on: &Server) {
+/// The page is served by one server; another one may deliver.
+async fn check_live_updates(place: Place, page_on: &Server) {
     let token = page_on.token(&place.key("default", &["operate"]).await, "alice");
     let browser = Browser::start(960, 720);
     browser.open(&format!("http://{}/inbox/demo", page_on.address));
@@ -54,7 +55,7 @@ async fn the_inbox_lives(place: Place, page_on: &Server) {
     unread_is(&browser, 2);
     assert_eq!(browser.run("return window.same"), true, "without a reload");
 
-    // By keyboard alone: to the bell, open, and the newest is on top, all of it text.
+    // By keyboard only: focus the bell, open it, and the newest message is first. All content is text.
     browser.run(&format!("{INBOX}.querySelector('.bell').focus()"));
     browser.press(ENTER);
     browser.until(&format!("!{INBOX}.querySelector('.panel').hidden"));
@@ -85,7 +86,7 @@ async fn the_inbox_lives(place: Place, page_on: &Server) {
     browser.until(&format!("{INBOX}.querySelector('.panel').hidden && {INBOX}.activeElement.className === 'bell'"));
     assert_eq!(browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")), "Notifications, 1 unread");
 
-    // The marks are the server's, not the page's.
+    // The marks are stored on the server, not in the page.
     browser.reload();
     show(&browser, "alice", &token);
     unread_is(&browser, 1);
@@ -101,23 +102,24 @@ async fn the_inbox_lives(place: Place, page_on: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b1_the_component_lives_on_sqlite() {
+async fn b1_the_component_updates_live_on_sqlite() {
     let place = Place::sqlite().await;
     let server = place.serve("all", &[]);
-    the_inbox_lives(place, &server).await;
+    check_live_updates(place, &server).await;
 }
 
-/// One process delivers, the page is on another.
+/// One process delivers, another serves the page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b1_the_component_lives_on_postgres_beside_another_process_that_delivers() {
+async fn b1_the_component_updates_live_on_postgres_while_another_process_delivers() {
     let place = Place::postgres().await;
     let page_on = place.serve("api", &[]);
     let worker = place.serve("worker", &[]);
-    the_inbox_lives(place, &page_on).await;
+    check_live_updates(place, &page_on).await;
     drop(worker);
 }
 
-/// It speaks the page's language, whenever that is told; the bell has the colour of the text around it and the panel that of the page.
+/// The component uses the page's language, even when that is set later. The bell has the colour of the text around it,
+/// and the panel that of the page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_component_takes_words_and_colours_from_the_page() {
     let place = Place::sqlite().await;

@@ -1,4 +1,4 @@
-//! The stream as bytes: what is told, from where, and how it ends.
+//! The event stream as bytes: its events, its positions, and how it ends.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -32,7 +32,7 @@ impl Listener {
         Self { lines, status }
     }
 
-    /// The next line that begins so, without that; none when the stream ends first.
+    /// The rest of the next line that begins with `beginning`. `None` when the stream ends first.
     fn find(&mut self, beginning: &str) -> Option<String> {
         let mut line = String::new();
         while self.lines.read_line(&mut line).unwrap() > 0 {
@@ -44,7 +44,7 @@ impl Listener {
         None
     }
 
-    /// What is told up to the count that ends a group: each event's name, and the group's id.
+    /// The names of the events up to the count that ends a group, and the group's id.
     fn group(&mut self) -> (Vec<String>, String) {
         let mut events = Vec::new();
         loop {
@@ -59,7 +59,7 @@ impl Listener {
 }
 
 impl Listener {
-    /// Why the stream ended, as its last event says.
+    /// Why the stream ended, according to its last event.
     fn refusal(&mut self) -> String {
         loop {
             let event = self.find("event: ").expect("it is said why the stream ends");
@@ -73,16 +73,16 @@ impl Listener {
 }
 
 on_both!(
-    a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye,
+    a_stream_sends_changes_resumes_at_its_position_and_ends_with_an_event,
     a_stream_ends_when_its_reader_may_no_longer_read,
-    a_reader_who_takes_nothing_is_cut_off_and_told_nothing_later,
+    a_client_that_reads_nothing_is_cut_off_and_sent_nothing_later,
     a_tenant_has_a_share_of_all_streams,
 );
 
 mod check {
     use super::*;
 
-    pub async fn a_stream_tells_what_happens_resumes_where_it_was_and_says_goodbye(place: Place) {
+    pub async fn a_stream_sends_changes_resumes_at_its_position_and_ends_with_an_event(place: Place) {
         let server = place.serve("all", &["log.level=debug"]);
         let token = server.token(&place.key("default", &["operate"]).await, "alice");
         let authorized = format!("Authorization: Bearer {token}\r\n");
@@ -96,7 +96,7 @@ mod check {
         assert_eq!((told, id.as_str()), (vec!["message one".to_owned()], "1"));
         drop(page);
 
-        // Cut off; what happens meanwhile is told on coming back.
+        // The stream is cut. Changes in the meantime are sent after the reconnect.
         place.enqueue("alice", "two", "https://example.com").await;
         let listed = server.holds(&token, "alice", 2).await;
         let first = listed["items"][1]["id"].as_str().unwrap();
@@ -104,7 +104,7 @@ mod check {
         assert_eq!(marked.json()["unread"], 1);
         let mut back = Listener::on(&server, path, &format!("{authorized}Last-Event-ID: {id}\r\n"));
         assert_eq!(back.group(), (vec!["message two".into(), "mark one".into()], "3".into()));
-        // The same for EventSource, which can send no header; and from a position that never was.
+        // The same for EventSource, which cannot send headers; and from an unknown position.
         let mut source = Listener::on(&server, &format!("{path}?after=2&token={token}"), "");
         assert_eq!(source.group(), (vec!["mark one".into()], "3".into()));
         assert_eq!(Listener::on(&server, &format!("{path}?after=99"), &authorized).group().0, ["reload "]);
@@ -153,19 +153,19 @@ mod check {
         store.suspend_tenant(tenant, "unpaid").await.unwrap();
         assert_eq!((stream.refusal().as_str(), follow(&token).status), ("suspended", 403));
         store.resume_tenant(tenant).await.unwrap();
-        // The way to take every token of a tenant back.
+        // The way to revoke every token of a tenant.
         let mut stream = follow(&token);
         store.db().execute_one("DELETE FROM postcommit.inbox_token_key", vec![]).await.unwrap();
         assert_eq!((stream.refusal().as_str(), follow(&token).status), ("unauthenticated", 401));
     }
 
-    pub async fn a_reader_who_takes_nothing_is_cut_off_and_told_nothing_later(place: Place) {
+    pub async fn a_client_that_reads_nothing_is_cut_off_and_sent_nothing_later(place: Place) {
         let server = place.serve("all", &["inbox.heartbeat_ms=100", "log.level=debug"]);
         let key = place.key("default", &["operate"]).await;
         let tenant = place.store.tenant_or_new("default").await.unwrap();
         let shown = format!("Authorization: Bearer {key}\r\nConnection: close\r\n");
         let mut stalled = Listener::on(&server, "/v1/inbox/alice/stream", &shown);
-        // More than the socket's buffers hold; the signs of life after it have to wait.
+        // More than the socket's buffers hold. The heartbeats after it have to wait.
         let large = "x".repeat(250_000);
         let producer = server.with(&place.key("default", &["enqueue"]).await);
         for batch in 0..8 {

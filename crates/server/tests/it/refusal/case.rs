@@ -1,39 +1,39 @@
-//! One case: a database that refuses one kind of write, a receiver that answers in one way, and what became of it.
+//! One case: a database that refuses one kind of write, a receiver that answers in one way, and the result.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use postcommit_testkit::refusal::REFUSED;
-use postcommit_testkit::{Child, HttpServer, Refusal, Reply};
+use postcommit_testkit::refused_write::REFUSED;
+use postcommit_testkit::{Child, HttpServer, RefusedWrite, Reply};
 
 use crate::installation::{Guarantee, Hooks, Installation, Kind, wait_until};
 
-/// What the policy allows: so many attempts, so many microseconds apart.
+/// The policy: the number of attempts, and the microseconds between them.
 const ATTEMPTS: usize = 3;
 const INTERVAL: i64 = 1_000_000;
 /// Notifications of one case. The first and the third have two recipients and are expanded, the last is for an inbox.
 const NOTES: [usize; 5] = [2, 1, 2, 1, 0];
 
-/// A step of ours that writes.
+/// A step of the product that writes.
 #[derive(Debug)]
 pub struct Step {
     pub name: &'static str,
-    refusals: &'static [Refusal],
-    /// What the log says when it is met.
+    refusals: &'static [RefusedWrite],
+    /// The log line that shows the refusal.
     sign: &'static str,
-    /// The answer that leads here.
+    /// The receiver's answer that leads to this step.
     pub meant_for: Answer,
     /// The setting `isolate` of the provider.
     isolate: &'static str,
 }
 
-const QUEUE: Refusal = Refusal::of("UPDATE", "delivery_queue");
-const LEDGER: Refusal = Refusal::of("INSERT", "delivery_ledger");
-const RENEW: Refusal = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
+const QUEUE: RefusedWrite = RefusedWrite::of("UPDATE", "delivery_queue");
+const LEDGER: RefusedWrite = RefusedWrite::of("INSERT", "delivery_ledger");
+const RENEW: RefusedWrite = QUEUE.when("NEW.lease_token = OLD.lease_token AND NEW.lease_until <> OLD.lease_until");
 
-const fn step(name: &'static str, refusals: &'static [Refusal], meant_for: Answer) -> Step {
+const fn step(name: &'static str, refusals: &'static [RefusedWrite], meant_for: Answer) -> Step {
     Step { name, refusals, sign: REFUSED, meant_for, isolate: "host" }
 }
 
@@ -41,32 +41,32 @@ const fn of_lane(step: Step) -> Step {
     Step { isolate: "lane", ..step }
 }
 
-/// All of them, in the order of the flow.
+/// All steps, in the order of the flow.
 pub static STEPS: [Step; 14] = [
     step("claim", &[QUEUE.when("OLD.lease_token IS NULL AND NEW.lease_token IS NOT NULL")], Answer::Taken),
-    step("expand", &[Refusal::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
+    step("expand", &[RefusedWrite::of("INSERT", "delivery_queue").when("NEW.n > 0")], Answer::Taken),
     step("announce", &[QUEUE.when("OLD.intent IS NULL AND NEW.intent IS NOT NULL")], Answer::Taken),
     step("settle", &[LEDGER], Answer::Taken),
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
-    step("log", &[Refusal::of("INSERT", "attempt")], Answer::Broken),
-    step("count", &[Refusal::of("INSERT", "rollup_fresh")], Answer::Taken),
+    step("log", &[RefusedWrite::of("INSERT", "attempt")], Answer::Broken),
+    step("count", &[RefusedWrite::of("INSERT", "rollup_fresh")], Answer::Taken),
     Step { name: "renew", refusals: &[LEDGER, RENEW], sign: "could not renew", meant_for: Answer::Taken, isolate: "host" },
-    of_lane(step("hold", &[Refusal::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
-    of_lane(step("pause", &[Refusal::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
-    step("hold host", &[Refusal::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
-    step("pause host", &[Refusal::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
-    step("provider version", &[Refusal::of("UPDATE", "provider_version")], Answer::Unwelcome),
-    step("inbox", &[Refusal::of("INSERT", "inbox_message")], Answer::Taken),
+    of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
+    of_lane(step("pause", &[RefusedWrite::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
+    step("hold host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
+    step("pause host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.paused IS NOT NULL")], Answer::Unwelcome),
+    step("provider version", &[RefusedWrite::of("UPDATE", "provider_version")], Answer::Unwelcome),
+    step("inbox", &[RefusedWrite::of("INSERT", "inbox_message")], Answer::Taken),
 ];
 
-/// How the receiver answers until all is healed.
+/// How the receiver answers until the case is healed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// 200.
     Taken,
     /// 500: it may have arrived.
     Broken,
-    /// 429 with a wait.
+    /// 429 with a `Retry-After`.
     Later,
     /// 401.
     Unwelcome,
@@ -87,7 +87,7 @@ impl Answer {
         }
     }
 
-    /// The receiver has said that it did not take it.
+    /// Whether the answer says that the message was not accepted.
     fn is_refusal(self) -> bool {
         matches!(self, Self::Later | Self::Unwelcome)
     }
@@ -97,13 +97,13 @@ impl Answer {
 pub struct Case {
     pub step: &'static Step,
     pub answer: Answer,
-    /// Refusals that are waited for.
+    /// How many refusals to wait for.
     pub times: usize,
     pub kind: Kind,
     pub guarantee: Guarantee,
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Debug, Default)]
 pub struct Ran {
     pub fired: bool,
@@ -118,7 +118,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Each request's webhook id and how it was answered, in order.
+/// The webhook id of each request and its answer, in order.
 type Journal = Arc<Mutex<Vec<(String, Answer)>>>;
 
 impl Case {
@@ -131,7 +131,7 @@ impl Case {
         let receiver = self.receiver(journal.clone(), healed.clone());
         enqueue(&installation, &receiver);
         self.refuse(&installation);
-        // With several refusals there is somebody else who could take over.
+        // With several refusals a second server could take over.
         let servers: Vec<Child> = (0..self.times.min(2)).map(|_| installation.serve()).collect();
         let fired = self.wait(&installation, &servers);
         self.heal(&installation);
@@ -164,7 +164,7 @@ impl Case {
         }
     }
 
-    /// Until it was refused often enough; or it never comes to that, since everything has ended or nothing more may be sent.
+    /// Waits until the write was refused often enough, or everything has ended, or nothing more may be sent.
     fn wait(&self, installation: &Installation, servers: &[Child]) -> bool {
         let met = || servers.iter().flat_map(Child::output).filter(|line| line.contains(self.step.sign)).count();
         wait_until("the refusals, or the end of the work", || met() >= self.times || installation.is_quiet() || is_paused(installation));
@@ -200,19 +200,22 @@ impl Case {
     }
 }
 
-/// One attempt on record.
+/// One recorded attempt.
 #[derive(Debug)]
 struct Try {
-    /// Microseconds.
+    /// The time in microseconds.
     at: i64,
     code: String,
 }
 
-/// By webhook id, in order.
+/// The attempts of each webhook id, in order.
 fn tries(installation: &Installation, kind: Kind) -> BTreeMap<String, Vec<Try>> {
     let at = if kind == Kind::Postgres { "(extract(epoch FROM at) * 1000000)::bigint" } else { "at" };
-    let rows =
-        installation.rows(&format!("SELECT notification_id, n, {at}, code FROM postcommit.attempt ORDER BY notification_id, n, seq"));
+    let rows = installation.rows(&format!(
+        "SELECT notification_id, n, {at}, code \
+            FROM postcommit.attempt \
+            ORDER BY notification_id, n, seq"
+    ));
     let mut tries: BTreeMap<String, Vec<Try>> = BTreeMap::new();
     for row in rows {
         let one = Try { at: row[2].parse().unwrap(), code: row[3].clone() };
@@ -221,8 +224,8 @@ fn tries(installation: &Installation, kind: Kind) -> BTreeMap<String, Vec<Try>> 
     tries
 }
 
-/// Whether one followed another before the policy's wait was over. The first lost lease is repeated immediately, and what met a 401 while others paused
-/// its lane goes on when that opens.
+/// Whether an attempt followed another before the policy's wait was over. The first lost lease is repeated immediately,
+/// and a delivery that got a 401 while its lane was being paused continues when the lane opens.
 fn sooner(tries: &[Try]) -> Option<&'static str> {
     let mut losses = 0;
     for pair in tries.windows(2) {
@@ -242,7 +245,8 @@ fn enqueue(installation: &Installation, receiver: &HttpServer) {
         let sql = match installation.sqlite_path() {
             None => format!("SELECT postcommit.enqueue('case.made', '{{}}', 'k{i}', recipients => '[{to}]')"),
             Some(_) => format!(
-                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) VALUES ('case.made', '{{}}', 'k{i}', '[{to}]')"
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) \
+                    VALUES ('case.made', '{{}}', 'k{i}', '[{to}]')"
             ),
         };
         installation.rows(&sql);
@@ -254,7 +258,7 @@ fn is_paused(installation: &Installation) -> bool {
     paused("provider") || paused("lane_host")
 }
 
-/// All is well again, and somebody opens what was paused, until nothing is left to do.
+/// Everything is healed, and paused lanes are resumed, until nothing is left to do.
 fn finish(installation: &Installation) {
     wait_until("everything to end", || {
         if is_paused(installation) {
@@ -267,7 +271,12 @@ fn finish(installation: &Installation) {
 /// Each recipient has exactly one outcome.
 fn outcomes(installation: &Installation) -> Vec<String> {
     let expected: usize = NOTES.into_iter().map(|targets| targets.max(1)).sum();
-    let ended = installation.rows("SELECT l.state, l.reason FROM postcommit.delivery_ledger l JOIN postcommit.notification o ON o.id = l.notification_id WHERE l.n > 0");
+    let ended = installation.rows(
+        "SELECT l.state, l.reason \
+        FROM postcommit.delivery_ledger l \
+        JOIN postcommit.notification o ON o.id = l.notification_id \
+        WHERE l.n > 0",
+    );
     let in_inbox = installation.count("SELECT count(*) FROM postcommit.inbox_message");
     let told = installation.count("SELECT count(*) FROM postcommit.notification");
     if (ended.len(), in_inbox, told) == (expected, 1, NOTES.len()) {

@@ -1,29 +1,29 @@
-//! The operations of the document that the server itself hands out.
+//! The operations of the server's own OpenAPI document.
 
 use postcommit_channel::model::Scope;
 use serde_json::{Map, Value, json};
 
-/// One operation.
+/// One operation of the document.
 #[derive(Clone)]
 pub struct Operation {
     pub name: String,
     pub method: String,
-    /// With its parameters in braces.
+    /// The path, with parameters in braces.
     pub path: String,
-    /// What a key must allow; none is any key.
+    /// The scope that a key must have. `None` means any key.
     pub scope: Option<Scope>,
-    /// What it may answer.
+    /// The statuses that it may answer.
     pub statuses: Vec<String>,
-    /// An answer that goes on for as long as somebody listens.
+    /// Whether the answer is an endless stream.
     pub streams: bool,
-    /// Whether it must be sent a body.
+    /// Whether a body is required.
     pub needs_body: bool,
-    /// The schema of its body, whole.
+    /// The schema of the body, with references resolved.
     body: Option<Value>,
 }
 
 impl Operation {
-    /// All of a document.
+    /// All operations of a document.
     pub fn all(document: &Value) -> Vec<Self> {
         let paths = document["paths"].as_object().unwrap().iter();
         paths
@@ -51,7 +51,7 @@ impl Operation {
         }
     }
 
-    /// Its path, with what `fill` knows for each parameter.
+    /// The path, with the values that `fill` gives for its parameters.
     pub fn filled(&self, fill: impl Fn(&str) -> Option<String>) -> String {
         let known = |parameter: &str| {
             let value = fill(parameter);
@@ -70,7 +70,7 @@ impl Operation {
         self.path.contains('{')
     }
 
-    /// A body as its schema describes it, with what must be there alone: for operations that the walk was not taught a better one for.
+    /// A body with only the required fields of its schema, for operations that have no body in the walk.
     pub fn smallest_body(&self) -> Option<Value> {
         let schema = self.body.as_ref()?;
         let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);

@@ -1,27 +1,27 @@
-//! A tenant with one of everything, each text of which is a canary.
+//! A tenant with one of everything. Each of its texts is a canary.
 
-use postcommit_testkit::Client;
+use postcommit_testkit::HttpClient;
 use serde_json::{Value, json};
 
 use super::super::app::{App, items, text};
 
-/// What a tenant has, and how to ask for it.
+/// The objects of a tenant, and how to request them.
 pub struct Planted {
     pub name: String,
-    pub admin: Client,
-    /// Texts that nobody else may ever be told.
+    pub admin: HttpClient,
+    /// Texts that must never be shown to another tenant.
     pub canaries: Vec<String>,
     notification: String,
     parked: String,
     message: String,
     job: String,
     key: String,
-    /// Another one, which may be suspended.
+    /// The name of a second tenant, which the walk may suspend.
     spare: String,
 }
 
 impl Planted {
-    /// Everything is made over the API; on a server at rest, so that it stays as it is.
+    /// Creates everything over the API, on a server that delivers only on request, so that nothing changes.
     pub fn in_tenant(app: &App, name: &str) -> Self {
         app.create_tenant(name);
         let spare = format!("{name}-spare");
@@ -51,7 +51,7 @@ impl Planted {
         texts.iter().map(|text| format!("{}-{text}", self.name)).chain(ids.into_iter().cloned()).collect()
     }
 
-    /// What a parameter of a path is, of this tenant's.
+    /// The value of a path parameter for an object of this tenant.
     pub fn parameter(&self, path: &str, parameter: &str) -> Option<String> {
         let noun = path.split('/').nth(2)?;
         let value = match (noun, parameter) {
@@ -69,7 +69,7 @@ impl Planted {
         Some(value)
     }
 
-    /// A body that the operation takes, about this tenant's things.
+    /// A valid body for an operation on this tenant's objects.
     pub fn body(&self, operation: &str) -> Option<Value> {
         let name = &self.name;
         let mail = json!({"email": "somebody@example.com"});
@@ -93,12 +93,12 @@ impl Planted {
         Some(body)
     }
 
-    /// A delivery of its that was sent.
+    /// A sent delivery of this tenant.
     pub fn sent(&self) -> String {
         text(&items(self.admin.get("/v1/deliveries?state=sent"))[0], "id")
     }
 
-    /// Everything as its owner sees it, but for when keys were used.
+    /// Everything as its owner sees it, without the times at which keys were used.
     pub fn seen_by_owner(&self) -> String {
         let lists = ["notifications", "deliveries", "jobs", "keys", "providers", "audit"];
         let mut seen = String::new();

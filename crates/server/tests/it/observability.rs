@@ -1,4 +1,4 @@
-//! What a running server tells: metrics, traces, logs; and that what watches it names what exists.
+//! Observability of a running server: metrics, traces, logs; and that alerts and dashboards name existing metrics.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-use postcommit_testkit::{Child, Client, HttpServer, Reply};
+use postcommit_testkit::{Child, HttpClient, HttpServer, Reply};
 use serde_json::Value;
 
 use crate::cli::Shell;
@@ -21,7 +21,7 @@ fn get(address: &str, path: &str, headers: &str) -> String {
     answer
 }
 
-/// A running server and where it listens.
+/// A running server and its address.
 fn serve(shell: &Shell) -> (Child, String) {
     let server = Child::spawn(shell.command(&["serve", "--listen", "127.0.0.1:0"]));
     let line = server.wait_for_line("/healthz");
@@ -38,7 +38,7 @@ fn named(file: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(deploy(file)).unwrap();
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let metrics = words.filter(|word| word.starts_with("postcommit_") && *word != "postcommit_");
-    // A histogram is told by its parts.
+    // A histogram is named by its parts.
     let family = |word: &str| ["_bucket", "_sum", "_count"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word).to_owned();
     metrics.map(family).collect()
 }
@@ -56,7 +56,7 @@ fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
         assert!(named.len() > 8, "{named:?}");
         assert_eq!(named.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "{file}");
     }
-    // And the dashboard shows all there is.
+    // The dashboard shows every metric.
     let unseen: Vec<_> =
         told.difference(&named("grafana/postcommit.json")).filter(|name| !name.ends_with("_timestamp_seconds")).cloned().collect();
     assert_eq!(unseen, Vec::<String>::new());
@@ -96,7 +96,7 @@ fn requests_and_deliveries_are_in_metrics() {
 }
 
 #[test]
-fn elsewhere_than_on_loopback_metrics_take_a_token() {
+fn on_other_addresses_than_loopback_metrics_need_a_token() {
     let token = "0123456789abcdef";
     let shell = Shell::ready().with("POSTCOMMIT_METRICS_TOKEN", token).with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
     let (_server, address) = serve(&shell);
@@ -111,7 +111,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// The spans that a collector was sent.
+/// The spans that a collector received.
 fn spans(collector: &HttpServer) -> Vec<Value> {
     let bodies = collector.requests().into_iter().map(|request| serde_json::from_slice::<Value>(&request.body).unwrap());
     let spans = bodies.flat_map(|body| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone());
@@ -127,7 +127,7 @@ fn traces_reach_the_collector() {
     shell.run(&["enqueue", "a", "--to", "email:guest@example.com", "--source", &source, "--correlation-id", "c-1", "--wait"]).ends(0);
     get(&address, "/healthz", &format!("traceparent: {PARENT}\r\n"));
     get(&address, "/healthz", "traceparent: nonsense\r\n");
-    // A stop sends what is left.
+    // A stop sends the remaining spans.
     server.term();
     server.wait();
     let spans = spans(&collector);
@@ -141,7 +141,7 @@ fn traces_reach_the_collector() {
     assert!(collector.requests().iter().all(|request| request.header("content-type") == Some("application/json")));
 }
 
-/// Done when: one trace from the HTTP request to the provider's call.
+/// One trace from the HTTP request to the provider's call.
 #[test]
 fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
     let collector = HttpServer::start(|_| Reply::json(200, serde_json::json!({})));
@@ -151,7 +151,7 @@ fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
     shell.run(&["providers", "create", "hook", "--driver", "webhook"]).ends(0);
     let key = shell.run(&["keys", "create", "test", "--scope", "enqueue", "--scope", "read", "-o", "json"]).ends(0).json();
     let (server, address) = serve(&shell);
-    let client = Client::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
+    let client = HttpClient::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
     let note = serde_json::json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/hook")}], "correlation_id": "c-7"});
     assert!(client.post("/v1/notifications", &note).expect(202).header("location").is_some());
     let told = block_on(receiver.wait_for(1))[0].header("traceparent").unwrap().to_owned();
@@ -178,7 +178,7 @@ fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
 }
 
 #[test]
-fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+fn an_unreachable_collector_costs_only_spans() {
     let gone = HttpServer::start(|_| Reply::status(503));
     let shell = Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &gone.url("/v1/traces"));
     let (server, _) = serve(&shell);
@@ -188,7 +188,7 @@ fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     assert!(server.wait().success());
 }
 
-/// Words that must never be logged, each planted where it belongs.
+/// Texts that must never be logged, each in its own field.
 const CANARIES: [&str; 8] = [
     "d2hzZWMtY2FuYXJ5LWNhbmFyeS1jYW5hcnktMDE=",
     "metrics-canary-0001",
@@ -214,7 +214,7 @@ fn plant(shell: &Shell, server: &HttpServer) {
 }
 
 #[test]
-fn logs_hold_no_secret_no_address_and_no_words() {
+fn logs_contain_no_secret_no_address_and_no_content() {
     let receiver = HttpServer::start(|request| match request.n % 3 {
         0 => Reply::status(500).with_body("canary-body canary-title"),
         1 => Reply::status(410).with_body("canary-hook-path"),
@@ -227,7 +227,7 @@ fn logs_hold_no_secret_no_address_and_no_words() {
         .with("POSTCOMMIT_CAPTURE_FAIL_ON", "transient=again,permanent=no");
     plant(&shell, &receiver);
     let (server, address) = serve(&shell);
-    // Sent, to be tried again, parked: each over a channel of its own.
+    // One is sent, one is retried, one is parked: each on a channel of its own.
     server.wait_for_line("delivery failed, trying again later");
     server.wait_for_lines("delivery parked, operator action needed", 2);
     get(&address, "/canary-hook-path?q=canary-body", "authorization: Bearer metrics-canary-0001\r\n");
@@ -241,9 +241,9 @@ fn logs_hold_no_secret_no_address_and_no_words() {
 }
 
 #[test]
-fn what_is_parked_is_told_in_one_form() {
+fn parked_deliveries_are_logged_in_one_form() {
     let shell = Shell::ready().with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=refused");
-    // Parked by an attempt, and before any.
+    // One is parked by an attempt, one before any attempt.
     let attempted = shell.run(&["enqueue", "refused", "--to", "email:canary-mail@example.com"]).ends(0).stdout;
     let unknown = shell.run(&["enqueue", "unknown", "--to", "list:nobody"]).ends(0).stdout;
     let (server, _) = serve(&shell);
@@ -254,7 +254,7 @@ fn what_is_parked_is_told_in_one_form() {
     let message = "delivery parked, operator action needed";
     let refused = serde_json::json!({"message": message, "tenant": "default", "event_type": "refused", "channel": "email", "provider": "capture",
         "delivery": format!("{}.1", attempted.trim()), "reason": "rejected", "code": "capture_permanent"});
-    // Nobody knows whom it would have gone to.
+    // The recipient of a notification that was not expanded is unknown.
     let unknown = serde_json::json!({"message": message, "tenant": "default", "event_type": "unknown", "channel": "",
         "delivery": format!("{}.0", unknown.trim()), "reason": "config", "code": "unknown_list"});
     assert_eq!((about("refused"), about("unknown")), (Some(&refused), Some(&unknown)), "{log:?}");

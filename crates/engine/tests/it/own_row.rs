@@ -1,4 +1,5 @@
-//! A notification with one target is sent from its own row, on both databases: who is, who is not, and what is written.
+//! A notification with one target is sent from its own row, on both databases: which ones are, which are not, and what
+//! is written.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use crate::world::{World, id_of};
 
-/// Two addresses: a row for each.
+/// Two recipients: a row for each.
 fn to_two() -> serde_json::Value {
     json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}]})
 }
@@ -54,11 +55,11 @@ on_both! {
         }
     }
 
-    async fn who_may_not_be_sent_at_once_gets_a_row(world) {
+    async fn a_target_that_cannot_be_sent_from_the_own_row_gets_a_row(world) {
         world.watch().await;
         let mut draft = world.draft("capture", "capture", json!({}));
         let lane = world.provider(draft.clone()).await;
-        // A send may take longer than the lease of what is not expanded.
+        // A send may take longer than the lease of a notification that is not expanded.
         draft.timeout_ms = 60_000;
         world.update(&draft).await;
         let slow = world.enqueue("a", json!({})).await;
@@ -66,7 +67,7 @@ on_both! {
         assert_eq!((world.watched().await, world.delivery(slow).await.state.as_str()), (vec!["row 1".to_owned()], "sent"));
         draft.timeout_ms = 5000;
         world.update(&draft).await;
-        // Paused, and held.
+        // First paused, then held.
         world.store.pause_lane(lane, None, "by hand").await.unwrap();
         let waits = [world.enqueue("a", json!({})).await];
         world.pass().await;
@@ -84,10 +85,10 @@ on_both! {
         assert_eq!((world.count("attempt").await, world.count("delivery_queue").await), (3, 0));
         world.enqueue("a", json!({})).await;
         world.pass().await;
-        assert_eq!((world.count("attempt").await, world.watched().await.len()), (4, 3), "and nobody who may");
+        assert_eq!((world.count("attempt").await, world.watched().await.len()), (4, 3), "and no row for a target that can be sent from the own row");
     }
 
-    async fn what_fails_at_first_waits_in_its_lane(world) {
+    async fn a_failed_first_attempt_waits_in_its_lane(world) {
         world.watch().await;
         let lane = world.capture(json!({"fail_on": "transient*1=a"})).await;
         let id = world.enqueue("a", json!({})).await;
@@ -106,7 +107,7 @@ on_both! {
         assert_eq!(world.watched().await, Vec::<String>::new(), "the notification's row became the target's");
     }
 
-    async fn what_is_rejected_is_parked_and_operators_act_on_it(world) {
+    async fn a_rejected_delivery_is_parked_and_operators_act_on_it(world) {
         let mut draft = world.draft("capture", "capture", json!({"fail_on": "permanent=a"}));
         world.provider(draft.clone()).await;
         let (mended, given_up) = (world.enqueue("a", json!({})).await, world.enqueue("a", json!({})).await);
@@ -126,7 +127,7 @@ on_both! {
         assert_eq!(world.attempts(given_up).await.len(), 1);
     }
 
-    async fn a_cancel_while_it_is_under_way_counts_for_the_next_attempt(world) {
+    async fn a_cancel_during_a_send_takes_effect_at_the_next_attempt(world) {
         let server = HttpServer::start(|_| Reply::status(503).slow());
         world.provider(world.draft("hooks", "webhook", json!({}))).await;
         let running = world.run().await;
@@ -143,7 +144,7 @@ on_both! {
         assert_eq!((row.n, row.state.as_str(), row.attempts, server.requests().len()), (1, "cancelled", 1, 1));
     }
 
-    async fn a_provider_deleted_under_a_send_leaves_nothing_behind(world) {
+    async fn a_provider_deleted_during_a_send_leaves_nothing_behind(world) {
         let server = HttpServer::start(|request| if request.n == 1 { Reply::status(503).slow() } else { Reply::ok() });
         world.provider(world.draft("hooks", "webhook", json!({}))).await;
         let running = world.run().await;
@@ -153,7 +154,7 @@ on_both! {
         server.release();
         world.until("it waits", async || world.delivery(id).await.state == "retrying").await;
         running.finish().await;
-        // In a lane that is no more: a duty finds it there, this one or the dispatcher's own.
+        // The row waits in a lane that no longer exists. A duty finds it, this one or the dispatcher's own.
         world.make_due().await;
         world.store.reroute_strays_once().await.unwrap();
         world.pass().await;
@@ -165,9 +166,9 @@ on_both! {
         assert_eq!((world.delivery(id).await.state.as_str(), world.attempts(id).await.len(), server.requests().len()), ("sent", 2, 2));
     }
 
-    async fn a_change_of_a_provider_counts_from_the_next_claim_on(world) {
+    async fn a_change_of_a_provider_takes_effect_with_the_next_claim(world) {
         world.watch().await;
-        // It knows no provider yet, and looks at them only when a claim tells it to.
+        // The dispatcher knows no provider yet, and reads them only when a claim reports a change.
         let mut dispatcher = Dispatcher::new(world.tools(world.another_store().await)).await.unwrap();
         let mut after = async |recipient: serde_json::Value| {
             let id = world.enqueue("a", json!({"recipients": [recipient]})).await;
@@ -201,7 +202,7 @@ on_both! {
         assert_eq!(after(email).await, ("parked".into(), Some("no_provider".into()), 0), "deleted");
     }
 
-    async fn a_slow_lane_holds_nobody_else_up(world) {
+    async fn a_slow_lane_delays_no_other(world) {
         world.watch().await;
         let server = HttpServer::start(|_| Reply::ok().slow());
         let mut slow = world.draft("slow", "webhook", json!({}));
@@ -217,7 +218,8 @@ on_both! {
         }
         world.until("the fast lane is done", async || world.count("delivery_ledger").await == 40).await;
         assert_eq!((server.requests().len(), world.count("delivery_queue").await), (1, 30), "one is under way, and none of the slow ones is done");
-        // Whoever waited for a slot in vain has a row by then, and does not hold up what is not expanded.
+        // Notifications that waited in vain for a slot have rows of their own now, and do not delay those that are not
+        // expanded.
         world.until("they wait in their lane", async || world.watched().await.len() == 29).await;
         world.until("they are sent, one by one", async || {
             server.release();
@@ -231,18 +233,28 @@ on_both! {
 }
 
 impl World {
-    /// From now on every row that is written for a target is noted, and every announcement.
+    /// Records every row that is written for a target, and every announcement.
     pub async fn watch(&self) {
         self.execute("CREATE TABLE postcommit.watched (what text)", vec![]).await;
         let statements: &[&str] = match self.is_postgres() {
             true => &[
-                "CREATE FUNCTION postcommit.watch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO postcommit.watched VALUES (TG_ARGV[0] || NEW.n); RETURN NULL; END'",
-                "CREATE TRIGGER watch_rows AFTER INSERT ON postcommit.delivery_queue FOR EACH ROW WHEN (NEW.n > 0) EXECUTE FUNCTION postcommit.watch('row ')",
-                "CREATE TRIGGER watch_intents AFTER UPDATE ON postcommit.delivery_queue FOR EACH ROW WHEN (NEW.intent IS NOT NULL) EXECUTE FUNCTION postcommit.watch('intent ')",
+                "CREATE FUNCTION postcommit.watch() RETURNS trigger \
+                    LANGUAGE plpgsql AS 'BEGIN INSERT INTO postcommit.watched \
+                    VALUES (TG_ARGV[0] || NEW.n); RETURN NULL; END'",
+                "CREATE TRIGGER watch_rows AFTER INSERT ON postcommit.delivery_queue \
+                    FOR EACH ROW WHEN (NEW.n > 0) \
+                    EXECUTE FUNCTION postcommit.watch('row ')",
+                "CREATE TRIGGER watch_intents AFTER UPDATE ON postcommit.delivery_queue \
+                    FOR EACH ROW WHEN (NEW.intent IS NOT NULL) \
+                    EXECUTE FUNCTION postcommit.watch('intent ')",
             ],
             false => &[
-                "CREATE TRIGGER watch_rows AFTER INSERT ON postcommit_delivery_queue WHEN NEW.n > 0 BEGIN INSERT INTO postcommit_watched VALUES ('row ' || NEW.n); END",
-                "CREATE TRIGGER watch_intents AFTER UPDATE ON postcommit_delivery_queue WHEN NEW.intent IS NOT NULL BEGIN INSERT INTO postcommit_watched VALUES ('intent ' || NEW.n); END",
+                "CREATE TRIGGER watch_rows AFTER INSERT ON postcommit_delivery_queue \
+                    WHEN NEW.n > 0 BEGIN INSERT INTO postcommit_watched \
+                    VALUES ('row ' || NEW.n); END",
+                "CREATE TRIGGER watch_intents AFTER UPDATE ON postcommit_delivery_queue \
+                    WHEN NEW.intent IS NOT NULL BEGIN INSERT INTO postcommit_watched \
+                    VALUES ('intent ' || NEW.n); END",
             ],
         };
         for sql in statements {
@@ -250,12 +262,12 @@ impl World {
         }
     }
 
-    /// What was noted.
+    /// The recorded rows and announcements.
     pub async fn watched(&self) -> Vec<String> {
         self.sql("SELECT what FROM postcommit.watched ORDER BY what", vec![]).await.iter().map(|row| row.get(0).unwrap()).collect()
     }
 
-    /// An application takes back what is about this entity.
+    /// Cancels as an application, by entity.
     pub async fn cancel(&self, entity: &str) {
         match self.is_postgres() {
             true => drop(self.sql("SELECT postcommit.cancel('default', $1)", vec![entity.into()]).await),

@@ -1,4 +1,4 @@
-//! What is told about the work: metrics, the log of attempts, traces.
+//! Observability: metrics, the log of attempts, traces.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ fn scrape(world: &World) -> Scrape {
     Scrape::new(world.metrics.clone(), world.store.clone(), KpiSettings::default())
 }
 
-/// Samples by what stands before the value.
+/// Samples of the metrics by name and labels.
 fn samples(text: &str) -> BTreeMap<&str, f64> {
     let sample = |line: &'_ str| line.rsplit_once(' ').map(|(name, value)| (name.to_owned(), value.parse::<f64>().unwrap()));
     assert!(text.lines().filter(|line| !line.starts_with('#')).all(|line| sample(line).is_some()), "{text}");
@@ -63,7 +63,7 @@ on_both! {
         assert!(!text.contains("tenant=") && !text.contains("example.com"), "no tenant and no address is a label");
     }
 
-    /// Each look at the log of attempts gives success rate, latency and retries.
+    /// The log of attempts gives success rate, latency and retries.
     async fn b6_success_rate_latency_and_retries_can_be_read_from_attempts(world) {
         let mut world = world;
         world.fail_on = FailOn::parse("permanent=no,transient*1=again").unwrap();
@@ -81,7 +81,7 @@ on_both! {
         assert_eq!(read, [4, 2, 1, 4], "4 attempts, 2 of them a success, 1 a retry, each with its latency and provider");
     }
 
-    async fn without_its_database_a_process_still_tells_what_it_did(world) {
+    async fn without_its_database_a_process_still_serves_its_metrics(world) {
         world.capture(json!({})).await;
         world.enqueue("yes", json!({})).await;
         world.pass().await;
@@ -92,7 +92,7 @@ on_both! {
         assert!(text.contains("postcommit_database_up 0\n") && text.contains("event_type=\"yes\"") && !text.contains("postcommit_stuck "), "{text}");
     }
 
-    /// What enqueued it, its expansion and the provider's call are one trace; the receiver is told.
+    /// The enqueue, the expansion and the provider's call are one trace, which is passed on to the receiver.
     async fn a_trace_reaches_the_receiver(world) {
         let mut world = world;
         let server = HttpServer::start(|_| Reply::status(200));
@@ -100,11 +100,11 @@ on_both! {
         let (tracer, mut spans) = Tracer::new(1.0, world.metrics.clone());
         let parent: TraceParent = PARENT.parse().unwrap();
         let traced = json!({"recipients": [{"webhook": server.url("/secret-path")}], "correlation_id": "c-1", "source": Source::default().traced_by(parent), "body": "canary"});
-        // Off: passed on as it came.
+        // Without tracing the traceparent is passed on unchanged.
         world.enqueue("first", traced.clone()).await;
         world.pass().await;
         assert_eq!(server.wait_for(1).await[0].header("traceparent"), Some(PARENT));
-        // On: the attempt's own span is the parent of whatever the receiver does.
+        // With tracing the span of the attempt is the parent of the receiver's spans.
         world.tracer = tracer;
         let id = world.enqueue("second", traced.clone()).await;
         world.pass().await;
@@ -120,7 +120,7 @@ on_both! {
         assert_eq!(attributes["postcommit.delivery"], format!("{id}.1"));
         assert_eq!((attributes["postcommit.outcome"], attributes["postcommit.provider"], attributes["postcommit.correlation_id"]), ("sent", "hook", "c-1"));
         assert!(!format!("{taken:?}").contains("secret-path") && !format!("{taken:?}").contains("canary"));
-        // One that nobody traced has a trace of its own, named after it.
+        // A notification without a traceparent begins a trace of its own, whose id is derived from the notification's.
         let mut alone = traced;
         alone["source"] = json!({});
         let id = world.enqueue("third", alone).await;
@@ -129,8 +129,8 @@ on_both! {
         assert_eq!(told.trace_id, id.as_u128());
     }
 
-    /// Plain SQL may have written anything there.
-    async fn a_traceparent_that_is_none_is_ignored(world) {
+    /// Plain SQL may have written any text as the traceparent.
+    async fn an_invalid_traceparent_is_ignored(world) {
         let server = HttpServer::start(|_| Reply::status(200));
         world.provider(world.draft("hook", "webhook", json!({"url": server.url("/")}))).await;
         let id = world.enqueue_by_sql("a", &json!([{"webhook": server.url("/")}]).to_string()).await;

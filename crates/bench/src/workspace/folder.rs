@@ -1,4 +1,4 @@
-//! A folder for the run, locked while it lasts: one that nobody holds was left by a killed run.
+//! The folder of a run, locked while the run lasts. A folder without a held lock was left by a killed run.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::failure::Failure;
 const PREFIX: &str = "postcommit-bench-";
 const LOCK: &str = "lock";
 
-/// The folder.
+/// A locked folder.
 pub struct Folder {
     path: PathBuf,
     _lock: File,
 }
 
 impl Folder {
-    /// Makes one, and removes what killed runs have left beside it.
+    /// Creates a folder, and removes the folders that killed runs left beside it.
     pub fn make_in(parent: &Path) -> Result<Self, Failure> {
         remove_leftovers(parent);
         let path = parent.join(format!("{PREFIX}{:016x}", u64::from_be_bytes(random::<8>())));
@@ -43,7 +43,8 @@ impl Folder {
 fn remove_leftovers(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        // One without a lock is being made this instant; one that cannot be opened is somebody else's.
+        // A folder without a lock file is just being created. A lock file that cannot be opened belongs to another
+        // user.
         if ours && File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_holds_is_removed_by_the_next() {
+    fn a_folder_without_a_lock_is_removed_by_the_next_run() {
         let parent = tempfile::tempdir().unwrap();
         let held = Folder::make_in(parent.path()).unwrap();
         let left = Folder::make_in(parent.path()).unwrap().path().to_owned();

@@ -1,4 +1,4 @@
-//! POSTs over kept connections, as bare as hyper makes them.
+//! A bare HTTP client: POST requests with hyper over persistent connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,12 @@ use tokio::task::JoinSet;
 
 use crate::failure::Failure;
 
-/// A request, whole.
+/// A complete request.
 pub type Post = Request<Full<Bytes>>;
 
-/// Sends `count` requests to an address over so many connections, each of which waits for an answer before it sends the next, and tells how long it took. The
-/// first on each connection is not measured: those have the numbers from `count` on. Another answer than `expected` ends it.
+/// Sends `count` requests over `connections` connections and returns how long that took. Each connection waits for a
+/// response before it sends the next request. The first request of each connection is not measured; these have the
+/// numbers from `count` on. A status other than `expected` is an error.
 pub async fn pump(
     address: &str,
     count: u64,
@@ -65,7 +66,7 @@ async fn send(sender: &mut SendRequest<Full<Bytes>>, post: Post, expected: Statu
     let status = answer.status();
     let said = answer.into_body().collect().await.map_err(failed)?.to_bytes();
     if status != expected {
-        return Err(failed(format!("was answered {status}: {}", String::from_utf8_lossy(&said))));
+        return Err(failed(format!("was answered with {status}: {}", String::from_utf8_lossy(&said))));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Our dispatcher at work in this process.
+//! The engine's dispatcher, running in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,29 +18,29 @@ use tokio::sync::watch;
 
 use crate::failure::Failure;
 use crate::load::Load;
-use crate::place::Place;
 use crate::run::Bench;
 use crate::series::rate;
+use crate::workspace::Workspace;
 
-/// How often the tally is looked at.
+/// How often the tally is read.
 const LOOK: Duration = Duration::from_millis(1);
-/// A drain that settles nothing for this long has failed.
+/// A drain without progress for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WARM_UP: u64 = 2000;
-/// `default`, which the migration makes first.
+/// The tenant `default`, which the migration creates first.
 const TENANT: i32 = 1;
 
 /// A dispatcher that runs until it is finished or dropped.
-pub struct Running {
+pub struct RunningDispatcher {
     tally: Arc<Tally>,
     stop: watch::Sender<Stop>,
     task: tokio::task::JoinHandle<()>,
-    /// When it was let loose.
+    /// When it was started.
     pub started: Instant,
 }
 
-impl Running {
-    /// Makes one and lets it loose.
+impl RunningDispatcher {
+    /// Creates a dispatcher and starts it.
     pub async fn start(bench: &Bench, store: &Store) -> Result<Self, Failure> {
         let dispatcher = Dispatcher::new(tools(bench, store)).await?;
         let (stop, told) = watch::channel(Stop::No);
@@ -49,12 +49,12 @@ impl Running {
         Ok(Self { tally, stop, task: tokio::spawn(dispatcher.run(told)), started })
     }
 
-    /// How many it has sent, durably.
+    /// How many deliveries are sent and settled.
     pub fn sent(&self) -> u64 {
         self.tally.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits until it has sent that many, and says when that was.
+    /// Waits until `count` deliveries are sent. Returns the time.
     pub async fn until(&self, count: u64) -> Result<Instant, Failure> {
         let (mut last, mut moved) = (0, clock::monotonic());
         loop {
@@ -67,21 +67,21 @@ impl Running {
             }
             let [again, parked, dropped] = [&self.tally.again, &self.tally.parked, &self.tally.dropped].map(|c| c.load(Ordering::Relaxed));
             if again + parked + dropped > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
-                let otherwise = format!("{again} are to be tried again, {parked} are parked, {dropped} were dropped");
+                let otherwise = format!("{again} are to be retried, {parked} are parked, {dropped} were dropped");
                 return Err(Failure::new(Exit::Failed, format!("the drain stopped at {sent} of {count}; {otherwise}")));
             }
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Lets it finish what is under way.
+    /// Stops the dispatcher after the sends in flight.
     pub async fn finish(mut self) {
         let _ = self.stop.send(Stop::Finish);
         let _ = (&mut self.task).await;
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningDispatcher {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -92,7 +92,7 @@ fn tools(bench: &Bench, store: &Store) -> Tools {
     Tools {
         store: store.clone(),
         egress,
-        keys: bench.place.keys(),
+        keys: bench.workspace.keys(),
         capture_fail_on: FailOn::default(),
         settings,
         kpi: KpiSettings::default(),
@@ -101,56 +101,60 @@ fn tools(bench: &Bench, store: &Store) -> Tools {
     }
 }
 
-/// A fresh database with a capture provider, through whose connections something has been delivered already: they are open, their statements prepared.
-pub async fn ready(bench: &Bench) -> Result<Store, Failure> {
-    let store = bench.place.fresh().await?;
-    provide(&store, &capture()).await?;
+/// An empty database with a capture provider. Some notifications have been delivered already, so that connections are
+/// open and statements prepared.
+pub async fn warm_store(bench: &Bench) -> Result<Store, Failure> {
+    let store = bench.workspace.fresh().await?;
+    create_provider(&store, &capture()).await?;
     warm_up(bench, &store, &Load::captured()).await?;
     Ok(store)
 }
 
-/// Delivers something through the connections that will be measured.
+/// Delivers some notifications through the connections that will be measured.
 pub async fn warm_up(bench: &Bench, store: &Store, load: &Load) -> Result<(), Failure> {
-    load.feed(&bench.place, bench.count(WARM_UP)).await?;
+    load.feed(&bench.workspace, bench.count(WARM_UP)).await?;
     finish_all(bench, store).await
 }
 
-/// Delivers all that is due.
+/// Delivers everything that is due.
 pub async fn finish_all(bench: &Bench, store: &Store) -> Result<(), Failure> {
     Ok(Dispatcher::new(tools(bench, store)).await?.pass(None).await?)
 }
 
-/// Delivers that many and tells how long it took.
+/// Delivers `count` notifications and returns how long that took.
 pub async fn drain(bench: &Bench, store: &Store, count: u64) -> Result<Duration, Failure> {
-    let running = Running::start(bench, store).await?;
+    let running = RunningDispatcher::start(bench, store).await?;
     let done = running.until(count).await?;
     let took = done.duration_since(running.started);
     running.finish().await;
     Ok(took)
 }
 
-/// How fast `count` are delivered out of a backlog of `all`, after the first few of it.
-pub async fn window(bench: &Bench, store: &Store, count: u64, all: u64) -> Result<f64, Failure> {
-    let running = Running::start(bench, store).await?;
+/// The rate at which `count` notifications are delivered out of a backlog of `all`, without the first few.
+pub async fn rate_in_window(bench: &Bench, store: &Store, count: u64, all: u64) -> Result<f64, Failure> {
+    let running = RunningDispatcher::start(bench, store).await?;
     let from = running.until(count / 20).await?;
-    // Whatever was counted by then: results come in batches.
+    // Results are counted in batches, so the count may be higher than the one waited for.
     let already = running.sent();
     let to = running.until(all.min(already + count)).await?;
     let sent = running.sent() - already;
     running.finish().await;
     if sent == 0 {
-        return Err(Failure::new(Exit::Failed, format!("{all} were delivered before the clock ran; a larger --scale makes more")));
+        return Err(Failure::new(
+            Exit::Failed,
+            format!("all {all} notifications were delivered before the measurement began; use a larger --scale"),
+        ));
     }
     Ok(rate(sent, to.duration_since(from)))
 }
 
-/// A provider for every channel that sends nothing and takes as much at once as a provider may.
+/// A provider for every channel that sends nothing, with the highest concurrency allowed.
 pub fn capture() -> ProviderDraft {
     ProviderDraft {
         name: "capture".into(),
         channel: "*".into(),
         driver: "capture".into(),
-        // A handler that does nothing, as those of the peers: what would have been sent is not copied into the attempt.
+        // The provider does nothing, like the handlers of the peers: it does not copy the message into the attempt.
         settings: json!({"record": false}),
         secrets: None,
         guarantee: Guarantee::Idempotent,
@@ -164,10 +168,10 @@ pub fn capture() -> ProviderDraft {
     }
 }
 
-/// A provider of signed webhooks, so many at once.
-pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure> {
+/// A provider of signed webhooks.
+pub fn webhook(workspace: &Workspace, concurrency: u64) -> Result<ProviderDraft, Failure> {
     let secret = Secret::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
-    let ring = place.keys().or_new().map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
+    let ring = workspace.keys().or_new().map_err(|e| Failure::new(Exit::Refused, e.to_string()))?;
     Ok(ProviderDraft {
         name: "hooks".into(),
         channel: "webhook".into(),
@@ -181,7 +185,7 @@ pub fn webhook(place: &Place, concurrency: u64) -> Result<ProviderDraft, Failure
     })
 }
 
-/// Enters a provider for the tenant that everything is enqueued for.
-pub async fn provide(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
+/// Creates a provider for the tenant of all notifications.
+pub async fn create_provider(store: &Store, draft: &ProviderDraft) -> Result<(), Failure> {
     Ok(store.create_provider(TENANT, draft).await.map(drop)?)
 }

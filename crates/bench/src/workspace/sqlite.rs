@@ -1,4 +1,4 @@
-//! A file in a folder of its own; a new one for every part.
+//! A SQLite file in the workspace's folder; a new one for every measurement.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use postcommit_server::output::Exit;
 
 use crate::failure::Failure;
 
-/// The present file.
-pub struct File {
+/// The current file.
+pub struct SqliteFile {
     folder: PathBuf,
     number: AtomicU64,
 }
 
-impl File {
+impl SqliteFile {
     pub fn in_folder(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), number: AtomicU64::new(0) }
     }
@@ -26,7 +26,7 @@ impl File {
         self.folder.join(format!("bench-{number}.db"))
     }
 
-    /// Goes on to a file that does not exist yet. The last one is deleted.
+    /// Deletes the current file and goes on to a new one.
     pub fn next(&self) -> Result<(), Failure> {
         let last = self.path();
         self.number.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A database of its own on the given server; or, where the login may make none, two schemas of its own in the given one.
+//! A private database on the given server. Where the login may not create one, private schemas in the given database.
 
 use postcommit_channel::secret::random;
 use postcommit_engine::db::postgres::Postgres;
@@ -8,24 +8,26 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::failure::Failure;
 
-/// What our databases are called, before a random number.
+/// The prefix of the databases' names; a random number follows.
 const PREFIX: &str = "postcommit_bench_";
-/// Held while leftovers are dropped and a database is made: nobody takes a new one, not yet connected to, for a leftover.
+/// The advisory lock that is held while leftovers are dropped and a database is created. It keeps other runs from
+/// taking a new database without connections for a leftover.
 const LOCK: i64 = 0x7063_6265_6e63_6800;
-/// Everything that a run makes in a database.
+/// The schemas that a run creates in a database.
 const SCHEMAS: &str = "postcommit, postcommit_bench, postcommit_bench_history, postcommit_bench_backlog";
 
-/// Where it is measured.
-pub struct Ground {
+/// The PostgreSQL database of a run.
+pub struct PostgresWorkspace {
     url: String,
-    /// How to connect there. Its pool keeps a connection, so that no other run takes the database for a leftover.
+    /// Connects to the database. Its pool keeps a connection open, so that no other run takes the database for a
+    /// leftover.
     here: Postgres,
-    /// Where we came from, and the name of the database that we made.
+    /// The given database, and the name of the database that this run created.
     own: Option<(Postgres, String)>,
 }
 
-impl Ground {
-    /// Makes a database, or finds that the given one can be used.
+impl PostgresWorkspace {
+    /// Creates a database, or checks that the given one can be used.
     pub async fn make(given_url: &str) -> Result<Self, Failure> {
         let given = Postgres::open(given_url).await?;
         let client = connect(&given).await?;
@@ -55,34 +57,35 @@ impl Ground {
         &self.url
     }
 
-    /// Whether the whole database is ours: only then may other programs do as they like in it.
+    /// Whether the whole database belongs to this run. Only then may peers use it.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// A connection of its own, without the limits of time that guard the product's.
+    /// A separate connection, without the product's timeouts.
     pub async fn client(&self) -> Result<Client, Failure> {
         connect(&self.here).await
     }
 
-    /// Removes our schema.
+    /// Drops the schema `postcommit`.
     pub async fn clear(&self) -> Result<(), Failure> {
         Ok(self.client().await?.batch_execute("DROP SCHEMA IF EXISTS postcommit CASCADE").await?)
     }
 
-    /// Keeps the schema as `postcommit_bench_…` while something else is measured.
+    /// Keeps the schema under the name `postcommit_bench_…` while another one is measured.
     pub async fn put_aside(&self, name: &str) -> Result<(), Failure> {
         Ok(self.client().await?.batch_execute(&format!("ALTER SCHEMA postcommit RENAME TO postcommit_bench_{name}")).await?)
     }
 
-    /// Brings it back in place of the present one. All of its statements name the schema, so it works as before.
+    /// Replaces the current schema by the one that was put aside. It works as before, because all of its statements
+    /// qualify their names.
     pub async fn bring_back(&self, name: &str) -> Result<(), Failure> {
         let rename = format!("ALTER SCHEMA postcommit_bench_{name} RENAME TO postcommit");
         Ok(self.client().await?.batch_execute(&format!("DROP SCHEMA IF EXISTS postcommit CASCADE; {rename}")).await?)
     }
 
-    /// Vacuums and analyzes every table of ours, then writes out all that is dirty: full-page images weigh the same on everybody.
-    pub async fn settle(&self) -> Result<(), Failure> {
+    /// Vacuums and analyzes every table, then runs a checkpoint, so that both sides write as many full-page images.
+    pub async fn quiesce(&self) -> Result<(), Failure> {
         let client = self.client().await?;
         let tables = "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
             WHERE c.relkind = 'r' AND n.nspname IN ('postcommit', 'postcommit_bench') AND pg_relation_size(c.oid) > 0";
@@ -91,17 +94,18 @@ impl Ground {
             client.batch_execute(&format!("VACUUM (ANALYZE) {}", tables.join(", "))).await?;
         }
         match client.batch_execute("CHECKPOINT").await {
-            // A right of its own on PostgreSQL. Without it everybody's ratio is a little less steady.
+            // CHECKPOINT needs a privilege. Without it the ratios vary a little more.
             Err(e) if e.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(()),
             done => Ok(done?),
         }
     }
 
     pub async fn describe(&self) -> Result<String, Failure> {
-        let sql = "SELECT current_setting('server_version'), current_setting('shared_buffers'), current_setting('fsync'), \
-            current_setting('synchronous_commit')";
+        let sql = "\
+            SELECT current_setting('server_version'), current_setting('shared_buffers'), current_setting('fsync'),
+                current_setting('synchronous_commit')";
         let row = self.client().await?.query_one(sql, &[]).await?;
-        let at = |place: usize| row.get::<_, String>(place);
+        let at = |column: usize| row.get::<_, String>(column);
         let version = at(0).split(' ').next().unwrap_or_default().to_owned();
         let place = if self.is_own() { "a database of its own" } else { "schemas of its own in the given database" };
         Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {}), in {place}", at(1), at(2), at(3)))
@@ -120,18 +124,21 @@ impl Ground {
                 client
             }
         };
-        // Made by the migration, if this login may make roles. If it is somebody else's, it stays.
+        // The migration created this role if the login may create roles. If it belongs to another login, it stays.
         let _ = client.batch_execute(&format!("DROP ROLE IF EXISTS {}", self.here.role("tenant"))).await;
         Ok(())
     }
 }
 
-/// What a killed run left: databases of our name to which nobody is connected.
+/// Drops the databases that killed runs left: those with our prefix and without connections.
 async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
-    let sql = "SELECT datname::text, oid FROM pg_database d WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user \
-        AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
+    let sql = "\
+        SELECT datname::text, oid
+        FROM pg_database d
+        WHERE datname ~ $1 AND pg_get_userbyid(datdba) = current_user
+          AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.datid = d.oid AND a.backend_type = 'client backend')";
     for row in client.query(sql, &[&format!("^{PREFIX}[0-9a-f]{{16}}$")]).await? {
-        // Somebody connected this instant, or the right was taken away: the next run will see.
+        // Another session has just connected, or the privilege was revoked: the next run tries again.
         if client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await.is_ok() {
             let _ = client.batch_execute(&format!("DROP ROLE IF EXISTS postcommit_tenant_{}", row.get::<_, u32>(1))).await;
         }
@@ -139,7 +146,7 @@ async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Without a database of our own, we work only where we cannot be mixed up with anything, and may make schemas.
+/// Without a private database, the benchmark runs only where its schemas do not exist yet and where it may create them.
 async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
     let refused = |problem: String| Err(Failure::new(Exit::Refused, format!("this login may not create databases, and {problem}")));
     let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY (string_to_array($1, ', ')) ORDER BY 1";
@@ -148,18 +155,22 @@ async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
         let left = taken.iter().any(|name| name.starts_with("postcommit_bench"));
         let hint = format!("; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE", taken.join(", "));
         return refused(format!(
-            "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, or a login with CREATEDB{}",
+            "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, \
+             or a login with CREATEDB{}",
             if left { hint.as_str() } else { "" }
         ));
     }
-    let sql = "SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_database()), quote_ident(current_user)";
+    let sql = "\
+        SELECT has_database_privilege(current_database(), 'CREATE'), quote_ident(current_database()),
+            quote_ident(current_user)";
     let row = client.query_one(sql, &[]).await?;
     match row.get(0) {
         true => Ok(()),
         false => {
             let (database, login): (String, String) = (row.get(1), row.get(2));
             refused(format!(
-                "no schemas in the given one; GRANT CREATE ON DATABASE {database} TO {login}, or give it a login with CREATEDB"
+                "no schemas in the given one; GRANT CREATE ON DATABASE {database} TO {login}, or give it a login with \
+                 CREATEDB"
             ))
         }
     }
@@ -182,7 +193,7 @@ async fn connect(db: &Postgres) -> Result<Client, Failure> {
     Ok(client)
 }
 
-/// The same URL for another database.
+/// The URL with another database.
 fn with_database(url: &str, database: &str) -> String {
     let (rest, parameters) = url.split_at(url.find('?').unwrap_or(url.len()));
     let start = rest.find("://").map_or(0, |at| at + 3);
