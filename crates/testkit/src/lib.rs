@@ -3,7 +3,8 @@
 //! Every server in this crate runs on threads of its own, so a test may block (wait for a child
 //! process, say) or pause tokio's clock without stopping the other side of the conversation.
 //!
-//! - [`postgres`]: a database per test on the run's shared cluster; a private cluster to crash
+//! - [`postgres`]: a database per test on the run's shared cluster, fresh or a copy; a private cluster to crash
+//! - [`sqlite`]: a file per test, a copy of one that was prepared
 //! - [`client`]: a plain HTTP client that says exactly what it is told
 //! - [`http`]: a scripted HTTP server that answers as told, or misbehaves as told
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
@@ -25,6 +26,7 @@ pub mod process;
 pub mod proxy;
 pub mod receiver;
 pub mod refusal;
+pub mod sqlite;
 
 pub use browser::Browser;
 pub use client::{Answer, Client};
