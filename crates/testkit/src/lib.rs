@@ -4,7 +4,8 @@
 //! Every server in this crate runs on threads of its own. A test may therefore block, for example on a child process,
 //! or pause tokio's clock without stopping the server it talks to.
 //!
-//! - [`postgres`]: a database per test on the run's shared cluster; private clusters that a test can crash
+//! - [`postgres`]: a database per test on the run's shared cluster, fresh or a copy; private clusters that a test can crash
+//! - [`sqlite`]: a file per test, a copy of a prepared one
 //! - [`client`]: a plain HTTP client that sends exactly what the test says
 //! - [`http`]: a scripted HTTP server that can misbehave
 //! - [`receiver`]: a webhook receiver that journals each request before it answers
@@ -26,6 +27,7 @@ pub mod process;
 pub mod proxy;
 pub mod receiver;
 pub mod refused_write;
+pub mod sqlite;
 
 pub use browser::Browser;
 pub use client::{HttpClient, HttpResponse};

@@ -1,6 +1,7 @@
 //! PostgreSQL: a database per test on the run's shared cluster, and private clusters that a test can crash.
 
 mod cluster;
+mod template;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -62,6 +63,22 @@ impl Postgres {
         let name = format!("postcommit_test_{:016x}", random());
         self.execute(&format!("CREATE DATABASE {name} {options}")).await;
         TestDatabase { url: UrlParts::of(&self.url).with_database(&name), name, cluster: self.url.clone() }
+    }
+
+    /// Creates a copy of a template database, which is dropped together with the value. A template is made once for each
+    /// `fingerprint` of what `prepare` does with the URL of an empty database.
+    ///
+    /// Roles of the product carry the OID of their database. The template has none, and the copy has to make its own: migrate
+    /// it as well.
+    ///
+    /// # Panics
+    /// When the cluster cannot be reached or refuses.
+    pub async fn copy(&self, fingerprint: &str, prepare: impl AsyncFnOnce(String)) -> TestDatabase {
+        let template = template::Template::of(self, fingerprint);
+        if let Err(error) = template.make_if_missing(prepare).await {
+            panic!("a template on the test cluster {}: {error:?}", self.url);
+        }
+        self.database_with(&template.options()).await
     }
 
     /// Creates a role with a random name that may only log in, except for these attributes. Dropping the value drops

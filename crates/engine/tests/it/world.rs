@@ -1,5 +1,6 @@
 //! The test fixture: a migrated database, providers, and a dispatcher.
 
+use std::path::Path;
 use std::time::Duration;
 
 use postcommit::{Notification, Timestamp};
@@ -7,12 +8,12 @@ use postcommit_channel::driver::{self, FailOn, Occasion};
 use postcommit_channel::egress::{Egress, EgressSettings};
 use postcommit_channel::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::KeySource;
-use postcommit_engine::db::{Db, Row, Value};
+use postcommit_engine::db::{Db, Row, Value, schema_hash};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
 use postcommit_engine::metrics::Metrics;
 use postcommit_engine::store::{AttemptRow, DeliveryFilter, DeliveryRow, KpiSettings, Store};
 use postcommit_engine::trace::Tracer;
-use postcommit_testkit::RefusedWrite;
+use postcommit_testkit::{Postgres, RefusedWrite};
 use serde_json::json;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -46,6 +47,13 @@ pub fn role(store: &Store, kind: &str) -> String {
     db.role(kind)
 }
 
+/// Prepares the database that all others are copied from.
+async fn migrate(url: String) {
+    let store = Store::open(&url).await.unwrap();
+    store.db().migrate().await.unwrap();
+    store.db().settle_file();
+}
+
 /// How long a condition may take to become true. Less than the longest poll interval, so that a test of the wake-up
 /// cannot pass by the poll.
 const GUARD: Duration = Duration::from_secs(40);
@@ -66,7 +74,7 @@ pub struct World {
 
 impl World {
     pub async fn postgres() -> Self {
-        Self::on(postcommit_testkit::database().await).await
+        Self::on(Postgres::shared().copy(schema_hash(true), migrate).await).await
     }
 
     /// A world on a database that the test has prepared.
@@ -76,7 +84,10 @@ impl World {
 
     pub async fn sqlite() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::over(format!("sqlite:{}", folder.path().join("app.db").display()), None, folder).await
+        let path = folder.path().join("app.db");
+        let prepare = async |path: &Path| migrate(format!("sqlite:{}", path.display())).await;
+        postcommit_testkit::sqlite::copy(schema_hash(false), &path, prepare).await;
+        Self::over(format!("sqlite:{}", path.display()), None, folder).await
     }
 
     async fn over(url: String, database: Option<postcommit_testkit::TestDatabase>, folder: tempfile::TempDir) -> Self {

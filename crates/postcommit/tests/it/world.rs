@@ -3,8 +3,9 @@
 use std::ops::{Deref, DerefMut};
 
 use postcommit::{Builder, Notification, Recipient};
+use postcommit_engine::db::schema_hash;
 use postcommit_engine::store::Store;
-use postcommit_testkit::TestDatabase;
+use postcommit_testkit::{Postgres, TestDatabase};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -26,7 +27,7 @@ enum Place {
 impl Place {
     async fn new(kind: Kind) -> Self {
         match kind {
-            Kind::Postgres => Self::Postgres(postcommit_testkit::database().await),
+            Kind::Postgres => Self::Postgres(Postgres::shared().copy(schema_hash(true), migrate).await),
             Kind::Sqlite => Self::Sqlite(tempfile::tempdir().unwrap()),
         }
     }
@@ -39,12 +40,15 @@ impl Place {
     }
 }
 
+async fn migrate(url: String) {
+    Store::open(&url).await.unwrap().db().migrate().await.unwrap();
+}
+
 impl<A: Adapter> World<A> {
     pub async fn new() -> Self {
         let place = Place::new(A::KIND).await;
         let scheme = if A::KIND == Kind::Sqlite { "sqlite:" } else { "" };
-        let store = Store::open(&format!("{scheme}{}", place.path())).await.unwrap();
-        store.db().migrate().await.unwrap();
+        migrate(format!("{scheme}{}", place.path())).await;
         Self { app: A::connect(&place.path()).await, place }
     }
 

@@ -63,7 +63,7 @@ impl Shell {
 
     /// A shell with a schema and a capture provider on the given database.
     pub fn ready_on(kind: Kind) -> Self {
-        let shell = Self::empty_on(kind);
+        let shell = if kind == Kind::Sqlite { Self::empty() } else { Self::on(crate::installation::copied()) };
         shell.run(&["migrate"]).ends(0);
         shell.run(&["providers", "create", "capture", "--driver", "capture"]).ends(0);
         shell
@@ -71,14 +71,14 @@ impl Shell {
 
     /// An empty folder, and on PostgreSQL an empty database.
     pub fn empty_on(kind: Kind) -> Self {
-        let shell = Self::empty();
-        if kind == Kind::Sqlite {
-            return shell;
-        }
+        if kind == Kind::Sqlite { Self::empty() } else { Self::on(postcommit_testkit::database()) }
+    }
+
+    fn on(database: impl Future<Output = TestDatabase>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let database = runtime.block_on(postcommit_testkit::database());
+        let database = runtime.block_on(database);
         let url = database.url.clone();
-        Self { _database: Some(database), ..shell }.with("POSTCOMMIT_DATABASE_URL", &url)
+        Self { _database: Some(database), ..Self::empty() }.with("POSTCOMMIT_DATABASE_URL", &url)
     }
 
     pub fn with(mut self, name: &str, value: &str) -> Self {

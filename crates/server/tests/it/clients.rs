@@ -24,7 +24,7 @@ struct Place {
 
 impl Place {
     async fn postgres() -> Self {
-        let database = postcommit_testkit::database().await;
+        let database = crate::installation::copied().await;
         Self::on(database.url.clone(), tempfile::tempdir().unwrap(), Some(database))
     }
 

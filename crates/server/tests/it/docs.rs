@@ -47,7 +47,7 @@ async fn check(store: &Store, printed: &str) {
 
 #[tokio::test]
 async fn a1_the_psql_snippet_does_what_the_page_says() {
-    let database = postcommit_testkit::database().await;
+    let database = crate::installation::copied().await;
     let store = migrated(&database.url).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("snippet.sql");
@@ -58,7 +58,7 @@ async fn a1_the_psql_snippet_does_what_the_page_says() {
 
 #[tokio::test]
 async fn a1_the_python_snippet_for_postgresql_does_what_the_page_says() {
-    let database = postcommit_testkit::database().await;
+    let database = crate::installation::copied().await;
     let store = migrated(&database.url).await;
     let ran = Command::new(python())
         .args(["-c", &snippet("docs/enqueue.md", "python-postgres-run")])

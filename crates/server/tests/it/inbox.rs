@@ -29,7 +29,7 @@ pub struct Server {
 
 impl Place {
     pub async fn postgres() -> Self {
-        let database = postcommit_testkit::database().await;
+        let database = crate::installation::copied().await;
         Self::over(database.url.clone(), Some(database)).await
     }
 

@@ -6,7 +6,9 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use postcommit_testkit::{Child, TestDatabase};
+use postcommit_engine::db::schema_hash;
+use postcommit_engine::store::Store;
+use postcommit_testkit::{Child, Postgres, TestDatabase};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
@@ -66,6 +68,12 @@ impl Hooks {
     }
 }
 
+/// A database that `migrate` has been run on. As a copy it still lacks roles of its own, which the next `migrate` makes.
+pub async fn copied() -> TestDatabase {
+    let prepare = async |url: String| drop(Store::open(&url).await.unwrap().db().migrate().await.unwrap());
+    Postgres::shared().copy(schema_hash(true), prepare).await
+}
+
 /// A migrated database with one provider, `hooks`.
 pub struct Installation {
     place: Place,
@@ -83,7 +91,7 @@ impl Installation {
     pub fn new(kind: Kind, hooks: Hooks) -> Self {
         let folder = folder();
         let place = match kind {
-            Kind::Postgres => Place::on(Reader::new().runtime.block_on(postcommit_testkit::database())),
+            Kind::Postgres => Place::on(Reader::new().runtime.block_on(copied())),
             Kind::Sqlite => Place::Sqlite(folder.path().join("app.db")),
         };
         Self::prepared(place, folder, hooks)

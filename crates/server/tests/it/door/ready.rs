@@ -135,7 +135,7 @@ fn removed_or_replaced_database_files_are_noticed() {
 #[test]
 fn a_standby_is_not_ready() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let database = runtime.block_on(postcommit_testkit::database());
+    let database = runtime.block_on(crate::installation::copied());
     let server = TestServer::with(&[("DATABASE_URL", &database.url)]);
     assert!(server.is_ready());
     let say = |sql: &str| {
