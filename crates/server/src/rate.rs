@@ -35,7 +35,7 @@ impl<K: Hash + Eq> Buckets<K> {
         let now = Timestamp::from_micros(i64::try_from(elapsed).unwrap_or(i64::MAX));
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= REMEMBERED && !buckets.contains_key(&key) {
-            buckets.retain(|_, bucket| rate.refill(*bucket, now).used > 0.0);
+            buckets.retain(|_, bucket| !rate.is_full(*bucket, now));
         }
         let full = Bucket { used: 0.0, as_of: now };
         let bucket = rate.take(buckets.get(&key).copied().unwrap_or(full), now)?;

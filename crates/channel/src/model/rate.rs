@@ -82,6 +82,12 @@ impl Rate {
         ((f64::from(self.burst) - bucket.used).floor() as i32).clamp(0, up_to.max(0))
     }
 
+    /// Whether the bucket is full again at `now`: then it says no more than a new one.
+    #[must_use]
+    pub fn is_full(&self, bucket: Bucket, now: Timestamp) -> bool {
+        bucket.used <= self.per_s * seconds_between(bucket.as_of, now)
+    }
+
     /// Takes one permit.
     ///
     /// # Errors
