@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use postcommit_testkit::{Cluster, Proxy, database};
 use tokio_postgres::{Client, NoTls};
 
@@ -44,4 +46,24 @@ async fn a_crashed_cluster_comes_back_with_what_was_committed() {
     let client = connect(&database.url).await.unwrap();
     let row = client.query_one("SELECT n FROM t", &[]).await.unwrap();
     assert_eq!(row.get::<_, i32>(0), 7);
+}
+
+#[tokio::test]
+async fn a_template_is_prepared_once_and_its_copies_are_their_own() {
+    let cluster = Cluster::start();
+    let postgres = cluster.postgres();
+    let prepared = AtomicU32::new(0);
+    let copy = async || {
+        let prepare = async |url: String| {
+            prepared.fetch_add(1, Ordering::Relaxed);
+            let client = connect(&url).await.unwrap();
+            client.batch_execute("CREATE TABLE t (n int); INSERT INTO t VALUES (7)").await.unwrap();
+        };
+        postgres.copy("of_this_test", prepare).await
+    };
+    let (one, other) = tokio::join!(copy(), copy());
+    assert_eq!(prepared.load(Ordering::Relaxed), 1);
+    let (one, other) = (connect(&one.url).await.unwrap(), connect(&other.url).await.unwrap());
+    one.batch_execute("DELETE FROM t").await.unwrap();
+    assert_eq!(other.query_one("SELECT n FROM t", &[]).await.unwrap().get::<_, i32>(0), 7);
 }
