@@ -2,7 +2,7 @@
 
 use postcommit_channel::model::{DeliveryId, DeliveryKey};
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{MAX_IDS, Act, Acted, DeliveryFilter, JobDraft, Store};
+use postcommit_engine::store::{Act, Acted, DeliveryFilter, JobDraft, MAX_IDS, Store};
 
 /// Acts on the deliveries of a tenant, or of any, by their ids; answers for each, in the order given. None is no id.
 pub async fn on_ids(store: &Store, tenant: Option<i32>, act: Act, ids: &[Option<DeliveryId>]) -> Result<Vec<Acted>, DbError> {

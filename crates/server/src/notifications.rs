@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use postcommit::Recipient;
 use postcommit_engine::db::DbError;
-use postcommit_engine::store::{Accepted, NotificationRequest, NotAccepted, Resend, Store};
+use postcommit_engine::store::{Accepted, NotAccepted, NotificationRequest, Resend, Store};
 use serde::Deserialize;
 
 /// The tenant that a notification's JSON names.

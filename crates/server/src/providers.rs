@@ -187,9 +187,10 @@ impl Workshop<'_> {
         let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         let given = kind.local_settings.iter().find(|local| change.settings.contains_key(local.name.as_ref()));
         match given.filter(|_| !self.is_local) {
-            Some(local) => {
-                Err(ProviderError::Field(format!("settings.{}: {}; only `postcommit providers` on the server sets it", local.name, local.reason)))
-            }
+            Some(local) => Err(ProviderError::Field(format!(
+                "settings.{}: {}; only `postcommit providers` on the server sets it",
+                local.name, local.reason
+            ))),
             None => Ok(()),
         }
     }

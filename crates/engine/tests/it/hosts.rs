@@ -8,7 +8,7 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::model::{Guarantee, ProviderDraft};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::{MAX_CLOSED_HOSTS, CloseOutcome, ClosedHost};
+use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS};
 use postcommit_testkit::{HttpServer, RefusedWrite, Reply, Request};
 use serde_json::json;
 use uuid::Uuid;

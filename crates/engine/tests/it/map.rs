@@ -22,9 +22,8 @@ fn entries() -> Vec<(PathBuf, Vec<String>)> {
             let whole = if indent == 0 { base.clone() } else { base.join(path) };
             entries.push((whole, vec![]));
         }
-        let is_name = |word: &&str| {
-            [".rs", ".sql", ".toml", ".json", ".md"].iter().any(|ending| word.ends_with(ending)) && !word.starts_with('.')
-        };
+        let is_name =
+            |word: &&str| [".rs", ".sql", ".toml", ".json", ".md"].iter().any(|ending| word.ends_with(ending)) && !word.starts_with('.');
         let names = words.split([' ', ',', ';', ':', '(', ')']).filter(is_name).map(str::to_owned);
         entries.last_mut().expect("an entry before its text").1.extend(names);
     }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{MAX_IDS, Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, PACE_MOST, Store};
+use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, MAX_IDS, PACE_MOST, Store};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
 use postcommit_channel::model::DeliveryState;
-use postcommit_engine::store::{Accepted, NotificationRequest, NotificationFilter, NotificationRow, Status, NotificationDetails};
+use postcommit_engine::store::{Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status};
 use postcommit_engine::trace::{Begun, SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -410,7 +410,11 @@ pub async fn list_notifications(
 /// The full story: the notification, its deliveries, every attempt in order, and the acts of operators.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The story", body = NotificationDetails), ProblemResponses))]
-pub async fn get_notification(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<NotificationDetails>, Problem> {
+pub async fn get_notification(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(id): Id<Uuid>,
+) -> Result<Json<NotificationDetails>, Problem> {
     let story = caller.store(&app).notification_details(caller.whose(), id).await?;
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }

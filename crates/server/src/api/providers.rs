@@ -9,7 +9,7 @@ use postcommit::Timestamp;
 use postcommit_channel::driver;
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
-use postcommit_engine::store::{MAX_CLOSED_HOSTS, CloseOutcome, ClosedHost, Store};
+use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;

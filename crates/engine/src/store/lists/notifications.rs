@@ -106,7 +106,11 @@ impl<'a> NotificationList<'a> {
         );
         let mut on = String::new();
         if let Some(status) = &self.filter.status {
-            let (strpos, states, status) = (self.dialect.strpos(), DeliveryState::LEAST_FINISHED_FIRST.map(DeliveryState::name).join(" "), parameters.add(status.as_str()));
+            let (strpos, states, status) = (
+                self.dialect.strpos(),
+                DeliveryState::LEAST_FINISHED_FIRST.map(DeliveryState::name).join(" "),
+                parameters.add(status.as_str()),
+            );
             on.push_str(&format!(
                 " AND coalesce((SELECT x.state FROM {of_note} ORDER BY {strpos}('{states}', x.state) LIMIT 1),
                  'skipped') = {status}"

@@ -33,14 +33,14 @@ fn session_of(app: &App, link: &str) -> (HttpClient, String) {
 }
 
 /// Another session of the same installation.
-fn another_session(app: &App) -> (Client, String) {
+fn another_session(app: &App) -> (HttpClient, String) {
     let made = app.installation.run(&["keys", "login-link"]);
     let token = made.split("token=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     session_of(app, &token)
 }
 
 /// Pages answer with the HTML form of a problem: what was wrong and what to do.
-fn refused_by_page(answer: Answer, status: u16, detail: &str) {
+fn refused_by_page(answer: HttpResponse, status: u16, detail: &str) {
     let answer = answer.expect(status);
     assert!(answer.header("content-type").unwrap().starts_with("text/html"));
     let page = answer.text();
