@@ -74,7 +74,8 @@ fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
 fn by_hand(app: &App, token: &str, fields: &str, body: &str) -> String {
     let length = body.len();
     let key = format!("Authorization: Bearer {token}\r\n");
-    Visitor::at(app.address()).ask(&format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
+    Visitor::at(app.address())
+        .ask(&format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{key}{fields}Content-Length: {length}\r\n\r\n{body}"))
 }
 
 fn is_problem(answer: &str, status: u16, words: &str) -> bool {
