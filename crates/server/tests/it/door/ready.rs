@@ -164,7 +164,7 @@ fn a_standby_is_not_ready() {
 
 #[test]
 fn a_stop_finishes_the_request_under_way() {
-    let house = House::with(&[("LOG_LEVEL", "info,postcommit::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
+    let house = House::with(&[("LOG_LEVEL", "info,postcommit_server::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
     let mut idle = house.connect();
     assert!(idle.is_well());
     let key = house.server.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
