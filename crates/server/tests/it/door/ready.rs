@@ -164,7 +164,7 @@ fn a_standby_is_not_ready() {
 
 #[test]
 fn a_stop_finishes_the_request_in_progress() {
-    let server = TestServer::with(&[("LOG_LEVEL", "info,postcommit::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
+    let server = TestServer::with(&[("LOG_LEVEL", "info,postcommit_server::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
     let mut idle = server.connect();
     assert!(idle.is_healthy());
     let key = server.process.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
