@@ -57,7 +57,7 @@ impl FromStr for DeliveryId {
 }
 
 /// What a delivery's own row says, in the queue and in the ledger: nothing of it is worked out again from the notification.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The medium.
     pub channel: Option<String>,

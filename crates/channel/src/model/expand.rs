@@ -102,10 +102,10 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             unreached.push(off_channel(&recipient, place, note));
         }
         for channel in channels {
-            let facts = Facts { provider: named_provider(&recipient), ..Facts::new(channel, recipient.value()) };
-            if seen.insert(facts.clone()) {
-                let fate = fate(&recipient, place, facts.channel(), routes);
-                targets.push(Target { facts, fate });
+            let (target, provider) = (recipient.value(), named_provider(&recipient));
+            if seen.insert((channel.clone(), target.to_owned(), provider.clone())) {
+                let fate = fate(&recipient, place, &channel, routes);
+                targets.push(Target { facts: Facts { provider, ..Facts::new(channel, target) }, fate });
             }
         }
     }

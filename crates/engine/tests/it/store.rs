@@ -81,16 +81,16 @@ on_both! {
             language: Some("de".into()),
             ..Facts::new("email", "guest@example.com")
         };
-        for (entity, fate) in [("taken back", Fate::Lane(lane)), ("by hand", Fate::Lane(lane)), ("parked", Fate::Lane(lane))] {
+        for entity in ["taken back", "by hand", "parked"] {
             world.enqueue("test.event", json!({"entity": entity})).await;
             let own = claim(&world.store, -world.tenant, 1).await.remove(0);
-            let targets = vec![Target { facts: facts.clone(), fate }];
+            let targets = vec![Target { facts: facts.clone(), fate: Fate::Lane(lane) }];
             world.store.expand(vec![Expanded { lease: lease(&own), targets }]).await.unwrap();
         }
         let claimed = claim(&world.store, lane, 3).await;
         assert!(claimed.len() == 3 && claimed.iter().all(|delivery| delivery.facts == facts));
-        let again = Finish::Again { at: Timestamp::from_micros(0), counted: true };
-        world.store.settle(claimed.iter().map(|d| settlement(d, again, "deferred")).collect::<Vec<_>>()).await.unwrap();
+        let again = |d: &Delivery| settlement(d, Finish::Again { at: d.due_at, counted: true }, "deferred");
+        world.store.settle(claimed.iter().map(again).collect::<Vec<_>>()).await.unwrap();
         world.cancel("taken back").await;
         assert!(world.store.cancel_delivery(claimed[1].key).await.unwrap());
         let parked = claim(&world.store, lane, 3).await.remove(0);
