@@ -88,7 +88,7 @@ pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(nam
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
     /// Its share when several tenants have deliveries due: weight 3 gets three times as much as weight 1.
-    #[schema(minimum = 1, maximum = 100)]
+    #[schema(minimum = 1, maximum = 100, example = 3)]
     weight: i32,
 }
 
