@@ -28,7 +28,9 @@ impl Enqueuer {
     /// Enqueues notification `i` in the open transaction, or in one of its own.
     pub async fn enqueue(&self, load: &Load, i: u64) -> Result<(), Failure> {
         let (payload, key, recipients) = (Value::Json(payload(i)), load.key(i), Value::Json(load.recipients.clone()));
-        self.client.query_one(&self.enqueue, &[&load.event_type, &payload, &key, &recipients, &i32::from(load.priority)]).await?;
+        self.client
+            .query_one(&self.enqueue, &[&load.event_type, &payload, &key, &recipients, &i32::from(load.priority)])
+            .await?;
         Ok(())
     }
 }

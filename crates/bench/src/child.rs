@@ -44,7 +44,9 @@ impl ServeProcess {
         // Its stderr is read to the end, so that the process never blocks on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let server = Self { process, address };
-        tokio::time::timeout(START, server.until_ready()).await.map_err(|_| failed("serve did not become ready in time"))?;
+        tokio::time::timeout(START, server.until_ready())
+            .await
+            .map_err(|_| failed("serve did not become ready in time"))?;
         Ok(server)
     }
 

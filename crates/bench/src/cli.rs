@@ -67,7 +67,8 @@ impl Cli {
         if self.sink {
             return sink::serve().await;
         }
-        let (format, settings) = (self.global.output, &self.global.layers(None)?.settings().map_err(|e| Failure::new(Exit::Usage, e))?);
+        let (format, settings) =
+            (self.global.output, &self.global.layers(None)?.settings().map_err(|e| Failure::new(Exit::Usage, e))?);
         if self.list {
             list(format);
             return Ok(Exit::Ok);
@@ -104,7 +105,10 @@ impl Cli {
         if program.is_file() {
             return Ok(std::path::absolute(program)?);
         }
-        let missing = format!("there is no program {}; build it with `cargo build --release`, or name it by --program", program.display());
+        let missing = format!(
+            "there is no program {}; build it with `cargo build --release`, or name it by --program",
+            program.display()
+        );
         Err(Failure::new(Exit::Usage, missing))
     }
 
@@ -131,7 +135,11 @@ impl Cli {
             let known = || ALL.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
             let suite = ALL.iter().find(|suite| suite.name == *name);
             let suite = suite.ok_or_else(|| usage(format!("there is no suite {name:?}; there are {}", known())))?;
-            if fits(&suite) { Ok(suite) } else { Err(usage(format!("suite {name} needs {}; see --database-url", suite.fits.name()))) }
+            if fits(&suite) {
+                Ok(suite)
+            } else {
+                Err(usage(format!("suite {name} needs {}; see --database-url", suite.fits.name())))
+            }
         };
         let mut chosen: Vec<&'static SuiteSpec> = vec![];
         for name in &self.suites {
@@ -168,7 +176,10 @@ fn command() -> String {
 }
 
 fn list(format: Format) {
-    let rows: Vec<_> = ALL.iter().map(|k| json!({"suite": k.name, "database": k.fits.name(), "about": k.about, "bars": k.bars})).collect();
+    let rows: Vec<_> = ALL
+        .iter()
+        .map(|k| json!({"suite": k.name, "database": k.fits.name(), "about": k.about, "bars": k.bars}))
+        .collect();
     let columns: [Column<serde_json::Value>; 4] = [
         ("suite", |k| k["suite"].as_str().unwrap_or_default().to_owned()),
         ("database", |k| k["database"].as_str().unwrap_or_default().to_owned()),
@@ -197,7 +208,8 @@ fn judged(report: &Report, held: Option<bool>) -> Vec<&str> {
 
 /// The last lines of the report: how many bars were held, and which were not.
 fn closing(report: &Report) -> String {
-    let (held, missed, unjudged) = (judged(report, Some(true)).len(), judged(report, Some(false)), judged(report, None));
+    let (held, missed, unjudged) =
+        (judged(report, Some(true)).len(), judged(report, Some(false)), judged(report, None));
     let mut line = format!("{held} {} held, {} missed", if held == 1 { "bar" } else { "bars" }, missed.len());
     if !missed.is_empty() {
         line += &format!(": {}", missed.join(", "));
@@ -226,7 +238,8 @@ fn text(report: &Report) -> String {
     if !report.peers.is_empty() {
         let peer = |peer: &Peer| {
             let problem = peer.problem.as_ref().map_or_else(String::new, |problem| format!("\n  {problem}"));
-            let known = if peer.version.is_empty() { String::new() } else { format!(" {}: {}", peer.version, peer.settings) };
+            let known =
+                if peer.version.is_empty() { String::new() } else { format!(" {}: {}", peer.version, peer.settings) };
             format!("{}{known}{problem}", peer.name)
         };
         parts.push(report.peers.iter().map(peer).collect::<Vec<_>>().join("\n"));
@@ -246,7 +259,11 @@ fn suite_text(suite: &Suite) -> String {
         ("bar", |f| f.bar.map_or_else(|| "-".into(), bar)),
         ("held", |f| f.held.map_or("", |held| if held { "✓" } else { "✗" }).to_owned()),
     ];
-    let notes = suite.findings.iter().filter_map(|f| f.note.as_ref().map(|note| format!("\n{}: {note}", f.id))).collect::<String>();
+    let notes = suite
+        .findings
+        .iter()
+        .filter_map(|f| f.note.as_ref().map(|note| format!("\n{}: {note}", f.id)))
+        .collect::<String>();
     let found = match &suite.problem {
         Some(problem) => format!("not measured: {problem}"),
         None => output::table(&suite.findings, &columns),
@@ -300,7 +317,8 @@ mod tests {
     }
 
     fn report(findings: Vec<Finding>) -> Report {
-        let suite = Suite { name: "x".into(), about: "x".into(), seconds: 1.0, findings, charts: vec![], problem: None };
+        let suite =
+            Suite { name: "x".into(), about: "x".into(), seconds: 1.0, findings, charts: vec![], problem: None };
         let machine = crate::report::Machine { cores: 1, memory_mib: 1, cpu: "x".into(), system: "x".into() };
         Report {
             version: "1".into(),
@@ -327,7 +345,12 @@ mod tests {
     fn a_suite_that_failed_leaves_the_others_and_has_a_code_of_its_own() {
         let mut report = report(vec![finding("P6", 1.0), finding("P7", 1.0)]);
         assert_eq!(verdict(&report), Exit::Ok);
-        let broken = Suite { name: "drain".into(), findings: vec![], problem: Some("no room".into()), ..report.suites[0].clone() };
+        let broken = Suite {
+            name: "drain".into(),
+            findings: vec![],
+            problem: Some("no room".into()),
+            ..report.suites[0].clone()
+        };
         report.suites.insert(0, broken);
         assert_eq!(verdict(&report), Exit::Partly);
         let text = text(&report);

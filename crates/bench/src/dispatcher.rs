@@ -65,7 +65,8 @@ impl RunningDispatcher {
             if sent != last {
                 (last, moved) = (sent, now);
             }
-            let [again, parked, dropped] = [&self.tally.again, &self.tally.parked, &self.tally.dropped].map(|c| c.load(Ordering::Relaxed));
+            let [again, parked, dropped] =
+                [&self.tally.again, &self.tally.parked, &self.tally.dropped].map(|c| c.load(Ordering::Relaxed));
             if again + parked + dropped > 0 || self.task.is_finished() || now.duration_since(moved) > PATIENCE {
                 let otherwise = format!("{again} are to be retried, {parked} are parked, {dropped} were dropped");
                 return Err(Failure::new(Exit::Failed, format!("the drain stopped at {sent} of {count}; {otherwise}")));

@@ -81,8 +81,12 @@ fn counts(finding: &Finding) -> bool {
 fn facts(report: &Report) -> String {
     let machine = &report.machine;
     let cores = if machine.cores == 1 { "1 core".to_owned() } else { format!("{} cores", machine.cores) };
-    let machine =
-        format!("{} · {cores} · {} of memory · {}", machine.cpu, value(machine.memory_mib as f64 / 1024.0, "GiB"), machine.system);
+    let machine = format!(
+        "{} · {cores} · {} of memory · {}",
+        machine.cpu,
+        value(machine.memory_mib as f64 / 1024.0, "GiB"),
+        machine.system
+    );
     let peers: String = report.peers.iter().map(peer).collect();
     let peers = if peers.is_empty() { String::new() } else { format!("<dt>Peers</dt>{peers}") };
     format!(
@@ -97,16 +101,21 @@ fn facts(report: &Report) -> String {
 }
 
 fn peer(peer: &Peer) -> String {
-    let settings =
-        if peer.settings.is_empty() { String::new() } else { format!(r#" <span class="quiet">({})</span>"#, esc(&peer.settings)) };
-    let problem = peer.problem.as_deref().map_or(String::new(), |p| format!(r#" <span class="missed">✗</span> {}"#, esc(p)));
+    let settings = if peer.settings.is_empty() {
+        String::new()
+    } else {
+        format!(r#" <span class="quiet">({})</span>"#, esc(&peer.settings))
+    };
+    let problem =
+        peer.problem.as_deref().map_or(String::new(), |p| format!(r#" <span class="missed">✗</span> {}"#, esc(p)));
     format!("<dd>{} {}{settings}{problem}</dd>", esc(&peer.name), esc(&peer.version))
 }
 
 fn summary(report: &Report) -> String {
     let suites = report.suites.iter().enumerate();
     let links: String = suites.clone().map(|(i, s)| format!("<a href=\"#suite-{i}\">{}</a>\n", esc(&s.name))).collect();
-    let rows: String = suites.flat_map(|(i, s)| s.findings.iter().filter(|f| counts(f)).map(move |f| summary_row(i, f))).collect();
+    let rows: String =
+        suites.flat_map(|(i, s)| s.findings.iter().filter(|f| counts(f)).map(move |f| summary_row(i, f))).collect();
     let nav = if links.is_empty() { links } else { format!("<nav aria-label=\"Suites\">Suites: {links}</nav>\n") };
     let head = columns(&["Id", "What", "Figure>", "Threshold>", "MemoryUse"]);
     let table = if rows.is_empty() {
@@ -121,7 +130,11 @@ fn summary_row(i: usize, f: &Finding) -> String {
     // The reason for a missed bar gets a row of its own across the table, because a narrow screen has no room for it in
     // a column.
     let why = f.note.as_deref().filter(|_| f.held != Some(true)).map_or(String::new(), |n| {
-        format!("<tr class=\"{}why\"><td></td><td colspan=\"4\">{}</td></tr>\n", if f.held.is_some() { "miss " } else { "" }, esc(n))
+        format!(
+            "<tr class=\"{}why\"><td></td><td colspan=\"4\">{}</td></tr>\n",
+            if f.held.is_some() { "miss " } else { "" },
+            esc(n)
+        )
     });
     format!(
         "<tr{}><th scope=\"row\"><a href=\"#suite-{i}\">{}</a></th><td class=\"what\">{}</td>\
@@ -138,11 +151,17 @@ fn summary_row(i: usize, f: &Finding) -> String {
 fn suite(i: usize, suite: &Suite) -> String {
     let rows: String = suite.findings.iter().map(finding_row).collect();
     let head = columns(&["Id", "What", "Ours>", "Against>", "Ratio or figure>", "Threshold>", "MemoryUse"]);
-    let table = if rows.is_empty() { String::new() } else { scroll_table(&format!("Findings of {}", suite.name), "wide", &head, &rows) };
+    let table = if rows.is_empty() {
+        String::new()
+    } else {
+        scroll_table(&format!("Findings of {}", suite.name), "wide", &head, &rows)
+    };
     let cards: String = suite.findings.iter().map(card).chain(suite.charts.iter().map(chart_card)).collect();
     let cards = if cards.is_empty() { cards } else { format!("<div class=\"cards\">\n{cards}</div>\n") };
-    let problem =
-        suite.problem.as_deref().map_or(String::new(), |p| format!("<p><span class=\"missed\">✗ not measured:</span> {}</p>\n", esc(p)));
+    let problem = suite
+        .problem
+        .as_deref()
+        .map_or(String::new(), |p| format!("<p><span class=\"missed\">✗ not measured:</span> {}</p>\n", esc(p)));
     format!(
         "<section id=\"suite-{i}\">\n<h2>{}</h2>\n<p>{}</p>\n<p class=\"quiet\">Took {}.</p>\n{problem}{table}{cards}</section>\n",
         esc(&suite.name),
@@ -175,7 +194,10 @@ fn measured(s: &Series) -> String {
 /// What the table cannot show: the single values, the distance to the bar, and the note.
 fn card(f: &Finding) -> String {
     let drawings = format!("{}{}", bullet(f), strips(f));
-    let note = f.note.as_deref().map_or(String::new(), |n| format!("<p class=\"note\"><strong>Note:</strong> {}</p>\n", esc(n)));
+    let note = f
+        .note
+        .as_deref()
+        .map_or(String::new(), |n| format!("<p class=\"note\"><strong>Note:</strong> {}</p>\n", esc(n)));
     if drawings.is_empty() && note.is_empty() {
         return String::new();
     }
@@ -198,14 +220,19 @@ fn bullet(f: &Finding) -> String {
 
 /// Draws the series on one scale if their units are equal. A single value is already in the table.
 fn strips(f: &Finding) -> String {
-    let rows: Vec<(&str, &Series)> = [("ours", &f.ours)].into_iter().chain(f.against.as_ref().map(|a| ("against", a))).collect();
+    let rows: Vec<(&str, &Series)> =
+        [("ours", &f.ours)].into_iter().chain(f.against.as_ref().map(|a| ("against", a))).collect();
     if rows.iter().all(|(_, s)| s.values.len() < 2) {
         return String::new();
     }
-    let legend: String =
-        rows.iter().enumerate().map(|(i, (name, s))| format!("<li>{}{name}: {}</li>", chart::key(i), esc(&series_text(s)))).collect();
-    let label =
-        |rows: &[(&str, &Series)]| rows.iter().map(|(name, s)| format!("{name}: {}", series_text(s))).collect::<Vec<_>>().join("; ");
+    let legend: String = rows
+        .iter()
+        .enumerate()
+        .map(|(i, (name, s))| format!("<li>{}{name}: {}</li>", chart::key(i), esc(&series_text(s))))
+        .collect();
+    let label = |rows: &[(&str, &Series)]| {
+        rows.iter().map(|(name, s)| format!("{name}: {}", series_text(s))).collect::<Vec<_>>().join("; ")
+    };
     let same_unit = rows.iter().all(|(_, s)| s.unit == f.ours.unit);
     let groups: Vec<&[(&str, &Series)]> = if same_unit { vec![&rows] } else { rows.chunks(1).collect() };
     let plots: String = groups.iter().map(|group| svg::strips(group, &label(group))).collect();
@@ -220,7 +247,12 @@ fn series_text(s: &Series) -> String {
 }
 
 fn chart_card(chart: &Chart) -> String {
-    let legend: String = chart.lines.iter().enumerate().map(|(i, (name, _))| format!("<li>{}{}</li>", chart::key(i), esc(name))).collect();
+    let legend: String = chart
+        .lines
+        .iter()
+        .enumerate()
+        .map(|(i, (name, _))| format!("<li>{}{}</li>", chart::key(i), esc(name)))
+        .collect();
     let legend = if legend.is_empty() { legend } else { format!("<ul class=\"legend\">{legend}</ul>\n") };
     let told: Vec<_> = chart.lines.iter().map(|(name, points)| line_text(name, points)).collect();
     let label = format!("{}: {} over {}. {}", chart.title, chart.y, chart.x, told.join("; "));
@@ -236,14 +268,17 @@ fn chart_card(chart: &Chart) -> String {
 
 fn line_text(name: &str, points: &[(f64, f64)]) -> String {
     match (points.first(), points.last()) {
-        (Some(a), Some(b)) => format!("{name}: from {} at {} to {} at {}", plain(a.1), plain(a.0), plain(b.1), plain(b.0)),
+        (Some(a), Some(b)) => {
+            format!("{name}: from {} at {} to {} at {}", plain(a.1), plain(a.0), plain(b.1), plain(b.0))
+        }
         _ => format!("{name}: no points"),
     }
 }
 
 /// The chart as a table, for readers who cannot see it or want the numbers.
 fn chart_table(chart: &Chart) -> String {
-    let rows: String = chart.lines.iter().flat_map(|(name, points)| points.iter().map(move |p| (name, p))).map(point_row).collect();
+    let rows: String =
+        chart.lines.iter().flat_map(|(name, points)| points.iter().map(move |p| (name, p))).map(point_row).collect();
     if rows.is_empty() {
         return String::new();
     }
@@ -253,7 +288,12 @@ fn chart_table(chart: &Chart) -> String {
 }
 
 fn point_row((name, point): (&String, &(f64, f64))) -> String {
-    format!("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n", esc(name), plain(point.0), plain(point.1))
+    format!(
+        "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
+        esc(name),
+        plain(point.0),
+        plain(point.1)
+    )
 }
 
 /// Column heads. A name that ends with `>` makes a right-aligned column; the `>` is not shown.
@@ -330,13 +370,24 @@ mod tests {
     }
 
     fn finding(id: &str, figure: f64, bar: Option<Threshold>, held: Option<bool>) -> Finding {
-        let (ours, against) = (series("engine", "/s", &[39_000.0, 41_000.0, 44_000.0]), series("bare", "/s", &[48_000.0, 50_000.0]));
-        Finding { id: id.into(), what: format!("what {id} is"), ours, against: Some(against), figure, bar, held, note: None }
+        let (ours, against) =
+            (series("engine", "/s", &[39_000.0, 41_000.0, 44_000.0]), series("bare", "/s", &[48_000.0, 50_000.0]));
+        Finding {
+            id: id.into(),
+            what: format!("what {id} is"),
+            ours,
+            against: Some(against),
+            figure,
+            bar,
+            held,
+            note: None,
+        }
     }
 
     fn report(findings: Vec<Finding>, charts: Vec<Chart>) -> Report {
         let machine = Machine { cores: 2, memory_mib: 24_576, cpu: "CPU".into(), system: "Linux".into() };
-        let suite = Suite { name: "drain".into(), about: "Drains.".into(), seconds: 83.0, findings, charts, problem: None };
+        let suite =
+            Suite { name: "drain".into(), about: "Drains.".into(), seconds: 83.0, findings, charts, problem: None };
         Report {
             version: "0.1.0".into(),
             started_at: "2026-01-01T00:00:00Z".into(),
@@ -345,7 +396,12 @@ mod tests {
             scale: 1.0,
             machine,
             database: "PostgreSQL 15".into(),
-            peers: vec![Peer { name: "peer".into(), version: "1".into(), settings: "2 processes".into(), problem: None }],
+            peers: vec![Peer {
+                name: "peer".into(),
+                version: "1".into(),
+                settings: "2 processes".into(),
+                problem: None,
+            }],
             suites: vec![suite],
             problems: vec![],
         }
@@ -360,7 +416,9 @@ mod tests {
         for tag in body.split('<').skip(1).map(|rest| rest.split_once('>').expect("a tag ends").0) {
             assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
             match tag.strip_prefix('/') {
-                Some(name) if ["head", "html"].contains(&name) => assert!(open.is_empty(), "{name} closes before {open:?}"),
+                Some(name) if ["head", "html"].contains(&name) => {
+                    assert!(open.is_empty(), "{name} closes before {open:?}")
+                }
                 Some(name) => assert_eq!(open.pop(), Some(name)),
                 None if tag.ends_with('/') => {}
                 None => open.push(tag.split_whitespace().next().unwrap_or_default()),
@@ -371,7 +429,12 @@ mod tests {
     }
 
     fn chart(points: &[(f64, f64)]) -> Chart {
-        Chart { title: "Over time".into(), x: "seconds".into(), y: "drained/s".into(), lines: vec![("ours".into(), points.to_vec())] }
+        Chart {
+            title: "Over time".into(),
+            x: "seconds".into(),
+            y: "drained/s".into(),
+            lines: vec![("ours".into(), points.to_vec())],
+        }
     }
 
     #[test]
@@ -387,7 +450,10 @@ mod tests {
         (f.ours.name, f.ours.unit) = (evil(), evil());
         let mut g = finding("P2", 1.0, Some(Threshold::AtLeast(2.0)), Some(false));
         (g.ours.unit, g.against) = (evil(), None);
-        let mut r = report(vec![f, g], vec![Chart { title: evil(), x: evil(), y: evil(), lines: vec![(evil(), vec![(0.0, 1.0)])] }]);
+        let mut r = report(
+            vec![f, g],
+            vec![Chart { title: evil(), x: evil(), y: evil(), lines: vec![(evil(), vec![(0.0, 1.0)])] }],
+        );
         (r.version, r.started_at, r.command, r.database) = (evil(), evil(), evil(), evil());
         r.machine = Machine { cores: 1, memory_mib: 1, cpu: evil(), system: evil() };
         r.peers = vec![Peer { name: evil(), version: evil(), settings: evil(), problem: Some(evil()) }];
@@ -438,7 +504,8 @@ mod tests {
             (alone.ours, alone.against) = (series("size", "MB", &[v]), None);
             let mut pair = finding("P5", v, Some(Threshold::AtLeast(1.0)), Some(false));
             (pair.ours, pair.against) = (series("p50", "ms", &[v, 1.0]), Some(series("p50", "ms", &[])));
-            let mut odd = report(vec![alone, pair], vec![chart(&[(v, v), (1.0, v), (v, 1.0)]), chart(&[(v, 1.0)]), chart(&[])]);
+            let mut odd =
+                report(vec![alone, pair], vec![chart(&[(v, v), (1.0, v), (v, 1.0)]), chart(&[(v, 1.0)]), chart(&[])]);
             odd.suites[0].seconds = v;
             sound(&odd);
         }

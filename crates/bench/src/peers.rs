@@ -56,7 +56,11 @@ impl Peers {
 
     /// The peers that are missing in a comparison of this verb, and why. `None` when all took part.
     pub fn missing(&self, verb: &str) -> Option<String> {
-        let seen = self.runners.iter().map(|runner| runner.as_seen(|problem| problem.verb == verb)).chain(self.mute.iter().cloned());
+        let seen = self
+            .runners
+            .iter()
+            .map(|runner| runner.as_seen(|problem| problem.verb == verb))
+            .chain(self.mute.iter().cloned());
         let missing: Vec<String> = seen.filter_map(|peer| Some(format!("{}: {}", peer.name, peer.problem?))).collect();
         match missing.as_slice() {
             [] if self.runners.is_empty() => Some(self.reason_for_none.clone()),
@@ -68,7 +72,8 @@ impl Peers {
 
 /// All peers in the folder's subfolders.
 pub async fn installed(folder: &Path) -> Peers {
-    let mut programs: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path().join("run")).collect();
+    let mut programs: Vec<PathBuf> =
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path().join("run")).collect();
     programs.retain(|program| program.is_file());
     programs.sort();
     let mut peers = Peers::none(format!("no peer is installed in {}", folder.display()));
@@ -76,11 +81,13 @@ pub async fn installed(folder: &Path) -> Peers {
         match ask(&program, &["info"]).await {
             Ok(info) => {
                 let text = |field: &str| info[field].as_str().unwrap_or_default().to_owned();
-                let peer = Peer { name: text("name"), version: text("version"), settings: text("settings"), problem: None };
+                let peer =
+                    Peer { name: text("name"), version: text("version"), settings: text("settings"), problem: None };
                 peers.runners.push(InstalledPeer { peer, program, problems: Mutex::default() });
             }
             Err(failure) => {
-                let name = program.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+                let name =
+                    program.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
                 let problem = Some(format!("took no part: its `run info` failed: {failure}"));
                 peers.mute.push(Peer { name, version: String::new(), settings: String::new(), problem });
             }
@@ -93,8 +100,11 @@ impl InstalledPeer {
     /// The peer with those of its problems that `these` selects.
     fn as_seen(&self, these: impl Fn(&PeerProblem) -> bool) -> Peer {
         let problems = self.problems.lock().map(|problems| problems.clone()).unwrap_or_default();
-        let told: Vec<String> =
-            problems.into_iter().filter(these).map(|problem| format!("{} failed: {}", problem.verb, problem.what)).collect();
+        let told: Vec<String> = problems
+            .into_iter()
+            .filter(these)
+            .map(|problem| format!("{} failed: {}", problem.verb, problem.what))
+            .collect();
         Peer { problem: (!told.is_empty()).then(|| told.join("; ")), ..self.peer.clone() }
     }
 
@@ -157,7 +167,8 @@ async fn ask(program: &Path, arguments: &[&str]) -> Result<Value, Failure> {
     if !ran.status.success() {
         return Err(Failure::new(Exit::Failed, text(&ran.stderr)));
     }
-    serde_json::from_str(&text(&ran.stdout)).map_err(|e| Failure::new(Exit::Failed, format!("its output is not JSON: {e}")))
+    serde_json::from_str(&text(&ran.stdout))
+        .map_err(|e| Failure::new(Exit::Failed, format!("its output is not JSON: {e}")))
 }
 
 /// The figures of every peer, round by round.

@@ -27,7 +27,10 @@ struct ProcessorTime {
 }
 
 /// Does `count` units of work and returns the rate.
-pub async fn measure_rate(count: u64, work: impl Future<Output = Result<Duration, Failure>>) -> Result<MeasuredRate, Failure> {
+pub async fn measure_rate(
+    count: u64,
+    work: impl Future<Output = Result<Duration, Failure>>,
+) -> Result<MeasuredRate, Failure> {
     let before = ProcessorTime::so_far();
     let took = work.await?;
     let spent = ProcessorTime::so_far().zip(before).map(|(after, before)| after.since(before).of_each(count));
@@ -46,7 +49,8 @@ impl ProcessorTime {
         let mut own = own.rsplit_once(')')?.1.split_whitespace().skip(11);
         let here = own.next()?.parse::<f64>().ok()? + own.next()?.parse::<f64>().ok()?;
         // user, nice, system, idle, iowait, irq, softirq
-        let fields: Vec<f64> = all.lines().next()?.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
+        let fields: Vec<f64> =
+            all.lines().next()?.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
         let [user, nice, system, idle, waiting, irq, softirq, ..] = fields[..] else { return None };
         let busy = user + nice + system + irq + softirq;
         Some(Self { here: here / TICKS, elsewhere: (busy - here) / TICKS, idle: (idle + waiting) / TICKS })
@@ -61,7 +65,11 @@ impl ProcessorTime {
     }
 
     fn with(self, other: Self, of: impl Fn(f64, f64) -> f64) -> Self {
-        Self { here: of(self.here, other.here), elsewhere: of(self.elsewhere, other.elsewhere), idle: of(self.idle, other.idle) }
+        Self {
+            here: of(self.here, other.here),
+            elsewhere: of(self.elsewhere, other.elsewhere),
+            idle: of(self.idle, other.idle),
+        }
     }
 }
 
@@ -78,7 +86,12 @@ impl Finding {
     pub fn explained(self, each: &str, ours: &[MeasuredRate], theirs: &[MeasuredRate], known: &str) -> Self {
         let profile = median_round(ours).zip(median_round(theirs)).map(|(ours, theirs)| {
             let told = |spent: ProcessorTime| {
-                format!("{:.1} µs in this process, {:.1} in others, {:.1} idle", spent.here * 1e6, spent.elsewhere * 1e6, spent.idle * 1e6)
+                format!(
+                    "{:.1} µs in this process, {:.1} in others, {:.1} idle",
+                    spent.here * 1e6,
+                    spent.elsewhere * 1e6,
+                    spent.idle * 1e6
+                )
             };
             format!("{each} took {}; theirs {}", told(ours), told(theirs))
         });
@@ -111,7 +124,8 @@ mod tests {
 
     #[test]
     fn a_missed_bar_says_what_is_known_and_a_held_one_does_not() {
-        let measured_rates = |rate| vec![MeasuredRate { rate, spent: Some(ProcessorTime { here: 1e-6, elsewhere: 2e-6, idle: 0.0 }) }];
+        let measured_rates =
+            |rate| vec![MeasuredRate { rate, spent: Some(ProcessorTime { here: 1e-6, elsewhere: 2e-6, idle: 0.0 }) }];
         let found = |ours: f64| {
             Finding::ratio(
                 "P0",

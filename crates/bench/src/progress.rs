@@ -40,8 +40,12 @@ impl Progress {
     /// Reports the start of a suite.
     pub fn suite(&self, name: &str) {
         self.change(|state| {
-            *state =
-                ProgressState { suite: name.to_owned(), round: String::new(), step: "getting ready".to_owned(), since: clock::monotonic() };
+            *state = ProgressState {
+                suite: name.to_owned(),
+                round: String::new(),
+                step: "getting ready".to_owned(),
+                since: clock::monotonic(),
+            };
         });
     }
 

@@ -37,7 +37,8 @@ impl Report {
 
     /// Everything that makes the report incomplete.
     pub fn failures(&self) -> Vec<String> {
-        let suites = self.suites.iter().filter_map(|suite| Some(format!("{}: {}", suite.name, suite.problem.as_ref()?)));
+        let suites =
+            self.suites.iter().filter_map(|suite| Some(format!("{}: {}", suite.name, suite.problem.as_ref()?)));
         suites.chain(self.problems.iter().cloned()).collect()
     }
 }

@@ -68,10 +68,20 @@ impl Bench {
 pub async fn run(options: RunOptions, settings: &Settings) -> Result<Report, Failure> {
     let stop = stop_requested().map_err(|e| Failure::new(Exit::Failed, format!("signals: {e}")))?;
     let allow = "127.0.0.0/8".parse().into_iter().collect();
-    let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() }).map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
+    let egress = Egress::new(&EgressSettings { allow, ..settings.egress.clone() })
+        .map_err(|e| Failure::new(Exit::Usage, e.to_string()))?;
     let (workspace, dispatch) = (Workspace::make(settings).await?, settings.dispatch.clone());
     let (rounds, program, scale) = (options.rounds, options.program.clone(), options.scale);
-    let mut bench = Bench { workspace, rounds, progress: Progress::start(), dispatch, peers: Peers::default(), program, egress, scale };
+    let mut bench = Bench {
+        workspace,
+        rounds,
+        progress: Progress::start(),
+        dispatch,
+        peers: Peers::default(),
+        program,
+        egress,
+        scale,
+    };
     bench.peers = find_peers(&bench, &options.peers).await;
     let bench = Arc::new(bench);
     let measured = measure(&bench, options, stop).await;
@@ -87,7 +97,9 @@ async fn find_peers(bench: &Bench, folder: &Result<PathBuf, String>) -> Peers {
     match (folder, bench.workspace.postgres()) {
         (Err(why), _) => Peers::none(why),
         (Ok(_), Err(_)) => Peers::none("peers need PostgreSQL"),
-        (Ok(_), Ok(postgres)) if !postgres.is_own() => Peers::none("peers need a database of their own, and this login may create none"),
+        (Ok(_), Ok(postgres)) if !postgres.is_own() => {
+            Peers::none("peers need a database of their own, and this login may create none")
+        }
         (Ok(folder), Ok(_)) => peers::installed(folder).await,
     }
 }

@@ -23,7 +23,16 @@ impl Finding {
     /// The median of ours divided by the median of the other side.
     pub fn ratio(id: &str, what: impl Into<String>, ours: Series, against: Series) -> Self {
         let figure = ours.median / against.median;
-        Self { id: id.into(), what: what.into(), ours, against: Some(against), figure, bar: None, held: None, note: None }
+        Self {
+            id: id.into(),
+            what: what.into(),
+            ours,
+            against: Some(against),
+            figure,
+            bar: None,
+            held: None,
+            note: None,
+        }
     }
 
     /// A figure without a comparison.
@@ -33,7 +42,13 @@ impl Finding {
     }
 
     /// A bar that could not be judged, because there is nothing to compare with, and why.
-    pub fn unjudged(id: &str, what: impl Into<String>, ours: Series, bar: Threshold, why: impl std::fmt::Display) -> Self {
+    pub fn unjudged(
+        id: &str,
+        what: impl Into<String>,
+        ours: Series,
+        bar: Threshold,
+        why: impl std::fmt::Display,
+    ) -> Self {
         let nothing = Series::of("nothing", ours.unit.clone(), vec![]);
         Self { bar: Some(bar), ..Self::ratio(id, what, ours, nothing) }.noting(format!("not measured: {why}"))
     }
@@ -97,7 +112,8 @@ mod tests {
 
     #[test]
     fn a_bar_is_held_or_missed_by_the_ratio_of_the_medians() {
-        let found = |ours: &[f64], bar| Finding::ratio("P0", "x", rates(ours), rates(&[10.0, 10.0, 50.0])).must(bar).held;
+        let found =
+            |ours: &[f64], bar| Finding::ratio("P0", "x", rates(ours), rates(&[10.0, 10.0, 50.0])).must(bar).held;
         assert_eq!(found(&[6.0, 1.0, 9.0], Threshold::AtLeast(0.6)), Some(true));
         assert_eq!(found(&[5.9], Threshold::AtLeast(0.6)), Some(false));
         assert_eq!(found(&[12.0], Threshold::AtMost(1.2)), Some(true));

@@ -52,7 +52,10 @@ impl Workspace {
                 let given = std::path::absolute(given)?;
                 let beside = given.parent().unwrap_or(&given);
                 if !beside.is_dir() {
-                    return Err(Failure::new(Exit::Usage, format!("there is no folder {} to measure in", beside.display())));
+                    return Err(Failure::new(
+                        Exit::Usage,
+                        format!("there is no folder {} to measure in", beside.display()),
+                    ));
                 }
                 let folder = Folder::make_in(beside)?;
                 Ok(Self { backend: Backend::Sqlite(sqlite::SqliteFile::in_folder(folder.path())), folder })

@@ -16,7 +16,9 @@ const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    let [name, count] = arguments.as_slice() else { return eprintln!("usage: instructions expand|judge|render|classify|sign COUNT") };
+    let [name, count] = arguments.as_slice() else {
+        return eprintln!("usage: instructions expand|judge|render|classify|sign COUNT");
+    };
     let count = count.parse().unwrap();
     match name.as_str() {
         "expand" => expand(count),
@@ -90,7 +92,12 @@ fn classify(count: usize) {
 fn sign(count: usize) {
     let (keys, body) = (vec![vec![7; 32]], bench_points::render(&notification()));
     for _ in 0..count {
-        black_box(driver::sign(black_box(&keys), black_box("0198f0c0-0000-7000-8000-000000000000.1"), 1_800_000_000, black_box(&body)));
+        black_box(driver::sign(
+            black_box(&keys),
+            black_box("0198f0c0-0000-7000-8000-000000000000.1"),
+            1_800_000_000,
+            black_box(&body),
+        ));
     }
 }
 

@@ -19,7 +19,8 @@ use uuid::Uuid;
 pub use capture::{FailOn, Mode};
 pub use host::host_of;
 pub use kind::{
-    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, destination, key_window, kind, kinds, ready_made,
+    Destination, KeyWindow, Kind, LocalSetting, NewSecret, Occasion, ReadyMade, destination, key_window, kind, kinds,
+    ready_made,
 };
 pub use webhook::sign;
 
@@ -133,7 +134,12 @@ pub struct Parts<'a> {
 ///
 /// # Errors
 /// As [`Kind::build`]; or the driver is not known.
-pub fn of_provider(provider: &Provider, secrets: &Secrets, egress: &Egress, capture_fail_on: &FailOn) -> Result<Box<dyn Driver>, String> {
+pub fn of_provider(
+    provider: &Provider,
+    secrets: &Secrets,
+    egress: &Egress,
+    capture_fail_on: &FailOn,
+) -> Result<Box<dyn Driver>, String> {
     let (settings, guarantee) = (&provider.settings, provider.guarantee);
     kind(&provider.driver)?.build(&Parts { settings, secrets, guarantee, egress, capture_fail_on })
 }

@@ -112,7 +112,12 @@ impl Egress {
     ///
     /// # Errors
     /// The endpoint is blocked, or no stream was opened by the deadline.
-    pub async fn dial(&self, endpoint: &Endpoint, tls: Tls<'_>, deadline: Deadline) -> Result<DialledStream, EgressFailure> {
+    pub async fn dial(
+        &self,
+        endpoint: &Endpoint,
+        tls: Tls<'_>,
+        deadline: Deadline,
+    ) -> Result<DialledStream, EgressFailure> {
         self.0.dialer.dial(endpoint, tls, deadline).await
     }
 }

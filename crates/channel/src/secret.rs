@@ -110,7 +110,9 @@ pub enum SecretError {
     #[error("secrets.key_file: {0}")]
     File(String),
     /// What is stored was sealed with another key, or for another provider.
-    #[error("the stored secrets cannot be opened with this secrets.key; restore the key they were sealed with, or set them again")]
+    #[error(
+        "the stored secrets cannot be opened with this secrets.key; restore the key they were sealed with, or set them again"
+    )]
     WrongKey,
 }
 
@@ -168,14 +170,16 @@ impl Keyring {
     /// # Errors
     /// [`SecretError::BadKey`].
     pub fn from_base64(key: &str) -> Result<Self, SecretError> {
-        let bytes: [u8; 32] = STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
+        let bytes: [u8; 32] =
+            STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
         Ok(Self(ChaCha20Poly1305::new(&bytes.into())))
     }
 
     /// Encrypts secrets for one provider of one tenant; they open for no other.
     #[must_use]
     pub fn seal(&self, secrets: &Secrets, tenant: i32, provider: &str) -> Vec<u8> {
-        let plain: BTreeMap<&str, &str> = secrets.iter().map(|(name, secret)| (name.as_str(), secret.reveal())).collect();
+        let plain: BTreeMap<&str, &str> =
+            secrets.iter().map(|(name, secret)| (name.as_str(), secret.reveal())).collect();
         let text = serde_json::to_vec(&plain).unwrap_or_default();
         let nonce = random::<NONCE_BYTES>();
         let aad = bound_to(tenant, provider);
@@ -192,7 +196,10 @@ impl Keyring {
         let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES).ok_or(SecretError::WrongKey)?;
         let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| SecretError::WrongKey)?;
         let aad = bound_to(tenant, provider);
-        let text = self.0.decrypt(&Nonce::from(nonce), Payload { msg: sealed, aad: aad.as_bytes() }).map_err(|_| SecretError::WrongKey)?;
+        let text = self
+            .0
+            .decrypt(&Nonce::from(nonce), Payload { msg: sealed, aad: aad.as_bytes() })
+            .map_err(|_| SecretError::WrongKey)?;
         let plain: BTreeMap<String, String> = serde_json::from_slice(&text).map_err(|_| SecretError::WrongKey)?;
         Ok(plain.into_iter().map(|(name, text)| (name, Secret(text))).collect())
     }
@@ -257,8 +264,15 @@ mod tests {
     fn a_token_is_told_by_its_hash_and_never_printed() {
         let token = Token::new();
         let again = Token::parse(token.text().reveal()).unwrap();
-        assert!(token.hash().is_of(&again) && !token.hash().is_of(&Token::new()) && !token.hash().is_of(&token.derive("csrf")));
-        assert!(token.derive("csrf").hash().is_of(&again.derive("csrf")) && !token.derive("csrf").hash().is_of(&token.derive("other")));
+        assert!(
+            token.hash().is_of(&again)
+                && !token.hash().is_of(&Token::new())
+                && !token.hash().is_of(&token.derive("csrf"))
+        );
+        assert!(
+            token.derive("csrf").hash().is_of(&again.derive("csrf"))
+                && !token.derive("csrf").hash().is_of(&token.derive("other"))
+        );
         assert!(!format!("{token:?}").contains(token.text().reveal()));
         for wrong in ["", "short", &"A".repeat(44), "äöü"] {
             assert!(Token::parse(wrong).is_none(), "{wrong}");

@@ -174,7 +174,8 @@ impl Dispatcher {
         let settler = Settler::start(tools.store.clone(), tools.metrics.clone(), stir.clone(), leases.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        let crew = Arc::new(Crew { tools, settler, leases, reading: Backoff::default(), expanding: Backoff::default(), stir });
+        let crew =
+            Arc::new(Crew { tools, settler, leases, reading: Backoff::default(), expanding: Backoff::default(), stir });
         Ok(Self {
             crew,
             worker: Uuid::new_v4(),
@@ -211,7 +212,9 @@ impl Dispatcher {
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
                 // Under load the next commit is a moment away: going idle in between would make every producer send
                 // NOTIFY.
-                Ok(Looked::Nothing) if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) => {
+                Ok(Looked::Nothing)
+                    if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) =>
+                {
                     tokio::time::sleep(LINGER / 25).await;
                 }
                 Ok(Looked::Nothing) => {
@@ -306,7 +309,8 @@ impl Dispatcher {
     /// Waits until something may have changed, a permit becomes due, or a deferred search may go on.
     async fn rest(&self, bell: &WakeUp, stop: &mut watch::Receiver<Stop>) {
         let poll = clock::monotonic() + jittered(self.interval());
-        let look_at = [self.lanes.next_permit_at(), self.lanes.next_search_at()].into_iter().flatten().fold(poll, Instant::min);
+        let look_at =
+            [self.lanes.next_permit_at(), self.lanes.next_search_at()].into_iter().flatten().fold(poll, Instant::min);
         tokio::select! {
             () = bell.rung() => {}
             () = self.crew.stir.notified() => {}
@@ -379,7 +383,11 @@ impl Dispatcher {
     }
 
     /// Claims from rate-limited lanes, apart from the others so that they pay nothing for it.
-    async fn round_of_limited(&mut self, limited: BTreeMap<Duration, Vec<Want>>, due_before: Option<Timestamp>) -> Result<usize, DbError> {
+    async fn round_of_limited(
+        &mut self,
+        limited: BTreeMap<Duration, Vec<Want>>,
+        due_before: Option<Timestamp>,
+    ) -> Result<usize, DbError> {
         let mut begun = 0;
         for (lease, wants) in limited {
             let before = clock::monotonic();
@@ -389,7 +397,13 @@ impl Dispatcher {
         Ok(begun)
     }
 
-    async fn start_limited(&mut self, wants: &[Want], found: LimitedClaim, claimed_at: Instant, lease: Duration) -> Result<usize, DbError> {
+    async fn start_limited(
+        &mut self,
+        wants: &[Want],
+        found: LimitedClaim,
+        claimed_at: Instant,
+        lease: Duration,
+    ) -> Result<usize, DbError> {
         self.lanes.note_limited(wants, &found);
         let permits = self.lanes.permits(&found);
         self.start(found.claim, claimed_at, lease, permits).await
@@ -421,7 +435,8 @@ impl Dispatcher {
         let wants = self.lanes.wants_of(tenant, self.crew.tools.settings.batch);
         if !wants.is_empty() {
             let before = clock::monotonic();
-            let found = self.crew.tools.store.claim_limited_notification((tenant, id), &wants, lease, due_before).await?;
+            let found =
+                self.crew.tools.store.claim_limited_notification((tenant, id), &wants, lease, due_before).await?;
             begun += self.start_limited(&wants, found, before, lease).await?;
         }
         Ok(if begun > 0 { Looked::Began } else { Looked::Nothing })
@@ -457,7 +472,9 @@ impl Dispatcher {
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
             let way = match self.lanes.lane(id) {
-                _ if id == UNEXPANDED => Route::Expand(self.lanes.table(), lanes::take_up_to(&self.lanes.expansion(), batch.len())),
+                _ if id == UNEXPANDED => {
+                    Route::Expand(self.lanes.table(), lanes::take_up_to(&self.lanes.expansion(), batch.len()))
+                }
                 Some(lane) if lane.driver.is_ok() => {
                     Route::Attempt(lane.clone(), lanes::take(&lane.slots, batch.len()), permits.remove(&id))
                 }
@@ -541,7 +558,10 @@ impl Dispatcher {
         }
         let left = self.crew.leases.len();
         if left > 0 {
-            tracing::warn!(left, "stopped with sends in flight; their leases will run out and the guarantee of each provider decides");
+            tracing::warn!(
+                left,
+                "stopped with sends in flight; their leases will run out and the guarantee of each provider decides"
+            );
         }
     }
 }
@@ -554,7 +574,8 @@ fn jittered(interval: Duration) -> Duration {
 
 /// Attributes of every span of a notification.
 fn traits_of(note: &StoredNotification) -> Vec<(&'static str, String)> {
-    let mut known = vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
+    let mut known =
+        vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
     known.extend(note.correlation_id.clone().map(|id| ("postcommit.correlation_id", id)));
     known
 }

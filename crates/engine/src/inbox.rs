@@ -203,14 +203,18 @@ async fn watch_all(watcher: Arc<Watcher>) {
     let id = Uuid::new_v4();
     let listening = {
         let watcher = watcher.clone();
-        tokio::spawn(async move { watcher.store.db().clone().watch(Signal::Inbox, |payload| watcher.on_signal(payload)).await })
+        tokio::spawn(async move {
+            watcher.store.db().clone().watch(Signal::Inbox, |payload| watcher.on_signal(payload)).await
+        })
     };
     let mut registered_at = None;
     loop {
         if registered_at.is_none_or(|at: std::time::Instant| at.elapsed() > WATCH / 2) {
             match watcher.register(id).await {
                 Ok(()) => registered_at = Some(clock::monotonic()),
-                Err(problem) => tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on"),
+                Err(problem) => {
+                    tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on")
+                }
             }
         }
         if tokio::time::timeout(POLL, watcher.wake.notified()).await.is_err() {
@@ -272,7 +276,10 @@ mod tests {
         registry.signalled.clear();
         registry.set_key(vec![7; 32]);
         assert!(!registry.on_signal("something"));
-        assert!(registry.on_signal("e083bebe06c62ead4e2b829d2c3bdb9f") && registry.signalled == HashSet::from([zoe.clone()]));
+        assert!(
+            registry.on_signal("e083bebe06c62ead4e2b829d2c3bdb9f")
+                && registry.signalled == HashSet::from([zoe.clone()])
+        );
         registry.set_key(vec![8; 32]);
         assert!(!registry.on_signal("e083bebe06c62ead4e2b829d2c3bdb9f"), "another key gives another payload");
         registry.leave(&zoe);

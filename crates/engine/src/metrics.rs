@@ -194,7 +194,11 @@ impl Metrics {
     /// Writes the metrics of this process.
     fn write(&self, text: &mut PrometheusText) {
         self.write_events(text);
-        text.head("postcommit_commit_to_send_seconds", "histogram", "From enqueue, or from when it was due, to the first attempt.");
+        text.head(
+            "postcommit_commit_to_send_seconds",
+            "histogram",
+            "From enqueue, or from when it was due, to the first attempt.",
+        );
         text.histogram("postcommit_commit_to_send_seconds", &[], &self.commit_to_send);
         text.one("postcommit_claims_total", "counter", "Claims made.", self.claims.read());
         text.one("postcommit_claimed_total", "counter", "Deliveries claimed.", self.claimed.read());
@@ -227,8 +231,18 @@ impl Metrics {
             looked,
         );
         self.write_http(text);
-        text.one("postcommit_spans_exported_total", "counter", "Spans that the collector took.", self.spans_exported.read());
-        text.one("postcommit_spans_dropped_total", "counter", "Spans that found no room or no collector.", self.spans_dropped.read());
+        text.one(
+            "postcommit_spans_exported_total",
+            "counter",
+            "Spans that the collector took.",
+            self.spans_exported.read(),
+        );
+        text.one(
+            "postcommit_spans_dropped_total",
+            "counter",
+            "Spans that found no room or no collector.",
+            self.spans_dropped.read(),
+        );
         let began = self.began.as_micros() as f64 / 1e6;
         text.one("postcommit_start_time_seconds", "gauge", "When this process began.", began);
         text.head("postcommit_build_info", "gauge", "What this process is.");
@@ -239,7 +253,9 @@ impl Metrics {
         let known = self.by_event.read().unwrap_or_else(PoisonError::into_inner);
         let all: BTreeMap<(&str, &str), &Arc<Counts>> = known
             .iter()
-            .flat_map(|(event, channels)| channels.iter().map(move |(channel, counts)| ((&**event, &**channel), counts)))
+            .flat_map(|(event, channels)| {
+                channels.iter().map(move |(channel, counts)| ((&**event, &**channel), counts))
+            })
             .collect();
         text.head("postcommit_attempts_total", "counter", "Attempts by outcome.");
         for ((event, channel), counts) in &all {
@@ -250,7 +266,8 @@ impl Metrics {
         }
         text.head("postcommit_deliveries_total", "counter", "Deliveries that ended, by state.");
         for ((event, channel), counts) in &all {
-            for (state, count) in DeliveryState::ENDED.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0) {
+            for (state, count) in DeliveryState::ENDED.iter().zip(&counts.states).filter(|(_, count)| count.read() > 0)
+            {
                 text.sample(
                     "postcommit_deliveries_total",
                     &[("event_type", *event), ("channel", *channel), ("state", state.name())],
@@ -295,8 +312,14 @@ mod tests {
         let mut text = PrometheusText::default();
         metrics.write(&mut text);
         let text = text.into_string();
-        assert!(text.contains("postcommit_attempts_total{event_type=\"event2\",channel=\"email\",outcome=\"sent\"} 1\n"), "{text}");
-        assert!(text.contains("postcommit_attempts_total{event_type=\"other\",channel=\"email\",outcome=\"sent\"} 7\n"), "{text}");
+        assert!(
+            text.contains("postcommit_attempts_total{event_type=\"event2\",channel=\"email\",outcome=\"sent\"} 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("postcommit_attempts_total{event_type=\"other\",channel=\"email\",outcome=\"sent\"} 7\n"),
+            "{text}"
+        );
         assert!(text.contains("{event_type=\"event0\",channel=\"other\",state=\"sent\"} 51\n"), "{text}");
         assert_eq!(text.lines().filter(|line| line.starts_with("postcommit_deliveries_total")).count(), CHANNELS);
     }
@@ -309,7 +332,10 @@ mod tests {
         let mut text = PrometheusText::default();
         metrics.write(&mut text);
         let text = text.into_string();
-        assert!(text.contains("postcommit_http_requests_total{method=\"GET\",route=\"/v1/kpis\",status=\"401\"} 1\n"), "{text}");
+        assert!(
+            text.contains("postcommit_http_requests_total{method=\"GET\",route=\"/v1/kpis\",status=\"401\"} 1\n"),
+            "{text}"
+        );
         assert!(text.contains("postcommit_http_request_seconds_count{route=\"/v1/kpis\"} 2\n"), "{text}");
     }
 }

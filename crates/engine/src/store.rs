@@ -33,7 +33,9 @@ pub(crate) use duties::PASSING_SAID;
 pub use health::access::Access;
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
 pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
-pub use hosts::{CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for};
+pub use hosts::{
+    CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for,
+};
 pub use inbox::{Folder, InboxChange, InboxChanges, InboxPage, InboxRow, MAX_CHANGES, Mark, TokenKey};
 pub use intake::accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use intake::enqueue::EnqueueError;
@@ -42,7 +44,9 @@ pub use intake::request::{NotAccepted, NotificationRequest};
 pub use lists::keyset::{EXAMINED, Page, Position};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
 pub use numbers::kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
-pub use numbers::rollups::{CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange};
+pub use numbers::rollups::{
+    CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange,
+};
 pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
 pub use providers::ProviderChanges;
@@ -76,7 +80,12 @@ pub struct Store {
 impl Store {
     /// Opens the database. The schema version is not checked.
     pub async fn open(url: &str) -> Result<Self, DbError> {
-        Ok(Self { db: Db::open(url).await?, actor: Actor::system().into(), marks: Arc::default(), found: Arc::default() })
+        Ok(Self {
+            db: Db::open(url).await?,
+            actor: Actor::system().into(),
+            marks: Arc::default(),
+            found: Arc::default(),
+        })
     }
 
     /// A handle whose changes the audit log attributes to `actor`. Without this call they are attributed to the system.

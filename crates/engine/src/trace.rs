@@ -69,7 +69,13 @@ impl Begun {
 
     /// Ends the span now.
     #[must_use]
-    pub fn ended(self, name: &'static str, kind: SpanKind, attributes: Vec<(&'static str, String)>, failed: Option<String>) -> Span {
+    pub fn ended(
+        self,
+        name: &'static str,
+        kind: SpanKind,
+        attributes: Vec<(&'static str, String)>,
+        failed: Option<String>,
+    ) -> Span {
         let Self { context, parent, began } = self;
         Span { context, parent, name, kind, began, ended: clock::now(), attributes, failed }
     }

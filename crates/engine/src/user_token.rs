@@ -72,12 +72,17 @@ pub enum TokenError {
 pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Result<Minted, TokenError> {
     Recipient::user(user).check().map_err(|problem| TokenError::Refused(format!("user: {problem}")))?;
     if !(1..=MAX_TTL.as_secs()).contains(&ttl.as_secs()) {
-        return Err(TokenError::Refused(format!("ttl_s: is {}; 1 to {} are allowed", ttl.as_secs(), MAX_TTL.as_secs())));
+        return Err(TokenError::Refused(format!(
+            "ttl_s: is {}; 1 to {} are allowed",
+            ttl.as_secs(),
+            MAX_TTL.as_secs()
+        )));
     }
     let key = store.inbox_token_key_or(tenant, random()).await?;
     let expires_at = Timestamp::from_micros((key.now.plus(ttl).as_micros() / 1_000_000) * 1_000_000);
     // The audit entry is written before the token is returned: it is the only record of the token.
-    let entry = AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
+    let entry =
+        AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
     store.note(entry).await?;
     Ok(Minted { token: sign(&key.key, tenant, user, expires_at), expires_at })
 }
@@ -158,7 +163,12 @@ mod tests {
     const KEY: [u8; 32] = [7; 32];
 
     fn bearer() -> Bearer {
-        Bearer { tenant: 3, user: "zoë@example".into(), expires_at: Timestamp::from_micros(1_800_000_000_000_000), left: Duration::ZERO }
+        Bearer {
+            tenant: 3,
+            user: "zoë@example".into(),
+            expires_at: Timestamp::from_micros(1_800_000_000_000_000),
+            left: Duration::ZERO,
+        }
     }
 
     fn signed() -> String {
@@ -169,7 +179,10 @@ mod tests {
     #[test]
     fn a_token_proves_what_was_signed_and_tokens_are_unique() {
         let token = signed();
-        assert!(token.starts_with("pcu_") && token.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)), "{token}");
+        assert!(
+            token.starts_with("pcu_") && token.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)),
+            "{token}"
+        );
         assert_eq!(Parts::read(&token).unwrap().verified(&KEY), Some(bearer()));
         assert_ne!(token, signed());
     }
@@ -192,7 +205,9 @@ mod tests {
             assert!(Parts::read(&forged).and_then(|parts| parts.verified(&KEY)).is_none(), "byte {place}");
         }
         assert!(Parts::read(&token).unwrap().verified(&[8; 32]).is_none());
-        for nonsense in ["", "pcu_", "pcu_AAAA", "pc_x", &token[..token.len() - 4], &format!("pcu_{}", "A".repeat(5000))] {
+        for nonsense in
+            ["", "pcu_", "pcu_AAAA", "pc_x", &token[..token.len() - 4], &format!("pcu_{}", "A".repeat(5000))]
+        {
             assert!(Parts::read(nonsense).and_then(|parts| parts.verified(&KEY)).is_none(), "{nonsense}");
         }
     }

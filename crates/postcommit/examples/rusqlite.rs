@@ -10,7 +10,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).or_else(|| std::env::var("DATABASE_URL").ok());
     let path = path.ok_or("which database? Give the path of its file as the argument or in DATABASE_URL")?;
     let mut connection = Connection::open(path.trim_start_matches("sqlite:"))?;
-    connection.execute_batch("CREATE TABLE IF NOT EXISTS example_booking (id INTEGER PRIMARY KEY, guest TEXT NOT NULL)")?;
+    connection
+        .execute_batch("CREATE TABLE IF NOT EXISTS example_booking (id INTEGER PRIMARY KEY, guest TEXT NOT NULL)")?;
 
     // IMMEDIATE waits for its turn to write now; a transaction that has read first and then wants to write cannot wait.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;

@@ -13,7 +13,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Up to sqlx 0.9.0 a begin() that is dropped half-way, by a timeout or a select!, leaves its connection inside a
     // transaction. The next borrower's writes would then be lost; ROLLBACK ends it, and does nothing where there is none.
     let pool = PgPoolOptions::new()
-        .after_release(|connection, _| Box::pin(async move { sqlx::query("ROLLBACK").execute(connection).await.map(|_| true) }))
+        .after_release(|connection, _| {
+            Box::pin(async move { sqlx::query("ROLLBACK").execute(connection).await.map(|_| true) })
+        })
         .connect(&url)
         .await?;
     sqlx::query("CREATE TABLE IF NOT EXISTS example_booking (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, guest text NOT NULL)")

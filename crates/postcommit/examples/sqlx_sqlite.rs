@@ -11,8 +11,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).or_else(|| std::env::var("DATABASE_URL").ok());
     let path = path.ok_or("which database? Give the path of its file as the argument or in DATABASE_URL")?;
     // No after_release hook as on PostgreSQL: here sqlx takes back a begin() that is dropped half-way.
-    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(path.trim_start_matches("sqlite:"))).await?;
-    sqlx::query("CREATE TABLE IF NOT EXISTS example_booking (id INTEGER PRIMARY KEY, guest TEXT NOT NULL)").execute(&pool).await?;
+    let pool =
+        SqlitePool::connect_with(SqliteConnectOptions::new().filename(path.trim_start_matches("sqlite:"))).await?;
+    sqlx::query("CREATE TABLE IF NOT EXISTS example_booking (id INTEGER PRIMARY KEY, guest TEXT NOT NULL)")
+        .execute(&pool)
+        .await?;
 
     // IMMEDIATE waits for its turn to write now; a transaction that has read first and then wants to write cannot wait.
     let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;

@@ -34,9 +34,9 @@ pub fn user_id(id: &str) -> Result<(), String> {
         return Err(format!("holds {c:?}; control characters are not allowed"));
     }
     match id.split(['/', '\\']).find(|part| matches!(*part, "." | "..")) {
-        Some(step) => {
-            Err(format!("holds {step:?} as a whole or between slashes, which is not allowed: it could not be opened by its path"))
-        }
+        Some(step) => Err(format!(
+            "holds {step:?} as a whole or between slashes, which is not allowed: it could not be opened by its path"
+        )),
         None => Ok(()),
     }
 }
@@ -106,7 +106,8 @@ fn holds_nul(value: &Value) -> bool {
 /// A mail address as common mail servers accept it: no comments, no quoted local part, no address literal.
 pub fn email(address: &str) -> Result<(), String> {
     let (local, domain) = address.rsplit_once('@').ok_or("is not a mail address: it has no '@'")?;
-    let local_ok = (1..=64).contains(&local.len()) && !local.contains(['@', '"', '(', ')', '<', '>', ',', ';', ':', '\\', '[', ']', ' ']);
+    let local_ok = (1..=64).contains(&local.len())
+        && !local.contains(['@', '"', '(', ')', '<', '>', ',', ';', ':', '\\', '[', ']', ' ']);
     let dots_ok = !local.starts_with('.') && !local.ends_with('.') && !local.contains("..");
     if !local_ok || !dots_ok || address.len() > 320 || address.chars().any(char::is_control) {
         return Err("is not a mail address: the part before '@' must be 1 to 64 plain characters".into());
@@ -206,13 +207,25 @@ mod tests {
         all_ok(phone, &["+919876543210", "+14155550100", "+4930123456"]);
         all_refused(
             phone,
-            &["", "919876543210", "+0123456789", "+12345", "+1234567890123456", "+91 98765", "+91-98765-43210", "+９１９８７６５"],
+            &[
+                "",
+                "919876543210",
+                "+0123456789",
+                "+12345",
+                "+1234567890123456",
+                "+91 98765",
+                "+91-98765-43210",
+                "+９１９８７６５",
+            ],
         );
     }
 
     #[test]
     fn only_safe_action_urls_are_accepted() {
-        all_ok(action_url, &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"]);
+        all_ok(
+            action_url,
+            &["https://example.com/a?b=c", "http://localhost:8080", "mailto:a@example.com", "tel:+14155550100"],
+        );
         all_refused(
             action_url,
             &[
@@ -233,7 +246,9 @@ mod tests {
 
     #[test]
     fn json_depth_and_nul() {
-        let deep = |levels: usize| serde_json::from_str::<Value>(&format!("{}{}", "[".repeat(levels), "]".repeat(levels))).unwrap();
+        let deep = |levels: usize| {
+            serde_json::from_str::<Value>(&format!("{}{}", "[".repeat(levels), "]".repeat(levels))).unwrap()
+        };
         assert!(json(&deep(32), 1000).is_ok());
         assert!(json(&deep(33), 1000).unwrap_err().contains("32"));
         assert!(json(&serde_json::json!({"a": "b\0"}), 1000).unwrap_err().contains("NUL"));

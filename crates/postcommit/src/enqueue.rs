@@ -88,7 +88,10 @@ pub fn batch(notes: &[Notification]) -> Result<String, Error> {
 
 pub fn check_batch(count: usize) -> Result<(), Error> {
     if count > limits::BATCH {
-        return Err(Error::invalid("batch", format!("has {count} notifications; at most {} are allowed", limits::BATCH)));
+        return Err(Error::invalid(
+            "batch",
+            format!("has {count} notifications; at most {} are allowed", limits::BATCH),
+        ));
     }
     Ok(())
 }

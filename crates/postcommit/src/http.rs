@@ -128,7 +128,8 @@ impl Builder {
     pub fn build(self) -> Result<Client, Error> {
         let (uri, prefix) = server(&self.url)?;
         let authority = uri.authority().map_or("", |authority| authority.as_str());
-        let host = HeaderValue::from_str(authority).map_err(|_| Error::invalid("url", "has a host that cannot be written in a header"))?;
+        let host = HeaderValue::from_str(authority)
+            .map_err(|_| Error::invalid("url", "has a host that cannot be written in a header"))?;
         Ok(Client {
             connections: Connections::new(&uri, self.timeout, &self.roots)?,
             prefix,
@@ -190,7 +191,10 @@ impl Client {
     /// As [`Client::enqueue`], when the whole batch was refused.
     pub async fn enqueue_many(&self, notes: &[Notification]) -> Result<Vec<Result<Enqueued, Error>>, Error> {
         if notes.is_empty() || notes.len() > limits::BATCH {
-            return Err(Error::invalid("notifications", format!("has {} entries; 1 to {} are allowed", notes.len(), limits::BATCH)));
+            return Err(Error::invalid(
+                "notifications",
+                format!("has {} entries; 1 to {} are allowed", notes.len(), limits::BATCH),
+            ));
         }
         let outward = notes.iter().map(outward).collect::<Result<Vec<_>, _>>()?;
         let answer = self.post("/v1/notifications/batch", &json!({"notifications": outward})).await?;
@@ -202,8 +206,9 @@ impl Client {
                 results.len()
             )));
         }
-        let one =
-            |(result, note): (answer::BatchResult, &Notification)| result.read().map_err(|error| error.with_key(&note.idempotency_key));
+        let one = |(result, note): (answer::BatchResult, &Notification)| {
+            result.read().map_err(|error| error.with_key(&note.idempotency_key))
+        };
         Ok(results.into_iter().zip(notes).map(one).collect())
     }
 
@@ -325,7 +330,12 @@ mod tests {
 
     #[test]
     fn an_unusable_url_or_key_is_refused_before_any_request() {
-        for url in ["https://postcommit.example.com", "http://127.0.0.1:7410", "http://[::1]:7410/", "https://example.com/notices/"] {
+        for url in [
+            "https://postcommit.example.com",
+            "http://127.0.0.1:7410",
+            "http://[::1]:7410/",
+            "https://example.com/notices/",
+        ] {
             assert_eq!(field(url, "pc_1_x"), None, "{url}");
         }
         for url in [

@@ -59,7 +59,12 @@ fn write_canonical(value: &Value, out: &mut String) {
     }
 }
 
-fn write_all<T>(items: impl IntoIterator<Item = T>, out: &mut String, brackets: [char; 2], each: impl Fn(T, &mut String)) {
+fn write_all<T>(
+    items: impl IntoIterator<Item = T>,
+    out: &mut String,
+    brackets: [char; 2],
+    each: impl Fn(T, &mut String),
+) {
     out.push(brackets[0]);
     for (i, item) in items.into_iter().enumerate() {
         if i > 0 {

@@ -114,7 +114,8 @@ impl Notification {
 
     /// Begins a direct message: event type `message`, no payload.
     pub fn message(title: impl Into<String>, body: impl Into<String>) -> Builder {
-        let draft = Draft { event_type: "message".into(), payload: Value::Object(serde_json::Map::new()), ..Draft::default() };
+        let draft =
+            Draft { event_type: "message".into(), payload: Value::Object(serde_json::Map::new()), ..Draft::default() };
         Builder(Draft { title: Some(title.into()), body: Some(body.into()), ..draft })
     }
 }
@@ -297,10 +298,14 @@ impl Draft {
         field("payload", check::json(&self.payload, limits::PAYLOAD_BYTES).map(drop))?;
         optional("idempotency_key", &self.idempotency_key, |key| check::chars(key, 1, limits::KEY_CHARS))?;
         field("tenant", check::short_name(&self.tenant))?;
-        for (name, value) in [("entity", &self.entity), ("topic", &self.topic), ("correlation_id", &self.correlation_id)] {
+        for (name, value) in
+            [("entity", &self.entity), ("topic", &self.topic), ("correlation_id", &self.correlation_id)]
+        {
             optional(name, value, |text| check::chars(text, 1, limits::NAME_CHARS))?;
         }
-        optional("title", &self.title, |title| check::bytes(title, limits::TITLE_BYTES).and_then(|()| check::one_line(title)))?;
+        optional("title", &self.title, |title| {
+            check::bytes(title, limits::TITLE_BYTES).and_then(|()| check::one_line(title))
+        })?;
         optional("body", &self.body, |body| check::bytes(body, limits::BODY_BYTES))?;
         optional("action_url", &self.action_url, |url| check::action_url(url))?;
         optional("data", &self.data, data_by_channel)?;
@@ -319,16 +324,23 @@ impl Draft {
 
     fn check_times(&self) -> Result<(), Error> {
         if !(0..=limits::PRIORITY_MAX).contains(&self.priority) {
-            return Err(Error::invalid("priority", format!("is {}; 0 to {} are allowed", self.priority, limits::PRIORITY_MAX)));
+            return Err(Error::invalid(
+                "priority",
+                format!("is {}; 0 to {} are allowed", self.priority, limits::PRIORITY_MAX),
+            ));
         }
-        let times = [("due_at", self.due_at), ("expires_at", self.expires_at), ("source.enqueued_at", self.source.enqueued_at)];
+        let times =
+            [("due_at", self.due_at), ("expires_at", self.expires_at), ("source.enqueued_at", self.source.enqueued_at)];
         for (name, at) in times {
             optional(name, &at, |at| at.check())?;
         }
         if let (Some(due), Some(expires)) = (self.due_at, self.expires_at)
             && expires < due.plus(limits::LIFE)
         {
-            return Err(Error::invalid("expires_at", format!("is {expires}, which is not a millisecond or more after due_at {due}")));
+            return Err(Error::invalid(
+                "expires_at",
+                format!("is {expires}, which is not a millisecond or more after due_at {due}"),
+            ));
         }
         optional("source.traceparent", &self.source.traceparent, |text| text.parse::<TraceParent>().map(drop))?;
         let source = serde_json::to_value(&self.source).map_err(|e| Error::invalid("source", e.to_string()))?;

@@ -105,7 +105,9 @@ impl Recipient {
         if let (Some(provider), Some(address), 2) = (text(map, "provider"), text(map, "address"), map.len()) {
             return Ok(Self::Provider { provider, address });
         }
-        let (kind, Some(value), 1) = map.iter().next().map_or(("", None, 0), |(k, v)| (k.as_str(), v.as_str(), map.len())) else {
+        let (kind, Some(value), 1) =
+            map.iter().next().map_or(("", None, 0), |(k, v)| (k.as_str(), v.as_str(), map.len()))
+        else {
             return Err(SHAPES.into());
         };
         let value = value.to_owned();

@@ -15,10 +15,19 @@
 /// match.
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&str>, wanted: bool) {
-    let matching = found.iter().filter(|(event, about)| event == event_type && (entity.is_none() || about.as_deref() == entity)).count();
+    let matching = found
+        .iter()
+        .filter(|(event, about)| event == event_type && (entity.is_none() || about.as_deref() == entity))
+        .count();
     let about = entity.map(|entity| format!(" about {entity:?}")).unwrap_or_default();
-    assert!(!wanted || matching > 0, "expected a notification {event_type:?}{about} in this transaction; it sees {found:?}");
-    assert!(wanted || matching == 0, "expected no notification {event_type:?}{about} in this transaction; it sees {matching}");
+    assert!(
+        !wanted || matching > 0,
+        "expected a notification {event_type:?}{about} in this transaction; it sees {found:?}"
+    );
+    assert!(
+        wanted || matching == 0,
+        "expected no notification {event_type:?}{about} in this transaction; it sees {matching}"
+    );
 }
 
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres"))]
@@ -41,8 +50,15 @@ const SQLITE_SEEN: &str = "\
 pub mod tokio_postgres {
     use ::tokio_postgres::GenericClient;
 
-    async fn seen(client: &impl GenericClient, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
-        let rows = client.query(super::POSTGRES_SEEN, &[&event_type, &entity]).await.expect("read postcommit.notification_status");
+    async fn seen(
+        client: &impl GenericClient,
+        event_type: &str,
+        entity: Option<&str>,
+    ) -> Vec<(String, Option<String>)> {
+        let rows = client
+            .query(super::POSTGRES_SEEN, &[&event_type, &entity])
+            .await
+            .expect("read postcommit.notification_status");
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
@@ -62,7 +78,11 @@ pub mod tokio_postgres {
 pub mod sqlx_postgres {
     use ::sqlx::PgConnection;
 
-    async fn seen(connection: &mut PgConnection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+    async fn seen(
+        connection: &mut PgConnection,
+        event_type: &str,
+        entity: Option<&str>,
+    ) -> Vec<(String, Option<String>)> {
         let select = ::sqlx::query_as(super::POSTGRES_SEEN).bind(event_type).bind(entity);
         select.fetch_all(connection).await.expect("read postcommit.notification_status")
     }
@@ -83,7 +103,11 @@ pub mod sqlx_postgres {
 pub mod sqlx_sqlite {
     use ::sqlx::SqliteConnection;
 
-    async fn seen(connection: &mut SqliteConnection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
+    async fn seen(
+        connection: &mut SqliteConnection,
+        event_type: &str,
+        entity: Option<&str>,
+    ) -> Vec<(String, Option<String>)> {
         let select = ::sqlx::query_as(super::SQLITE_SEEN).bind(event_type).bind(entity);
         select.fetch_all(connection).await.expect("read postcommit_notification_status")
     }
@@ -106,8 +130,9 @@ pub mod rusqlite {
 
     fn seen(connection: &Connection, event_type: &str, entity: Option<&str>) -> Vec<(String, Option<String>)> {
         let mut select = connection.prepare_cached(super::SQLITE_SEEN).expect("read postcommit_notification_status");
-        let rows =
-            select.query_map((event_type, entity), |row| Ok((row.get(0)?, row.get(1)?))).expect("read postcommit_notification_status");
+        let rows = select
+            .query_map((event_type, entity), |row| Ok((row.get(0)?, row.get(1)?)))
+            .expect("read postcommit_notification_status");
         rows.collect::<Result<_, _>>().expect("read postcommit_notification_status")
     }
 

@@ -74,8 +74,9 @@ impl FromStr for Timestamp {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        parse(text)
-            .ok_or_else(|| format!("{text:?} is not a time; write RFC 3339 with an offset, e.g. 2026-03-15T09:30:00Z, year 1 to 9999"))
+        parse(text).ok_or_else(|| {
+            format!("{text:?} is not a time; write RFC 3339 with an offset, e.g. 2026-03-15T09:30:00Z, year 1 to 9999")
+        })
     }
 }
 
@@ -161,7 +162,11 @@ impl utoipa::PartialSchema for Timestamp {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         use utoipa::openapi::{KnownFormat, ObjectBuilder, SchemaFormat, schema::Type};
         let format = SchemaFormat::KnownFormat(KnownFormat::DateTime);
-        ObjectBuilder::new().schema_type(Type::String).format(Some(format)).description(Some("RFC 3339, shown in UTC.")).into()
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .format(Some(format))
+            .description(Some("RFC 3339, shown in UTC."))
+            .into()
     }
 }
 

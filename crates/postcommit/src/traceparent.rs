@@ -26,7 +26,9 @@ impl FromStr for TraceParent {
 
     /// Reads version 00. Of a later version it reads the fields of version 00, as the standard requires.
     fn from_str(text: &str) -> Result<Self, String> {
-        parse(text).ok_or_else(|| "is not a W3C traceparent such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned())
+        parse(text).ok_or_else(|| {
+            "is not a W3C traceparent such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()
+        })
     }
 }
 
@@ -37,7 +39,11 @@ fn parse(text: &str) -> Option<TraceParent> {
     if version == 0xff || (version == 0 && !rest.is_empty()) {
         return None;
     }
-    let parent = TraceParent { trace_id: hex(trace, 32)?, span_id: u64::try_from(hex(span, 16)?).ok()?, sampled: hex(flags, 2)? & 1 == 1 };
+    let parent = TraceParent {
+        trace_id: hex(trace, 32)?,
+        span_id: u64::try_from(hex(span, 16)?).ok()?,
+        sampled: hex(flags, 2)? & 1 == 1,
+    };
     (parent.trace_id != 0 && parent.span_id != 0).then_some(parent)
 }
 
@@ -55,7 +61,8 @@ mod tests {
         let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let parent: TraceParent = text.parse().unwrap();
         assert_eq!((parent.to_string().as_str(), parent.sampled), (text, true));
-        let later: TraceParent = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-02-what-is-to-come".parse().unwrap();
+        let later: TraceParent =
+            "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-02-what-is-to-come".parse().unwrap();
         assert!(!later.sampled);
     }
 

@@ -5,7 +5,12 @@ use postcommit_engine::db::DbError;
 use postcommit_engine::store::{Act, Acted, DeliveryFilter, JobDraft, MAX_IDS, Store};
 
 /// Acts on the deliveries of a tenant, or of any, by their ids; answers for each, in the order given. None is no id.
-pub async fn on_ids(store: &Store, tenant: Option<i32>, act: Act, ids: &[Option<DeliveryId>]) -> Result<Vec<Acted>, DbError> {
+pub async fn on_ids(
+    store: &Store,
+    tenant: Option<i32>,
+    act: Act,
+    ids: &[Option<DeliveryId>],
+) -> Result<Vec<Acted>, DbError> {
     let mut keys: Vec<Option<DeliveryKey>> = Vec::with_capacity(ids.len());
     for id in ids {
         keys.push(match id {

@@ -85,13 +85,19 @@ fn described() -> (Router<AppState>, OpenApi) {
     let (router, mut document) = routes().split_for_parts();
     let schemas = document.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
     let is_optional = |schema: &RefOr<Schema>| match schema {
-        RefOr::Ref(to) => schemas.get(to.ref_location.rsplit('/').next().unwrap_or_default()).is_some_and(needs_nothing),
+        RefOr::Ref(to) => {
+            schemas.get(to.ref_location.rsplit('/').next().unwrap_or_default()).is_some_and(needs_nothing)
+        }
         described => needs_nothing(described),
     };
     let operations = document.paths.paths.values_mut().flat_map(|path| [&mut path.post, &mut path.patch]).flatten();
     for body in operations.filter_map(|operation| operation.request_body.as_mut()) {
         let RefOr::T(body) = body else { continue };
-        if body.content.values().all(|content| matches!(content, RefOr::T(content) if content.schema.as_ref().is_some_and(is_optional))) {
+        if body
+            .content
+            .values()
+            .all(|content| matches!(content, RefOr::T(content) if content.schema.as_ref().is_some_and(is_optional)))
+        {
             body.required = Some(Required::False);
         }
     }
@@ -173,7 +179,9 @@ impl IntoResponses for ProblemResponses {
         for (status, description) in known {
             let schema = utoipa::openapi::Ref::from_schema_name("Problem");
             let content = utoipa::openapi::ContentBuilder::new().schema(Some(schema)).build();
-            let refused = utoipa::openapi::ResponseBuilder::new().description(description).content("application/problem+json", content);
+            let refused = utoipa::openapi::ResponseBuilder::new()
+                .description(description)
+                .content("application/problem+json", content);
             responses = responses.response(status, refused);
         }
         responses.build().responses.into_iter().collect()

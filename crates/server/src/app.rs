@@ -77,7 +77,11 @@ pub fn missing_file(settings: &Settings) -> Option<PathBuf> {
 /// The source of the key that seals providers' secrets.
 pub fn keys(settings: &Settings) -> KeySource {
     let secrets = &settings.secrets;
-    if secrets.key.is_empty() { KeySource::File(secrets.key_file.clone()) } else { KeySource::Given(Secret::new(&secrets.key)) }
+    if secrets.key.is_empty() {
+        KeySource::File(secrets.key_file.clone())
+    } else {
+        KeySource::Given(Secret::new(&secrets.key))
+    }
 }
 
 /// The tools of a dispatcher.
@@ -107,7 +111,9 @@ pub fn no_database(path: &Path) -> Failure {
 /// The actor of a command in the audit log: `cli:<user>@<host>`. Containers set no USER; there the host identifies
 /// them.
 pub fn operator() -> Actor {
-    let named = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
+    let named = ["SUDO_USER", "USER", "LOGNAME"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
     let name = named.or_else(|| user_name(getuid().as_raw())).unwrap_or_else(|| format!("uid {}", getuid().as_raw()));
     let host = uname();
     Actor::new(format!("cli:{name}@{}", host.nodename().to_string_lossy()))

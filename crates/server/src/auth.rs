@@ -103,7 +103,8 @@ impl Auth {
 
     /// The session of a cookie.
     async fn session(&self, store: &Store, token: &str, from: Option<IpAddr>) -> Result<Session, Problem> {
-        let over = || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
+        let over =
+            || self.failed(from, Problem::new(ProblemKind::Unauthenticated, "the session is over; sign in again"));
         store.find_session(token).await?.ok_or_else(over)
     }
 
@@ -129,7 +130,9 @@ impl Auth {
 
     /// Counts a request of the caller, and refuses it beyond the rate limit.
     pub fn permit(&self, actor: &str) -> Result<(), Problem> {
-        self.requests.take(actor.to_owned(), clock::monotonic()).map_err(|wait| slow_down(wait, "too many requests by this key"))
+        self.requests
+            .take(actor.to_owned(), clock::monotonic())
+            .map_err(|wait| slow_down(wait, "too many requests by this key"))
     }
 }
 
@@ -166,7 +169,9 @@ impl Credential {
         // Revealed to be looked up. Nobody guessed here, so a failure is not counted.
         let caller = match self {
             Self::Key(token) => Caller::by_key(app.auth.key(&app.store, token.reveal(), None).await?, self)?,
-            Self::Session(token) => Caller::by_session(app.auth.session(&app.store, token.reveal(), None).await?, self)?,
+            Self::Session(token) => {
+                Caller::by_session(app.auth.session(&app.store, token.reveal(), None).await?, self)?
+            }
         };
         caller.may(scope)
     }
@@ -297,12 +302,21 @@ impl Caller {
             return Err(suspended());
         }
         let actor = Actor::new(login.actor);
-        Ok(Self { credential: credential.clone(), actor, scopes: login.scopes, tenant: login.tenant, tenant_name, chose: false })
+        Ok(Self {
+            credential: credential.clone(),
+            actor,
+            scopes: login.scopes,
+            tenant: login.tenant,
+            tenant_name,
+            chose: false,
+        })
     }
 
     /// Takes the tenant of `?tenant=`, for callers that may name one.
     async fn choose(&mut self, app: &App, query: &str) -> Result<(), Problem> {
-        let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "tenant").map(|(_, value)| value.into_owned());
+        let named = form_urlencoded::parse(query.as_bytes())
+            .find(|(name, _)| name == "tenant")
+            .map(|(_, value)| value.into_owned());
         let Some(named) = named else { return Ok(()) };
         if named != self.tenant_name && !self.scopes.allows(Scope::Ops) {
             return Err(Problem::new(ProblemKind::Forbidden, "the key belongs to another tenant").about("tenant"));
@@ -373,7 +387,11 @@ pub fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
         return Err(Problem::new(ProblemKind::Malformed, "Authorization is given more than once"));
     }
     let Some(value) = first else { return Ok(None) };
-    let token = value.to_str().ok().and_then(|text| text.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let token = value
+        .to_str()
+        .ok()
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     match token {
         Some((_, token)) => Ok(Some(token.trim())),
         None => Err(Problem::new(ProblemKind::Unauthenticated, "send `Authorization: Bearer pc_…`")),

@@ -42,7 +42,15 @@ pub struct Cli {
 #[derive(Debug, Args)]
 pub struct GlobalOptions {
     /// How data is printed
-    #[arg(short, long, global = true, help_heading = "Global options", value_enum, default_value = "text", env = "POSTCOMMIT_OUTPUT")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        help_heading = "Global options",
+        value_enum,
+        default_value = "text",
+        env = "POSTCOMMIT_OUTPUT"
+    )]
     pub output: Format,
     /// Settings file [default: postcommit.toml, when it is there]
     #[arg(long, global = true, help_heading = "Global options", value_name = "FILE", env = "POSTCOMMIT_CONFIG")]
@@ -116,7 +124,9 @@ impl Cli {
     /// Runs the command.
     pub async fn run(self) -> CommandResult {
         let listen = match &self.command {
-            Command::Serve { listen: Some(listen), .. } => Some(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" }),
+            Command::Serve { listen: Some(listen), .. } => {
+                Some(Flag { setting: "server.listen", value: listen.clone(), flag: "--listen" })
+            }
             _ => None,
         };
         let layers = self.global.layers(listen)?;
@@ -157,9 +167,14 @@ impl GlobalOptions {
     pub fn layers(&self, more: impl IntoIterator<Item = Flag<'static>>) -> Result<Layers, Failure> {
         let usage = |problem: String| Failure::new(Exit::Usage, problem);
         let mut flags: Vec<Flag<'_>> = more.into_iter().collect();
-        flags.extend(self.database_url.clone().map(|value| Flag { setting: "database.url", value, flag: "--database-url" }));
+        flags.extend(self.database_url.clone().map(|value| Flag {
+            setting: "database.url",
+            value,
+            flag: "--database-url",
+        }));
         for pair in &self.setting {
-            let (name, value) = pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| usage(format!("--setting {pair}: write NAME=VALUE")))?;
             flags.push(Flag { setting: name, value: value.to_owned(), flag: "--setting" });
         }
         let environment = std::env::vars_os()
@@ -213,7 +228,11 @@ fn confirm(what: &str, hint: &str) -> Result<(), Failure> {
     let _ = write!(std::io::stderr(), "{what}. Go on? [y/N] ");
     let mut answer = String::new();
     let _ = std::io::stdin().lock().read_line(&mut answer);
-    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) { Ok(()) } else { refused("nothing was done".into()) }
+    if ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()) {
+        Ok(())
+    } else {
+        refused("nothing was done".into())
+    }
 }
 
 /// The store, for commands that need nothing else.

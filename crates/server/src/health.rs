@@ -43,14 +43,17 @@ async fn ready(State(look): State<ReadyProbe>) -> Readiness {
             format!("the database has not answered for {} ms; is a lock held?\n", PATIENCE.as_millis()),
         )),
     };
-    found.unwrap_or_else(|| (StatusCode::SERVICE_UNAVAILABLE, "the check of the database ended without a result\n".into()))
+    found.unwrap_or_else(|| {
+        (StatusCode::SERVICE_UNAVAILABLE, "the check of the database ended without a result\n".into())
+    })
 }
 
 impl ReadyProbe {
     /// Joins the check under way, or starts one.
     fn join(&self) -> watch::Receiver<Option<Readiness>> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = |look: &&watch::Receiver<Option<Readiness>>| look.has_changed().is_ok() && look.borrow().is_none();
+        let is_open =
+            |look: &&watch::Receiver<Option<Readiness>>| look.has_changed().is_ok() && look.borrow().is_none();
         if let Some(look) = under_way.as_ref().filter(is_open) {
             return look.clone();
         }

@@ -27,8 +27,9 @@ pub fn guarded(router: Router, settings: &Settings) -> Router {
 }
 
 async fn check(State(public): State<Arc<Option<String>>>, request: Request, next: Next) -> Response {
-    let is_ours =
-        |host: &str| is_loopback_name(host) || public.as_deref().is_some_and(|public| without_dot(host).eq_ignore_ascii_case(public));
+    let is_ours = |host: &str| {
+        is_loopback_name(host) || public.as_deref().is_some_and(|public| without_dot(host).eq_ignore_ascii_case(public))
+    };
     if !named_hosts(request.headers(), request.uri()).is_some_and(|hosts| hosts.into_iter().all(is_ours)) {
         let detail = "the header Host names another host; localhost, 127.0.0.1 and [::1] are allowed with any port, and the host of the setting api.public_url. \
             Behind a proxy set api.public_url or server.trusted_proxies";
@@ -56,7 +57,8 @@ fn without_port(named: &str) -> Option<&str> {
         Some(end) if named.starts_with('[') => named.split_at(end + 1),
         _ => named.split_at(named.find(':').unwrap_or(named.len())),
     };
-    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
+    let is_port =
+        port.is_empty() || port.strip_prefix(':').is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
     (is_port && !host.is_empty()).then_some(host)
 }
 

@@ -25,7 +25,12 @@ pub struct Owner<'a> {
 }
 
 /// Reads a notification and holds it to every rule that can be checked before it is accepted. `key` came beside it.
-pub async fn read(store: &Store, owner: Owner<'_>, json: &str, key: Option<&str>) -> Result<NotificationRequest, NotAccepted> {
+pub async fn read(
+    store: &Store,
+    owner: Owner<'_>,
+    json: &str,
+    key: Option<&str>,
+) -> Result<NotificationRequest, NotAccepted> {
     let mut incoming = NotificationRequest::read(json, owner.name)?;
     if let Some(key) = key {
         incoming = incoming.with_key(key)?;
@@ -53,7 +58,11 @@ pub async fn resend(
 }
 
 /// A provider that is named must be configured and enabled (D1).
-async fn check_providers(store: &Store, tenant: Option<i32>, incoming: &NotificationRequest) -> Result<(), NotAccepted> {
+async fn check_providers(
+    store: &Store,
+    tenant: Option<i32>,
+    incoming: &NotificationRequest,
+) -> Result<(), NotAccepted> {
     let unavailable = |error: DbError| NotAccepted::Unavailable(error.to_string());
     // Each is looked up once, however many recipients name it.
     let mut seen = HashSet::new();

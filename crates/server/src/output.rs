@@ -65,7 +65,9 @@ impl From<DbError> for Failure {
         let exit = match &error {
             DbError::Unreachable(_) => Exit::Unreachable,
             DbError::Url(_) => Exit::Usage,
-            DbError::TooNew { .. } | DbError::TooOld { .. } | DbError::OtherFunctions | DbError::Refused { .. } => Exit::Refused,
+            DbError::TooNew { .. } | DbError::TooOld { .. } | DbError::OtherFunctions | DbError::Refused { .. } => {
+                Exit::Refused
+            }
             DbError::Unreadable(_) => Exit::Failed,
         };
         Self::new(exit, error.to_string())
@@ -99,7 +101,11 @@ pub fn bounded_list<T: Serialize>(format: Format, rows: &[T], columns: &[Column<
 }
 
 fn cut(line: &str) -> String {
-    if line.chars().count() <= WIDEST { line.to_owned() } else { line.chars().take(WIDEST - 1).chain(['…']).collect() }
+    if line.chars().count() <= WIDEST {
+        line.to_owned()
+    } else {
+        line.chars().take(WIDEST - 1).chain(['…']).collect()
+    }
 }
 
 /// Prints one object; `text` renders it for people.
@@ -142,7 +148,13 @@ pub fn table<T>(rows: &[T], columns: &[Column<T>]) -> String {
     let width = |place: usize| cells.iter().map(|row: &Vec<String>| row[place].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let line = |row: &Vec<String>| {
-        row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        row.iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect::<Vec<_>>()
+            .join("  ")
+            .trim_end()
+            .to_owned()
     };
     cells.iter().map(line).collect::<Vec<_>>().join("\n")
 }

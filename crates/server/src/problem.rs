@@ -63,7 +63,9 @@ impl ProblemKind {
             Self::Suspended => (StatusCode::FORBIDDEN, "suspended", "The tenant is suspended"),
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "Not found"),
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "Method not allowed"),
-            Self::KeyConflict => (StatusCode::CONFLICT, "key-conflict", "The idempotency key was used with other content"),
+            Self::KeyConflict => {
+                (StatusCode::CONFLICT, "key-conflict", "The idempotency key was used with other content")
+            }
             Self::StateConflict => (StatusCode::CONFLICT, "state-conflict", "Not in this state"),
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large"),
             Self::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "not-json", "The body must be JSON"),
@@ -85,9 +87,12 @@ impl ProblemKind {
             Self::NotFound | Self::MethodNotAllowed | Self::Misdirected => "Check the address.",
             Self::RateLimited | Self::TooManyStreams | Self::Unavailable => "Wait a moment, then try again.",
             Self::Internal => "Ask the operator of this server to read its log.",
-            Self::Malformed | Self::Invalid | Self::KeyConflict | Self::StateConflict | Self::TooLarge | Self::NotJson => {
-                "Go back, correct what was sent and send it again."
-            }
+            Self::Malformed
+            | Self::Invalid
+            | Self::KeyConflict
+            | Self::StateConflict
+            | Self::TooLarge
+            | Self::NotJson => "Go back, correct what was sent and send it again.",
         }
     }
 }
@@ -154,7 +159,11 @@ impl Problem {
     /// The key was used with the content of that notification.
     pub fn key_conflict(first: uuid::Uuid) -> Self {
         let detail = format!("the key was used with other content by notification {first}; nothing was enqueued");
-        Self { field: Some("idempotency_key".into()), first: Some(first), ..Self::new(ProblemKind::KeyConflict, detail) }
+        Self {
+            field: Some("idempotency_key".into()),
+            first: Some(first),
+            ..Self::new(ProblemKind::KeyConflict, detail)
+        }
     }
 
     /// Names the field.
@@ -252,10 +261,15 @@ impl From<BytesRejection> for Problem {
 
 impl From<DbError> for Problem {
     fn from(error: DbError) -> Self {
-        if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } | DbError::OtherFunctions = error {
+        if let DbError::Unreachable(_) | DbError::TooOld { .. } | DbError::TooNew { .. } | DbError::OtherFunctions =
+            error
+        {
             tracing::warn!(problem = %error, "a request could not be served");
-            return Self::new(ProblemKind::Unavailable, "the database cannot be reached or takes no writes; nothing was done")
-                .retry_after(1);
+            return Self::new(
+                ProblemKind::Unavailable,
+                "the database cannot be reached or takes no writes; nothing was done",
+            )
+            .retry_after(1);
         }
         tracing::error!(problem = %error, "a request failed");
         Self::new(ProblemKind::Internal, "the server's log has details under the request id")
@@ -269,11 +283,14 @@ impl From<NotAccepted> for Problem {
             NotAccepted::Invalid { field: None, problem } => Self::new(ProblemKind::Invalid, problem),
             NotAccepted::Held => {
                 let detail = "is in use by a transaction that is still open; repeat it when that has ended";
-                Self::new(ProblemKind::Unavailable, format!("idempotency_key: {detail}")).about("idempotency_key").retry_after(1)
+                Self::new(ProblemKind::Unavailable, format!("idempotency_key: {detail}"))
+                    .about("idempotency_key")
+                    .retry_after(1)
             }
             NotAccepted::Unavailable(problem) => {
                 tracing::warn!(%problem, "a notification could not be accepted");
-                Self::new(ProblemKind::Unavailable, "the database cannot take it now; repeat it under the same key").retry_after(1)
+                Self::new(ProblemKind::Unavailable, "the database cannot take it now; repeat it under the same key")
+                    .retry_after(1)
             }
         }
     }

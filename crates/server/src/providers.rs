@@ -28,7 +28,9 @@ pub enum ProviderError {
     #[error("the tenant has {PROVIDERS} providers, which is the most it may have; delete one that is not needed")]
     TooMany,
     /// The change names another revision than the provider has.
-    #[error("provider {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision")]
+    #[error(
+        "provider {name:?} has revision {found} by now, not {asked}; read it again, and send the change for that revision"
+    )]
     Outdated { name: String, asked: i32, found: i32 },
     /// Concurrent changes won every time.
     #[error("others changed provider {0:?} {TRIES} times while this was to be done; nothing was done, try again")]
@@ -81,7 +83,13 @@ pub struct Workshop<'a> {
 
 impl Workshop<'_> {
     /// Makes a provider. If its driver makes a secret and none is given, the new secret is returned this once.
-    pub async fn create(&self, tenant: i32, name: &str, driver: &str, mut change: Change) -> Result<Option<Secret>, ProviderError> {
+    pub async fn create(
+        &self,
+        tenant: i32,
+        name: &str,
+        driver: &str,
+        mut change: Change,
+    ) -> Result<Option<Secret>, ProviderError> {
         let kind = driver::kind(driver).map_err(ProviderError::Field)?;
         self.check_local(driver, &change)?;
         let new_secret = kind.new_secret.as_ref().filter(|_| change.secrets.is_empty());
@@ -102,7 +110,8 @@ impl Workshop<'_> {
             }
             // Unless told otherwise, the first provider of its channel is the default. It does not replace a default
             // made meanwhile.
-            let is_first = change.is_default.is_none() && !known.iter().any(|other| other.channel == draft.channel && other.is_default);
+            let is_first = change.is_default.is_none()
+                && !known.iter().any(|other| other.channel == draft.channel && other.is_default);
             draft.is_default |= is_first;
             let is_made = match is_first {
                 true => self.store.create_first_provider(tenant, &draft).await?,
@@ -117,7 +126,13 @@ impl Workshop<'_> {
 
     /// Changes what is given; with a revision, only if the provider still has it. Concurrent changes of other fields
     /// are kept. False when nothing differs: then nothing is written.
-    pub async fn update(&self, tenant: i32, name: &str, revision: Option<i32>, change: &Change) -> Result<bool, ProviderError> {
+    pub async fn update(
+        &self,
+        tenant: i32,
+        name: &str,
+        revision: Option<i32>,
+        change: &Change,
+    ) -> Result<bool, ProviderError> {
         for _ in 0..TRIES {
             let from = self.find(tenant, name).await?;
             if let Some(asked) = revision.filter(|asked| *asked != from.revision) {
@@ -153,7 +168,10 @@ impl Workshop<'_> {
         let Some(sealed) = &known.secrets else { return Ok(Secrets::new()) };
         match self.keys.existing().and_then(|ring| ring.open(sealed, known.tenant, &known.name)) {
             // All secrets are set anew: the old ones, perhaps sealed with a lost key, no longer matter.
-            Err(_) if driver::kind(&known.driver).is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(name.as_ref()))) => {
+            Err(_)
+                if driver::kind(&known.driver)
+                    .is_ok_and(|kind| kind.secrets.iter().all(|name| given.contains_key(name.as_ref()))) =>
+            {
                 Ok(Secrets::new())
             }
             opened => Ok(opened?),
@@ -230,7 +248,9 @@ pub async fn test(
     if driver::destination(&provider.driver) == Destination::Inbox {
         return Err(ProviderError::InApp);
     }
-    Recipient::at(&provider.name, address).check().map_err(|problem| ProviderError::Field(format!("address: {problem}")))?;
+    Recipient::at(&provider.name, address)
+        .check()
+        .map_err(|problem| ProviderError::Field(format!("address: {problem}")))?;
     if text.len() > TEST_TEXT_BYTES || text.contains('\0') {
         let problem = format!("text: has {} bytes; at most {TEST_TEXT_BYTES} are allowed, and no NUL", text.len());
         return Err(ProviderError::Field(problem));

@@ -44,9 +44,13 @@ fn nul_within(value: &Value, path: String) -> Option<String> {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match value {
         Value::String(text) => text.contains('\0').then_some(path),
-        Value::Array(items) => items.iter().enumerate().find_map(|(place, item)| nul_within(item, format!("{path}[{place}]"))),
+        Value::Array(items) => {
+            items.iter().enumerate().find_map(|(place, item)| nul_within(item, format!("{path}[{place}]")))
+        }
         Value::Object(fields) => {
-            fields.iter().find_map(|(name, field)| if name.contains('\0') { Some(below(name)) } else { nul_within(field, below(name)) })
+            fields.iter().find_map(
+                |(name, field)| if name.contains('\0') { Some(below(name)) } else { nul_within(field, below(name)) },
+            )
         }
         _ => None,
     }
@@ -60,7 +64,9 @@ impl<S: Send + Sync> FromRequest<S> for Text {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = json_of(request, state).await?;
-        String::from_utf8(bytes.into()).map(Self).map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8"))
+        String::from_utf8(bytes.into())
+            .map(Self)
+            .map_err(|_| Problem::new(ProblemKind::Malformed, "the body is not UTF-8"))
     }
 }
 
@@ -106,9 +112,13 @@ fn without_place(problem: &serde_json::Error) -> String {
 /// A problem that names the field. For a missing or unknown field, the path leads to its object and the message names
 /// the field.
 fn located(path: &str, words: String) -> Problem {
-    let after = |beginning: &str| words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned());
+    let after = |beginning: &str| {
+        words.strip_prefix(beginning).and_then(|rest| rest.split_once('`')).map(|(name, _)| name.to_owned())
+    };
     let missing = after("missing field `");
-    let unknown = after("unknown field `").or_else(|| after("unknown parameter `")).filter(|name| path.rsplit('.').next() != Some(name));
+    let unknown = after("unknown field `")
+        .or_else(|| after("unknown parameter `"))
+        .filter(|name| path.rsplit('.').next() != Some(name));
     match (path, missing.or(unknown)) {
         (".", None) => Problem::new(ProblemKind::Invalid, words),
         (".", Some(name)) => Problem::invalid(name, words),

@@ -66,10 +66,11 @@ pub async fn serve(settings: &Settings, how: ServeOptions) -> CommandResult {
     let app = (how.role != Role::Worker).then(|| Arc::new(App::new(settings, &store, &tools)));
     app.iter().for_each(|app| drop(tokio::spawn(note_use_forever(app.clone()))));
     let routes = router(settings, &tools, app);
-    let door = door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
-        door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
-        door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
-    })?;
+    let door =
+        door::open(&settings.server, routes, stop.clone(), grace, &tools.metrics).await.map_err(|e| match e {
+            door::OpenError::Listen(..) => Failure::new(Exit::Refused, e.to_string()),
+            door::OpenError::Tls(_) => Failure::new(Exit::Usage, e.to_string()),
+        })?;
     let dispatcher = if how.role == Role::Api { None } else { Some(Dispatcher::new(tools).await?) };
     Greeting::prepare(settings, &door.url(), &store, how.role).await?.say(settings);
     // For log readers: the greeting without its secrets.
@@ -133,7 +134,11 @@ async fn first_key(store: &Store) -> Result<Option<String>, Failure> {
     if store.any_key().await? {
         return Ok(None);
     }
-    let draft = KeyDraft { name: "made at the first start".into(), scopes: [Scope::Ops].into_iter().collect(), expires_at: None };
+    let draft = KeyDraft {
+        name: "made at the first start".into(),
+        scopes: [Scope::Ops].into_iter().collect(),
+        expires_at: None,
+    };
     let tenant = store.tenant("default").await?.unwrap_or(1);
     match store.create_key(tenant, &draft).await {
         // Shown once, to the person who started the server.
@@ -219,7 +224,9 @@ impl Greeting {
             say!("  sign in    {link} (once, within 15 minutes)");
         }
         if let Some(key) = &self.first_key {
-            say!("  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others");
+            say!(
+                "  key        {key}\n             may do everything; it is not shown again: `{me} keys create` makes others"
+            );
         }
         if self.role == Role::Api {
             say!("  delivers   nothing: another process must, `{me} serve --role worker`");
@@ -241,10 +248,12 @@ impl Greeting {
     /// A recipient that works here: an email address if email is captured, otherwise an inbox, which needs no
     /// configured provider.
     fn somebody(&self) -> Option<&'static str> {
-        let is_default_s = |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
+        let is_default_s =
+            |provider: &&Provider| self.tenants.get(&provider.tenant).is_none_or(|name| name == "default");
         let mut own = self.providers.iter().filter(is_default_s);
         let works = |provider: &Provider| provider.enabled && provider.paused.is_none();
-        let serves_mail = |provider: &Provider| provider.is_default && ["email", "*"].contains(&provider.channel.as_str());
+        let serves_mail =
+            |provider: &Provider| provider.is_default && ["email", "*"].contains(&provider.channel.as_str());
         if own.clone().any(|provider| records(provider) && serves_mail(provider) && works(provider)) {
             return Some("email:guest@example.com");
         }
@@ -254,8 +263,12 @@ impl Greeting {
     fn say_provider(&self, provider: &Provider) {
         let channel = if provider.channel == "*" { "every channel" } else { &provider.channel };
         let note = if records(provider) { "; records, sends nothing" } else { "" };
-        let tenant =
-            self.tenants.get(&provider.tenant).filter(|name| *name != "default").map(|name| format!("{name}/")).unwrap_or_default();
+        let tenant = self
+            .tenants
+            .get(&provider.tenant)
+            .filter(|name| *name != "default")
+            .map(|name| format!("{name}/"))
+            .unwrap_or_default();
         say!("  provider   {tenant}{} ({}, {channel}{note})", provider.name, provider.driver);
     }
 }

@@ -77,9 +77,14 @@ impl ApiSettings {
     fn validate(&self) -> Result<(), String> {
         let is_web = |url: &str| url.starts_with("https://") || url.starts_with("http://");
         if !self.public_url.is_empty() && !is_web(&self.public_url) {
-            return Err(format!("api.public_url: is {:?}; an http or https URL is needed, or nothing", self.public_url));
+            return Err(format!(
+                "api.public_url: is {:?}; an http or https URL is needed, or nothing",
+                self.public_url
+            ));
         }
-        for (name, value) in [("requests_per_s", self.requests_per_s), ("burst", self.burst), ("failed_sign_ins", self.failed_sign_ins)] {
+        for (name, value) in
+            [("requests_per_s", self.requests_per_s), ("burst", self.burst), ("failed_sign_ins", self.failed_sign_ins)]
+        {
             if !(0.0..=1e6).contains(&value) {
                 return Err(format!("api.{name}: is {value}; 0 to 1000000 are allowed"));
             }
@@ -126,9 +131,14 @@ pub struct Layers(BTreeMap<String, (Value, String)>);
 
 impl Layers {
     /// Merges the layers. `file` is the one named by `--config`; `flags` are settings from the command line.
-    pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>, flags: &[Flag<'_>]) -> Result<Self, String> {
+    pub fn load(
+        file: Option<&Path>,
+        environment: &BTreeMap<String, String>,
+        flags: &[Flag<'_>],
+    ) -> Result<Self, String> {
         let defaults: Table = DEFAULTS.parse().map_err(|e| format!("the built-in defaults: {e}"))?;
-        let mut layers = Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
+        let mut layers =
+            Self(leaves(&defaults).into_iter().map(|(name, value)| (name, (value, "default".to_owned()))).collect());
         layers.read_file(file)?;
         layers.read_environment(environment)?;
         for Flag { setting, value, flag } in flags {
@@ -146,12 +156,16 @@ impl Layers {
         };
         let table: Table = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
         for (name, value) in leaves(&table) {
-            let known = self
-                .0
-                .get(&name)
-                .ok_or_else(|| format!("{}: {name} is not a setting; `postcommit config show` lists them all", path.display()))?;
+            let known = self.0.get(&name).ok_or_else(|| {
+                format!("{}: {name} is not a setting; `postcommit config show` lists them all", path.display())
+            })?;
             if !same_kind(&known.0, &value) {
-                return Err(format!("{}: {name} must be a {}, not a {}", path.display(), known.0.type_str(), value.type_str()));
+                return Err(format!(
+                    "{}: {name} must be a {}, not a {}",
+                    path.display(),
+                    known.0.type_str(),
+                    value.type_str()
+                ));
             }
             self.0.insert(name, (value, format!("file {}", path.display())));
         }
@@ -160,10 +174,9 @@ impl Layers {
 
     fn read_environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), String> {
         let names: Vec<String> = self.0.keys().cloned().collect();
-        for stray in environment
-            .keys()
-            .filter(|given| !NOT_SETTINGS.contains(&given.as_str()) && !names.iter().any(|name| variable(name) == **given))
-        {
+        for stray in environment.keys().filter(|given| {
+            !NOT_SETTINGS.contains(&given.as_str()) && !names.iter().any(|name| variable(name) == **given)
+        }) {
             say!("postcommit: {stray} is not a setting and is ignored; `postcommit config show` lists them all");
         }
         for name in names {
@@ -183,7 +196,9 @@ impl Layers {
             Value::Integer(_) => text.parse().ok().map(Value::Integer),
             Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
             Value::Float(_) => text.parse().ok().map(Value::Float),
-            Value::Array(_) => Some(Value::Array(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect())),
+            Value::Array(_) => {
+                Some(Value::Array(text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(Value::from).collect()))
+            }
             _ => Some(Value::from(text)),
         };
         let value = parsed.ok_or_else(|| format!("{name} ({origin}): {text:?} is not a {}", known.type_str()))?;
@@ -204,8 +219,9 @@ impl Layers {
                 section.insert(key.to_owned(), value.clone());
             }
         }
-        let settings: Settings =
-            table.try_into().map_err(|e: toml::de::Error| format!("settings: {}", e.to_string().trim().replace('\n', " ")))?;
+        let settings: Settings = table
+            .try_into()
+            .map_err(|e: toml::de::Error| format!("settings: {}", e.to_string().trim().replace('\n', " ")))?;
         settings.validate().map_err(|problem| self.with_origin(&problem))?;
         Ok(settings)
     }
@@ -228,7 +244,11 @@ impl Layers {
         };
         self.0
             .iter()
-            .map(|(name, (value, origin))| SettingInForce { name: name.clone(), value: shown(name, value), origin: origin.clone() })
+            .map(|(name, (value, origin))| SettingInForce {
+                name: name.clone(),
+                value: shown(name, value),
+                origin: origin.clone(),
+            })
             .collect()
     }
 }
@@ -356,9 +376,12 @@ mod tests {
     #[test]
     fn secrets_are_not_shown() {
         let (layers, _) =
-            load("", &[("POSTCOMMIT_SECRETS_KEY", "hush"), ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d")], &[]).unwrap();
+            load("", &[("POSTCOMMIT_SECRETS_KEY", "hush"), ("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@h/d")], &[])
+                .unwrap();
         assert!(!format!("{:?}", layers.origins()).contains("hush"));
-        for url in ["postgres://u:hush@h/d", "postgres://u:hu@hush@h/d", "postgres://h/d?user=u&password=hush&sslmode=require"] {
+        for url in
+            ["postgres://u:hush@h/d", "postgres://u:hu@hush@h/d", "postgres://h/d?user=u&password=hush&sslmode=require"]
+        {
             assert!(!without_password(url).contains("hush"), "{}", without_password(url));
         }
     }

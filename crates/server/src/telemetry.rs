@@ -32,10 +32,13 @@ impl TelemetrySettings {
     /// The URL for traces: `/v1/traces` below the endpoint, by the OpenTelemetry convention.
     fn traces_url(&self) -> Result<Option<Url>, String> {
         let given = Some(self.otlp_endpoint.clone()).filter(|text| !text.is_empty());
-        let Some(text) = given.or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok()).filter(|text| !text.is_empty()) else {
+        let Some(text) =
+            given.or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok()).filter(|text| !text.is_empty())
+        else {
             return Ok(None);
         };
-        let full = if text.ends_with("/v1/traces") { text } else { format!("{}/v1/traces", text.trim_end_matches('/')) };
+        let full =
+            if text.ends_with("/v1/traces") { text } else { format!("{}/v1/traces", text.trim_end_matches('/')) };
         match Url::parse(&full) {
             Ok(url) if matches!(url.scheme(), "http" | "https") && url.host().is_some() => Ok(Some(url)),
             _ => Err("telemetry.otlp_endpoint: is not an http or https URL such as http://127.0.0.1:4318".into()),
@@ -85,7 +88,11 @@ pub use say;
 pub fn start(settings: &LogSettings) {
     let filter = EnvFilter::try_new(&settings.level).unwrap_or_else(|_| EnvFilter::new("info"));
     let terminal = io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Quiet).with_target(false).log_internal_errors(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| Quiet)
+        .with_target(false)
+        .log_internal_errors(false);
     let builder = builder.with_ansi(terminal && std::env::var_os("NO_COLOR").is_none());
     let json = settings.format == "json" || (settings.format == "auto" && !terminal);
     let started = if json { builder.json().try_init() } else { builder.compact().try_init() };

@@ -56,7 +56,11 @@ struct MetricsPage {
 /// `/metrics`; `open` lets every caller read it.
 pub fn routes(tools: &Tools, settings: &MetricsSettings, open: bool) -> Router {
     let scrape = Scrape::new(tools.metrics.clone(), tools.store.clone(), tools.kpi.clone());
-    Router::new().route("/metrics", get(page)).with_state(Arc::new(MetricsPage { scrape, open, token: settings.token.clone() }))
+    Router::new().route("/metrics", get(page)).with_state(Arc::new(MetricsPage {
+        scrape,
+        open,
+        token: settings.token.clone(),
+    }))
 }
 
 async fn page(State(page): State<Arc<MetricsPage>>, uri: Uri, headers: HeaderMap) -> Response {
@@ -88,10 +92,14 @@ pub fn watched(router: Router, tools: &Tools) -> Router {
 async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> Response {
     let began = clock::monotonic();
     // The pattern, never the path: that may hold an id or a secret.
-    let route = request.extensions().get::<MatchedPath>().map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
     let method = known_method(request.method().as_str());
     // An invalid traceparent is ignored, as the standard requires.
-    let parent = request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok());
+    let parent =
+        request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse::<TraceParent>().ok());
     let span = tools.tracer.begin(parent);
     if let Some(context) = span.as_ref().map(|span| span.context()).or(parent) {
         request.extensions_mut().insert(Traced(context));
@@ -113,7 +121,10 @@ async fn watch(State(tools): State<Tools>, mut request: Request, next: Next) -> 
 
 /// A label has few values, but a client may send any method.
 fn known_method(method: &str) -> &'static str {
-    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].into_iter().find(|known| *known == method).unwrap_or("other")
+    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        .into_iter()
+        .find(|known| *known == method)
+        .unwrap_or("other")
 }
 
 #[cfg(test)]

@@ -17,8 +17,12 @@ pub(crate) struct Background {
 
 impl Background {
     pub(crate) fn start() -> Self {
-        let runtime =
-            Builder::new_multi_thread().worker_threads(1).thread_name("testkit").enable_all().build().expect("a runtime for a test server");
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("testkit")
+            .enable_all()
+            .build()
+            .expect("a runtime for a test server");
         Self { runtime: Some(runtime) }
     }
 
@@ -43,7 +47,10 @@ impl Background {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.handle().spawn(async { tokio::time::timeout(GUARD, future).await.ok() }).await.expect("the guarded wait does not panic")
+        self.handle()
+            .spawn(async { tokio::time::timeout(GUARD, future).await.ok() })
+            .await
+            .expect("the guarded wait does not panic")
     }
 }
 

@@ -47,8 +47,11 @@ impl Browser {
         command.arg("--port=0");
         let process = Child::spawn(command);
         let line = process.wait_for_line("started successfully on port");
-        let port: u16 =
-            line.rsplit(' ').next().and_then(|port| port.trim_end_matches('.').parse().ok()).expect("chromedriver logs its port");
+        let port: u16 = line
+            .rsplit(' ')
+            .next()
+            .and_then(|port| port.trim_end_matches('.').parse().ok())
+            .expect("chromedriver logs its port");
         let driver = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let profile = tempfile::tempdir().expect("a folder for the profile");
         let mut arguments: Vec<String> = FLAGS.map(str::to_owned).into();
@@ -132,8 +135,10 @@ fn ask(driver: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> io
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut socket = TcpStream::connect(driver)?;
     socket.set_read_timeout(Some(GUARD))?;
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nHost: {driver}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {driver}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     socket.write_all(format!("{head}{body}").as_bytes())?;
     let mut answer = BufReader::new(socket);
     let mut line = String::new();

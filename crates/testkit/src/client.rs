@@ -115,7 +115,8 @@ impl HttpResponse {
         let head = std::str::from_utf8(bytes.get(..end)?).ok()?;
         let mut lines = head.split("\r\n");
         let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-        let header = |line: &str| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
+        let header =
+            |line: &str| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
         let headers = lines.map(header).collect::<Option<Vec<_>>>()?;
         let mut answer = Self { status, headers, body: bytes.get(end + 4..)?.to_owned() };
         if answer.header("transfer-encoding") == Some("chunked") {
@@ -144,7 +145,8 @@ impl HttpResponse {
     /// # Panics
     /// When the body is not JSON; the message shows the body.
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|problem| panic!("{} is not JSON: {problem}: {}", self.status, self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|problem| panic!("{} is not JSON: {problem}: {}", self.status, self.text()))
     }
 
     /// Asserts the status; the message shows the body.
@@ -162,7 +164,8 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {
         let line = rest.windows(2).position(|two| two == b"\r\n")?;
-        let size = usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?.split(';').next()?.trim(), 16).ok()?;
+        let size =
+            usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?.split(';').next()?.trim(), 16).ok()?;
         rest = rest.get(line + 2..)?;
         if size == 0 {
             return Some(body);

@@ -137,7 +137,11 @@ impl Child {
             return;
         }
         // Uses the shell's built-in `kill`, because /bin/kill is not part of a minimal Debian.
-        let _ = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", name]).arg(self.pid.to_string()).stderr(Stdio::null()).status();
+        let _ = Command::new("sh")
+            .args(["-c", "kill -s \"$0\" \"$1\"", name])
+            .arg(self.pid.to_string())
+            .stderr(Stdio::null())
+            .status();
     }
 
     /// Blocks until the process has ended.
@@ -155,7 +159,8 @@ impl Child {
     /// Blocks until `done`, or for [`GUARD`].
     fn wait_until(&self, done: impl Fn(&ChildState) -> bool) -> MutexGuard<'_, ChildState> {
         let state = self.shared.state();
-        let (state, _) = self.shared.changed.wait_timeout_while(state, GUARD, |state| !done(state)).expect("child state");
+        let (state, _) =
+            self.shared.changed.wait_timeout_while(state, GUARD, |state| !done(state)).expect("child state");
         state
     }
 

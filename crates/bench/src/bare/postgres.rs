@@ -161,7 +161,11 @@ pub async fn drain(workspace: &Workspace, count: u64, workers: usize) -> Result<
         all += settled??;
     }
     let took = clock::monotonic().duration_since(started);
-    if all == count { Ok(took) } else { Err(Failure::new(Exit::Failed, format!("the bare drain settled {all} of {count}"))) }
+    if all == count {
+        Ok(took)
+    } else {
+        Err(Failure::new(Exit::Failed, format!("the bare drain settled {all} of {count}")))
+    }
 }
 
 /// The bytes of write-ahead log written so far.

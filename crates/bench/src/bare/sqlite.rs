@@ -57,8 +57,12 @@ pub fn fill(file: &Path, count: u64) -> rusqlite::Result<()> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for i in from..count.min(from + BATCH) {
             let id = *Uuid::now_v7().as_bytes();
-            transaction.prepare_cached("INSERT INTO bench_notification (id, payload) VALUES (?1, ?2)")?.execute(params![id, payload(i)])?;
-            transaction.prepare_cached("INSERT INTO bench_queue (id, due_at) VALUES (?1, ?2)")?.execute(params![id, now()])?;
+            transaction
+                .prepare_cached("INSERT INTO bench_notification (id, payload) VALUES (?1, ?2)")?
+                .execute(params![id, payload(i)])?;
+            transaction
+                .prepare_cached("INSERT INTO bench_queue (id, due_at) VALUES (?1, ?2)")?
+                .execute(params![id, now()])?;
         }
         transaction.commit()?;
         from += BATCH;
@@ -96,7 +100,9 @@ fn claim(connection: &mut Connection, token: &[u8; 16]) -> rusqlite::Result<Vec<
 fn settle(connection: &mut Connection, token: &[u8; 16], claimed: &[[u8; 16]]) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for id in claimed {
-        let gone = transaction.prepare_cached("DELETE FROM bench_queue WHERE id = ?1 AND lease_token = ?2")?.execute(params![id, token])?;
+        let gone = transaction
+            .prepare_cached("DELETE FROM bench_queue WHERE id = ?1 AND lease_token = ?2")?
+            .execute(params![id, token])?;
         if gone == 1 {
             let ledger = "INSERT INTO bench_ledger (id, state, finished_at) VALUES (?1, 'sent', ?2)";
             transaction.prepare_cached(ledger)?.execute(params![id, now()])?;
@@ -108,7 +114,13 @@ fn settle(connection: &mut Connection, token: &[u8; 16], claimed: &[[u8; 16]]) -
 }
 
 /// Inserts a row into a plain table with a unique key.
-pub fn insert_plain(connection: &Connection, key: &str, event_type: &str, recipients: &str, payload: &str) -> rusqlite::Result<()> {
+pub fn insert_plain(
+    connection: &Connection,
+    key: &str,
+    event_type: &str,
+    recipients: &str,
+    payload: &str,
+) -> rusqlite::Result<()> {
     let sql = "\
         INSERT INTO bench_plain (id, key, event_type, recipients, payload, created_at)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6)";

@@ -8,7 +8,9 @@ use crate::report::{Series, Threshold};
 pub fn bullet(figure: f64, bar: Threshold, labels: (&str, &str), label: &str) -> String {
     let (Threshold::AtLeast(goal) | Threshold::AtMost(goal)) = bar;
     let scale = Scale::from_zero([figure * 1.05, goal * 1.25]);
-    let length = scale.at(figure).map_or(String::new(), |p| format!(r#"<rect class="figure" y="4" width="{p:.2}%" height="12"/>"#));
+    let length = scale
+        .at(figure)
+        .map_or(String::new(), |p| format!(r#"<rect class="figure" y="4" width="{p:.2}%" height="12"/>"#));
     let goal = scale.at(goal).map_or(String::new(), |p| {
         let (from, to) = if matches!(bar, Threshold::AtLeast(_)) { (p, 100.0) } else { (0.0, p) };
         let good = format!(r#"<rect class="good" x="{from:.2}%" y="20" width="{:.2}%" height="3"/>"#, to - from);
@@ -34,8 +36,9 @@ fn strip(i: usize, (name, series): (&str, &Series), scale: &Scale) -> String {
     let places: Vec<f64> = series.values.iter().filter_map(|v| scale.at(*v)).collect();
     let (from, to) = places.iter().fold((100.0_f64, 0.0_f64), |(from, to), p| (from.min(*p), to.max(*p)));
     let spread = if from < to { segment((from, y), (to, y)) } else { String::new() };
-    let median =
-        scale.at(series.median).map_or(String::new(), |p| segment((p, y - 9.0), (p, y + 9.0)).replace("<line", r#"<line class="median""#));
+    let median = scale
+        .at(series.median)
+        .map_or(String::new(), |p| segment((p, y - 9.0), (p, y + 9.0)).replace("<line", r#"<line class="median""#));
     let marks: String = places.iter().map(|p| mark(i, *p, y)).collect();
     format!(r#"<g class="line{i}">{}{spread}{marks}{median}</g>"#, side(y + 4.0, name))
 }
@@ -55,7 +58,9 @@ mod tests {
 
     #[test]
     fn strips_take_any_values() {
-        for values in [&[][..], &[3.0], &[0.0], &[2.0, 2.0], &[f64::NAN], &[1.0, f64::INFINITY], &[f64::NEG_INFINITY, f64::MAX]] {
+        for values in
+            [&[][..], &[3.0], &[0.0], &[2.0, 2.0], &[f64::NAN], &[1.0, f64::INFINITY], &[f64::NEG_INFINITY, f64::MAX]]
+        {
             sound(&strips(&[("ours", &series(values)), ("against", &series(&[1.0, 2.0]))], "label"));
             sound(&strips(&[("ours", &series(values))], "label"));
         }

@@ -45,7 +45,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let count = bench.count(200_000);
     // The comparison with peers uses fewer notifications on both sides, because some peers are slow.
     let count_beside = bench.count(50_000);
-    let (mut one, mut two, mut ours, mut ours_beside, mut peers) = (vec![], vec![], vec![], vec![], PeerFigures::default());
+    let (mut one, mut two, mut ours, mut ours_beside, mut peers) =
+        (vec![], vec![], vec![], vec![], PeerFigures::default());
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         one.push(by_hand(bench, count, 1).await?);
@@ -63,20 +64,40 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let wal = |name: &str, drains: &[Drained]| Series::of(name, "bytes", drains.iter().map(|d| d.wal).collect());
     let what = format!("drain of {count}");
     let mut findings = vec![
-        Finding::ratio("P1", format!("{what} ÷ bare, 2 workers"), rates("engine", &ours), rates("bare, 2 workers", &two))
-            .must(Threshold::AtLeast(0.6))
-            .explained("a delivery", &measured_rates(&ours), &measured_rates(&two), KNOWN),
-        Finding::ratio("bare-1", format!("{what} ÷ bare, 1 worker"), rates("engine", &ours), rates("bare, 1 worker", &one)),
-        Finding::ratio("wal", "write-ahead log per delivery ÷ bare", wal("engine", &ours), wal("bare, 2 workers", &two))
-            .must(Threshold::AtMost(1.3)),
+        Finding::ratio(
+            "P1",
+            format!("{what} ÷ bare, 2 workers"),
+            rates("engine", &ours),
+            rates("bare, 2 workers", &two),
+        )
+        .must(Threshold::AtLeast(0.6))
+        .explained("a delivery", &measured_rates(&ours), &measured_rates(&two), KNOWN),
+        Finding::ratio(
+            "bare-1",
+            format!("{what} ÷ bare, 1 worker"),
+            rates("engine", &ours),
+            rates("bare, 1 worker", &one),
+        ),
+        Finding::ratio(
+            "wal",
+            "write-ahead log per delivery ÷ bare",
+            wal("engine", &ours),
+            wal("bare, 2 workers", &two),
+        )
+        .must(Threshold::AtMost(1.3)),
     ];
     let trips: Option<Vec<f64>> = ours.iter().map(|d| d.trips).collect();
     findings.extend(trips.map(|trips| {
-        Finding::figure("trips", "round trips to the database per 1,000 deliveries", Series::of("engine", "trips", trips))
-            .must(Threshold::AtMost(12.0))
+        Finding::figure(
+            "trips",
+            "round trips to the database per 1,000 deliveries",
+            Series::of("engine", "trips", trips),
+        )
+        .must(Threshold::AtMost(12.0))
     }));
     let what = format!("drain of {count_beside} ÷ {{}}, 2 processes");
-    let comparison = Comparison { id: "P2", what: &what, bar: Threshold::AtLeast(2.0), missing: bench.peers.missing("drain") };
+    let comparison =
+        Comparison { id: "P2", what: &what, bar: Threshold::AtLeast(2.0), missing: bench.peers.missing("drain") };
     let beside = comparison.of(&rates("engine", &ours_beside), peers.series("/s").into_iter().rev().collect());
     let explain = |finding: Finding| match finding {
         missed if missed.held == Some(false) && missed.note.is_none() => missed.noting(KNOWN_BESIDE),

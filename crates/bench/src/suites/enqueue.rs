@@ -81,17 +81,21 @@ async fn on_postgres(bench: &Bench) -> Result<SuiteFindings, Failure> {
         }
     }
     let what = format!("postcommit.enqueue, one per commit, {CONNECTIONS} connections");
-    let (rates, rates_many) = (Series::measured_rates("enqueue", &ours), Series::measured_rates("enqueue_many", &ours_many));
-    let one = Finding::ratio("P3", format!("{what} ÷ plain INSERT"), rates.clone(), Series::measured_rates("INSERT", &plain))
-        .must(Threshold::AtLeast(0.8))
-        .explained("a commit", &ours, &plain, KNOWN_SINGLE);
+    let (rates, rates_many) =
+        (Series::measured_rates("enqueue", &ours), Series::measured_rates("enqueue_many", &ours_many));
+    let one =
+        Finding::ratio("P3", format!("{what} ÷ plain INSERT"), rates.clone(), Series::measured_rates("INSERT", &plain))
+            .must(Threshold::AtLeast(0.8))
+            .explained("a commit", &ours, &plain, KNOWN_SINGLE);
     let what_many = "postcommit.enqueue_many of 1,000";
     let against = Series::measured_rates("INSERT of 1,000", &plain_many);
     let many = Finding::ratio("P4", format!("{what_many} ÷ plain batch INSERT"), rates_many.clone(), against)
         .must(Threshold::AtLeast(0.6))
         .explained("a row", &ours_many, &plain_many, KNOWN_MANY);
     let mut findings = vec![one, many];
-    let beside = |what: &str, ours: &Series, peer: Series| Finding::ratio("peer", format!("{what} ÷ {}", peer.name), ours.clone(), peer);
+    let beside = |what: &str, ours: &Series, peer: Series| {
+        Finding::ratio("peer", format!("{what} ÷ {}", peer.name), ours.clone(), peer)
+    };
     findings.extend(peers.series("/s").into_iter().map(|peer| beside(&what, &rates, peer)));
     findings.extend(peers_many.series("/s").into_iter().map(|peer| beside(what_many, &rates_many, peer)));
     Ok(SuiteFindings { findings, charts: vec![] })
@@ -112,7 +116,8 @@ async fn one_by_one(workspace: &Workspace, sql: &'static str, each: u64) -> Resu
         let load = Load::captured();
         let commit = async move |from: u64, to: u64| {
             for i in from..to {
-                let (payload, key, recipients) = (Value::Json(payload(i)), load.key(i), Value::Json(load.recipients.clone()));
+                let (payload, key, recipients) =
+                    (Value::Json(payload(i)), load.key(i), Value::Json(load.recipients.clone()));
                 client.execute(&statement, &[&load.event_type, &payload, &key, &recipients]).await?;
             }
             Ok::<(), Failure>(())
@@ -179,7 +184,9 @@ async fn on_sqlite(bench: &Bench) -> Result<SuiteFindings, Failure> {
     for round in 1..=bench.rounds {
         bench.progress.round(round, bench.rounds);
         for (i, (insert, commits, each)) in
-            [(plain as Insert, singles, 1), (ours, singles, 1), (plain, batches, BATCH), (ours, batches, BATCH)].into_iter().enumerate()
+            [(plain as Insert, singles, 1), (ours, singles, 1), (plain, batches, BATCH), (ours, batches, BATCH)]
+                .into_iter()
+                .enumerate()
         {
             drop(bench.workspace.fresh().await?);
             let Backend::Sqlite(file) = bench.workspace.backend() else { continue };
@@ -189,7 +196,12 @@ async fn on_sqlite(bench: &Bench) -> Result<SuiteFindings, Failure> {
         }
     }
     let [plain, ours, plain_many, ours_many] = rates;
-    let one = Finding::ratio("enqueue", "one per commit ÷ plain INSERT", Series::rates("enqueue", ours), Series::rates("INSERT", plain));
+    let one = Finding::ratio(
+        "enqueue",
+        "one per commit ÷ plain INSERT",
+        Series::rates("enqueue", ours),
+        Series::rates("INSERT", plain),
+    );
     let (ours, plain) = (Series::rates("enqueue", ours_many), Series::rates("INSERT", plain_many));
     let many = Finding::ratio("enqueue-batch", "1,000 per commit ÷ plain INSERTs", ours, plain);
     Ok(SuiteFindings { findings: vec![one, many], charts: vec![] })

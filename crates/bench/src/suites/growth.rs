@@ -49,8 +49,12 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         small(),
     );
     let name = format!("{} of {}", bench.count(COUNT), long_backlog(bench));
-    let backlog = Finding::ratio("P6 backlog", "drain out of a long backlog ÷ a short one", rates(name, backlog), small());
-    Ok(SuiteFindings { findings: vec![history.must(Threshold::AtLeast(0.9)), backlog.must(Threshold::AtLeast(0.9))], charts: vec![] })
+    let backlog =
+        Finding::ratio("P6 backlog", "drain out of a long backlog ÷ a short one", rates(name, backlog), small());
+    Ok(SuiteFindings {
+        findings: vec![history.must(Threshold::AtLeast(0.9)), backlog.must(Threshold::AtLeast(0.9))],
+        charts: vec![],
+    })
 }
 
 /// The size of the backlog for a window, of which the beginning and the end are not measured.
@@ -86,7 +90,9 @@ async fn out_of_backlog(bench: &Bench) -> Result<f64, Failure> {
     bench.progress.step("out of a long backlog");
     bench.workspace.postgres()?.bring_back("backlog").await?;
     bench.workspace.quiesce().await?;
-    let rate = dispatcher::rate_in_window(bench, &bench.workspace.store().await?, bench.count(COUNT), long_backlog(bench)).await?;
+    let rate =
+        dispatcher::rate_in_window(bench, &bench.workspace.store().await?, bench.count(COUNT), long_backlog(bench))
+            .await?;
     bench.workspace.postgres()?.put_aside("backlog").await?;
     Ok(rate)
 }

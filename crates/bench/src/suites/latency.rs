@@ -69,7 +69,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
             p99.add(runner, latency.as_ref().map(|l| l.p99));
         }
     }
-    let series = |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
+    let series =
+        |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
     let under_load = |id: &str, what: &str, runs: &[Latencies]| {
         let what = format!("commit → request p99, priority 9, beside a backlog {what} ÷ idle");
         let finding = Finding::ratio(id, what, series("under load", runs, 0.99), series("idle", &idle, 0.99));
@@ -90,7 +91,11 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     }
     findings.push(under_load("load-other", "for another provider", &other));
     findings.push(under_load("load-same", "for the same provider", &same));
-    let lines = vec![line("idle", &idle), line("backlog for another provider", &other), line("backlog for the same provider", &same)];
+    let lines = vec![
+        line("idle", &idle),
+        line("backlog for another provider", &other),
+        line("backlog for the same provider", &same),
+    ];
     let chart = Chart { title: "commit → request".into(), x: "share of all, %".into(), y: "ms".into(), lines };
     Ok(SuiteFindings { findings, charts: vec![chart] })
 }
@@ -133,7 +138,12 @@ async fn fill(bench: &Bench, beside: Beside, arrivals: &Arrivals) -> Result<u64,
 }
 
 /// Takes samples while the backlog lasts, or a fixed number without one.
-pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &RunningDispatcher, bulk: u64) -> Result<Latencies, Failure> {
+pub async fn sample(
+    bench: &Bench,
+    arrivals: &mut Arrivals,
+    running: &RunningDispatcher,
+    bulk: u64,
+) -> Result<Latencies, Failure> {
     let load = Load::to("webhook", &arrivals.urgent_url()).with_priority(9);
     let mut application = Application::on(&bench.workspace).await?;
     let mut latencies = Vec::new();
@@ -141,7 +151,8 @@ pub async fn sample(bench: &Bench, arrivals: &mut Arrivals, running: &RunningDis
         tokio::time::sleep(pause(bulk > 0)).await;
         let given = application.commit(&load, i).await?;
         let arrival = tokio::time::timeout(LONGEST, arrivals.urgent()).await.ok().flatten();
-        let arrival = arrival.ok_or_else(|| Failure::new(Exit::Failed, format!("nothing arrived within {LONGEST:?} of a commit")))?;
+        let arrival = arrival
+            .ok_or_else(|| Failure::new(Exit::Failed, format!("nothing arrived within {LONGEST:?} of a commit")))?;
         if i >= WARM_UP {
             latencies.push(arrival.at.saturating_duration_since(given).as_secs_f64() * 1000.0);
         }

@@ -46,10 +46,15 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let at_long = hold(bench, long).await?;
     let peak = |name: String, held: &MemoryUse| Series::of(name, "MB", vec![held.peak]);
     let ours = || peak(format!("backlog of {long}"), &at_long);
-    let growth =
-        Finding::ratio("P9 growth", "peak resident memory, long backlog ÷ short", ours(), peak(format!("backlog of {short}"), &at_short));
+    let growth = Finding::ratio(
+        "P9 growth",
+        "peak resident memory, long backlog ÷ short",
+        ours(),
+        peak(format!("backlog of {short}"), &at_short),
+    );
     let total = Finding::figure("P9 total", "peak resident memory at a long backlog", ours());
-    let lines = vec![(format!("backlog of {short}"), at_short.over_time), (format!("backlog of {long}"), at_long.over_time)];
+    let lines =
+        vec![(format!("backlog of {short}"), at_short.over_time), (format!("backlog of {long}"), at_long.over_time)];
     let chart = Chart { title: "resident memory of serve".into(), x: "seconds".into(), y: "MB".into(), lines };
     let growth = growth.must(Threshold::AtMost(1.2));
     let growth = if growth.held == Some(false) { growth.noting(KNOWN) } else { growth };
@@ -68,7 +73,9 @@ async fn hold(bench: &Bench, backlog: u64) -> Result<MemoryUse, Failure> {
     let mut held = MemoryUse { peak: 0.0, over_time: vec![] };
     while clock::monotonic().duration_since(started) < span {
         tokio::time::sleep(LOOK).await;
-        let resident = server.memory("VmRSS").ok_or_else(|| Failure::new(Exit::Failed, "cannot read the memory of a process in /proc"))?;
+        let resident = server
+            .memory("VmRSS")
+            .ok_or_else(|| Failure::new(Exit::Failed, "cannot read the memory of a process in /proc"))?;
         held.over_time.push((clock::monotonic().duration_since(started).as_secs_f64(), resident / 1e6));
         // The kernel's high-water mark, because a peak could fall between two reads.
         held.peak = held.peak.max(server.memory("VmHWM").unwrap_or(resident) / 1e6);

@@ -53,16 +53,23 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
     let of = |name: &str, place: fn(&[f64]) -> Option<&f64>| {
         Series::rates(name, ours.iter().filter_map(|windows: &Windows| place(&windows.rates).copied()).collect())
     };
-    let what = format!("drain beside a transaction open for {:.0} s, last window ÷ first", bench.span(SPAN).as_secs_f64());
-    let mut finding =
-        Finding::ratio("P7", what, of("last window", <[f64]>::last), of("first window", <[f64]>::first)).must(Threshold::AtLeast(0.8));
+    let what =
+        format!("drain beside a transaction open for {:.0} s, last window ÷ first", bench.span(SPAN).as_secs_f64());
+    let mut finding = Finding::ratio("P7", what, of("last window", <[f64]>::last), of("first window", <[f64]>::first))
+        .must(Threshold::AtLeast(0.8));
     let lowest = ours.iter().map(|windows| windows.lowest).min().unwrap_or(0);
     if lowest < LOW {
         finding = finding.noting(format!("the feed did not keep up: the backlog fell to {lowest}"));
     }
-    let mut lines: Vec<_> = ours.iter().enumerate().map(|(round, windows)| windows.line(&format!("engine, round {}", round + 1))).collect();
+    let mut lines: Vec<_> =
+        ours.iter().enumerate().map(|(round, windows)| windows.line(&format!("engine, round {}", round + 1))).collect();
     lines.push(bare.line("bare SKIP LOCKED queue"));
-    let chart = Chart { title: "drain beside a pinned transaction".into(), x: "seconds".into(), y: "deliveries/s".into(), lines };
+    let chart = Chart {
+        title: "drain beside a pinned transaction".into(),
+        x: "seconds".into(),
+        y: "deliveries/s".into(),
+        lines,
+    };
     Ok(SuiteFindings { findings: vec![finding], charts: vec![chart] })
 }
 
@@ -133,8 +140,10 @@ async fn by_us(bench: &Bench) -> Result<Windows, Failure> {
     let store = dispatcher::warm_store(bench).await?;
     load.insert_rows(workspace, HIGH).await?;
     workspace.quiesce().await?;
-    let inserters =
-        (DirectInserter::on(workspace.client().await?, &load).await?, DirectInserter::on(workspace.client().await?, &load).await?);
+    let inserters = (
+        DirectInserter::on(workspace.client().await?, &load).await?,
+        DirectInserter::on(workspace.client().await?, &load).await?,
+    );
     let pinned = pin(bench).await?;
     let running = RunningDispatcher::start(bench, &store).await?;
     let level = Backlog::full(|| running.sent());

@@ -43,16 +43,21 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
             rates.push(together(bench, &slow, processes).await?);
         }
     }
-    let each = |count: f64, rates: &[f64]| Series::rates("each process", rates.iter().map(|rate| rate / count).collect());
+    let each =
+        |count: f64, rates: &[f64]| Series::rates("each process", rates.iter().map(|rate| rate / count).collect());
     let alone = || Series::rates("one alone", one.clone());
-    let two_each = Finding::ratio("P12 two", "deliveries per process, two together ÷ one alone", each(2.0, &two), alone());
-    let four_each = Finding::ratio("P12 four", "deliveries per process, four together ÷ one alone", each(4.0, &four), alone());
-    let limit = Finding::figure("limit", "drain of one process without a slow provider", Series::rates("limit", limits));
+    let two_each =
+        Finding::ratio("P12 two", "deliveries per process, two together ÷ one alone", each(2.0, &two), alone());
+    let four_each =
+        Finding::ratio("P12 four", "deliveries per process, four together ÷ one alone", each(4.0, &four), alone());
+    let limit =
+        Finding::figure("limit", "drain of one process without a slow provider", Series::rates("limit", limits));
     let middle = |rates: &[f64]| Series::rates("", rates.to_vec()).median;
     let measured: Vec<(f64, f64)> = [(1.0, middle(&one)), (2.0, middle(&two)), (4.0, middle(&four))].into();
     let linear = [1.0, 2.0, 4.0].map(|n| (n, n * middle(&one))).into();
     let lines = vec![("measured".into(), measured), ("linear".into(), linear)];
-    let chart = Chart { title: "deliveries by processes".into(), x: "processes".into(), y: "deliveries/s".into(), lines };
+    let chart =
+        Chart { title: "deliveries by processes".into(), x: "processes".into(), y: "deliveries/s".into(), lines };
     Ok(SuiteFindings {
         findings: vec![two_each.must(Threshold::AtLeast(0.8)), four_each.must(Threshold::AtLeast(0.8)), limit],
         charts: vec![chart],
@@ -90,7 +95,10 @@ async fn together(bench: &Bench, slow: &SlowProvider, processes: u32) -> Result<
     let (store, span) = (bench.workspace.fresh().await?, bench.span(SPAN));
     dispatcher::create_provider(&store, &slow.provider).await?;
     let seconds = (span + WARM_UP).as_secs_f64() * 1.5;
-    Load::captured().of_type(SLOW).insert_rows(&bench.workspace, (slow.rate * f64::from(processes) * seconds) as u64).await?;
+    Load::captured()
+        .of_type(SLOW)
+        .insert_rows(&bench.workspace, (slow.rate * f64::from(processes) * seconds) as u64)
+        .await?;
     bench.workspace.quiesce().await?;
     bench.progress.step(format!("{processes} processes: delivering"));
     let mut servers = vec![];

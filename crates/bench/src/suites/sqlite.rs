@@ -72,7 +72,9 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
 async fn by_hand(bench: &Bench, count: u64) -> Result<MeasuredRate, Failure> {
     bench.progress.step("bare: filling and draining");
     drop(bench.workspace.fresh().await?);
-    let Backend::Sqlite(file) = bench.workspace.backend() else { return Err(Failure::new(Exit::Usage, "this suite needs SQLite")) };
+    let Backend::Sqlite(file) = bench.workspace.backend() else {
+        return Err(Failure::new(Exit::Usage, "this suite needs SQLite"));
+    };
     let file = file.path();
     let filled = file.clone();
     let fill = tokio::task::spawn_blocking(move || {
@@ -83,7 +85,11 @@ async fn by_hand(bench: &Bench, count: u64) -> Result<MeasuredRate, Failure> {
     fill.await??;
     let drain = async {
         let (settled, took) = tokio::task::spawn_blocking(move || bare::sqlite::drain(&file)).await??;
-        if settled == count { Ok(took) } else { Err(Failure::new(Exit::Failed, format!("the bare drain settled {settled} of {count}"))) }
+        if settled == count {
+            Ok(took)
+        } else {
+            Err(Failure::new(Exit::Failed, format!("the bare drain settled {settled} of {count}")))
+        }
     };
     measure_rate(count, drain).await
 }

@@ -38,7 +38,8 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         few.push(measure(bench, FEW).await?);
         many.push(measure(bench, count).await?);
     }
-    let series = |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
+    let series =
+        |name: &str, runs: &[Latencies], share| Series::of(name, "ms", runs.iter().map(|run| run.at(share)).collect());
     let finding = |(id, share): (&str, f64)| {
         let what = format!("commit → request, {}, beside {count} providers of others ÷ beside {FEW}", &id[4..]);
         Finding::ratio(id, what, series("many", &many, share), series("few", &few, share)).must(Threshold::AtMost(2.0))
@@ -68,7 +69,9 @@ async fn measure(bench: &Bench, others: u64) -> Result<Latencies, Failure> {
 
 /// Creates copies of the capture provider, each in a tenant of its own.
 async fn create_providers(store: &Store, count: u64) -> Result<(), Failure> {
-    let numbers = |from: u64, to: u64| format!("WITH RECURSIVE g (x) AS (SELECT {from} UNION ALL SELECT x + 1 FROM g WHERE x < {to})");
+    let numbers = |from: u64, to: u64| {
+        format!("WITH RECURSIVE g (x) AS (SELECT {from} UNION ALL SELECT x + 1 FROM g WHERE x < {to})")
+    };
     let tenants = count.div_ceil(OF_ONE_TENANT);
     let made = format!(
         "{}
@@ -98,7 +101,8 @@ async fn create_providers(store: &Store, count: u64) -> Result<(), Failure> {
 }
 
 async fn lanes(store: &Store) -> Result<Vec<i32>, Failure> {
-    let rows = store.db().query("SELECT id FROM postcommit.provider WHERE tenant <> 1 ORDER BY id LIMIT 1000", vec![]).await?;
+    let rows =
+        store.db().query("SELECT id FROM postcommit.provider WHERE tenant <> 1 ORDER BY id LIMIT 1000", vec![]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?)
 }
 

@@ -40,8 +40,16 @@ async fn run(bench: &Bench) -> Result<SuiteFindings, Failure> {
         ours.push(by_us(bench, sink.port, count).await?);
     }
     let what = format!("{count} signed webhooks, {CONCURRENCY} concurrently ÷ bare client");
-    let finding = Finding::ratio("P10", what, Series::measured_rates("engine", &ours), Series::measured_rates("bare client", &bare));
-    Ok(SuiteFindings { findings: vec![finding.must(Threshold::AtLeast(0.7)).explained("a webhook", &ours, &bare, KNOWN)], charts: vec![] })
+    let finding = Finding::ratio(
+        "P10",
+        what,
+        Series::measured_rates("engine", &ours),
+        Series::measured_rates("bare client", &bare),
+    );
+    Ok(SuiteFindings {
+        findings: vec![finding.must(Threshold::AtLeast(0.7)).explained("a webhook", &ours, &bare, KNOWN)],
+        charts: vec![],
+    })
 }
 
 async fn by_us(bench: &Bench, port: u16, count: u64) -> Result<MeasuredRate, Failure> {

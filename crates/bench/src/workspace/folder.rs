@@ -36,7 +36,8 @@ impl Folder {
     }
 
     pub fn remove(&self) -> Result<(), Failure> {
-        std::fs::remove_dir_all(&self.path).map_err(|e| Failure::new(Exit::Failed, format!("{} stays: {e}", self.path.display())))
+        std::fs::remove_dir_all(&self.path)
+            .map_err(|e| Failure::new(Exit::Failed, format!("{} stays: {e}", self.path.display())))
     }
 }
 

@@ -74,7 +74,11 @@ impl PostgresWorkspace {
 
     /// Keeps the schema under the name `postcommit_bench_…` while another one is measured.
     pub async fn put_aside(&self, name: &str) -> Result<(), Failure> {
-        Ok(self.client().await?.batch_execute(&format!("ALTER SCHEMA postcommit RENAME TO postcommit_bench_{name}")).await?)
+        Ok(self
+            .client()
+            .await?
+            .batch_execute(&format!("ALTER SCHEMA postcommit RENAME TO postcommit_bench_{name}"))
+            .await?)
     }
 
     /// Replaces the current schema by the one that was put aside. It works as before, because all of its statements
@@ -108,7 +112,12 @@ impl PostgresWorkspace {
         let at = |column: usize| row.get::<_, String>(column);
         let version = at(0).split(' ').next().unwrap_or_default().to_owned();
         let place = if self.is_own() { "a database of its own" } else { "schemas of its own in the given database" };
-        Ok(format!("PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {}), in {place}", at(1), at(2), at(3)))
+        Ok(format!(
+            "PostgreSQL {version} (shared_buffers {}, fsync {}, synchronous_commit {}), in {place}",
+            at(1),
+            at(2),
+            at(3)
+        ))
     }
 
     pub async fn remove(&self) -> Result<(), Failure> {
@@ -140,7 +149,8 @@ async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
     for row in client.query(sql, &[&format!("^{PREFIX}[0-9a-f]{{16}}$")]).await? {
         // Another session has just connected, or the privilege was revoked: the next run tries again.
         if client.batch_execute(&format!("DROP DATABASE IF EXISTS {}", row.get::<_, String>(0))).await.is_ok() {
-            let _ = client.batch_execute(&format!("DROP ROLE IF EXISTS postcommit_tenant_{}", row.get::<_, u32>(1))).await;
+            let _ =
+                client.batch_execute(&format!("DROP ROLE IF EXISTS postcommit_tenant_{}", row.get::<_, u32>(1))).await;
         }
     }
     Ok(())
@@ -148,12 +158,17 @@ async fn drop_leftovers(client: &Client) -> Result<(), Failure> {
 
 /// Without a private database, the benchmark runs only where its schemas do not exist yet and where it may create them.
 async fn refuse_if_useless(client: &Client) -> Result<(), Failure> {
-    let refused = |problem: String| Err(Failure::new(Exit::Refused, format!("this login may not create databases, and {problem}")));
+    let refused = |problem: String| {
+        Err(Failure::new(Exit::Refused, format!("this login may not create databases, and {problem}")))
+    };
     let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY (string_to_array($1, ', ')) ORDER BY 1";
     let taken: Vec<String> = client.query(sql, &[&SCHEMAS]).await?.iter().map(|row| row.get(0)).collect();
     if let Some(first) = taken.first() {
         let left = taken.iter().any(|name| name.starts_with("postcommit_bench"));
-        let hint = format!("; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE", taken.join(", "));
+        let hint = format!(
+            "; a killed run may have left it: if nothing there is yours, DROP SCHEMA {} CASCADE",
+            taken.join(", ")
+        );
         return refused(format!(
             "the given one has a schema {first} already, which the benchmark would remove; give it an empty database, \
              or a login with CREATEDB{}",
@@ -189,7 +204,9 @@ async fn connect(db: &Postgres) -> Result<Client, Failure> {
             client
         }
     };
-    client.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0").await?;
+    client
+        .batch_execute("SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0")
+        .await?;
     Ok(client)
 }
 
@@ -210,7 +227,10 @@ mod tests {
         for (url, expected) in [
             ("postgres://u@h:1/d", "postgres://u@h:1/x"),
             ("postgres://h", "postgres://h/x"),
-            ("postgres://u:p%2F@h/d?sslmode=require&sslrootcert=/a/b", "postgres://u:p%2F@h/x?sslmode=require&sslrootcert=/a/b"),
+            (
+                "postgres://u:p%2F@h/d?sslmode=require&sslrootcert=/a/b",
+                "postgres://u:p%2F@h/x?sslmode=require&sslrootcert=/a/b",
+            ),
         ] {
             assert_eq!(with_database(url, "x"), expected);
         }

@@ -92,7 +92,8 @@ fn ids(ran: &Ran) -> Vec<String> {
         report["suites"].as_array().unwrap().iter().flat_map(|s| s["findings"].as_array().unwrap().clone()).collect();
     let (judged, unjudged): (Vec<&Value>, Vec<&Value>) = findings.iter().partition(|f| f["figure"].is_number());
     assert!(judged.iter().all(|f| f["ours"]["median"].as_f64().is_some_and(|median| median > 0.0)), "{report}");
-    let excused = |f: &Value| f["held"].is_null() && f["note"].as_str().is_some_and(|note| note.starts_with("not measured: "));
+    let excused =
+        |f: &Value| f["held"].is_null() && f["note"].as_str().is_some_and(|note| note.starts_with("not measured: "));
     assert!(unjudged.iter().all(|f| excused(f)), "{report}");
     let missed = findings.iter().any(|finding| finding["held"] == false);
     assert_eq!(ran.code, i32::from(missed), "1 when a bar is missed, else 0: {}", ran.stderr);
@@ -101,14 +102,20 @@ fn ids(ran: &Ran) -> Vec<String> {
 
 /// The names of the files beside the given one.
 fn names(shell: &Shell) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(shell.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(shell.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
 async fn benchmark_databases(store: &Store) -> i64 {
-    let rows = store.db().query("SELECT count(*) FROM pg_database WHERE datname LIKE 'postcommit\\_bench\\_%'", vec![]).await.unwrap();
+    let rows = store
+        .db()
+        .query("SELECT count(*) FROM pg_database WHERE datname LIKE 'postcommit\\_bench\\_%'", vec![])
+        .await
+        .unwrap();
     rows[0].get(0).unwrap()
 }
 
@@ -116,10 +123,17 @@ async fn benchmark_databases(store: &Store) -> i64 {
 fn on_sqlite_it_measures_in_a_file_of_its_own_and_removes_it() {
     let shell = Shell::empty();
     std::fs::write(shell.path().join("app.db"), "not even a database").unwrap();
-    let ran = bench(&shell, &["enqueue", "sqlite", "enqueue", "tenants", "--database-url", "sqlite:app.db", "--html", "report.html"]);
+    let ran = bench(
+        &shell,
+        &["enqueue", "sqlite", "enqueue", "tenants", "--database-url", "sqlite:app.db", "--html", "report.html"],
+    );
     assert_eq!(ids(&ran), ["enqueue", "enqueue-batch", "P11 drain", "P11 group", "P14 p50", "P14 p99"]);
     assert_eq!(names(&shell), ["app.db", "report.html"]);
-    assert_eq!(std::fs::read_to_string(shell.path().join("app.db")).unwrap(), "not even a database", "the given file is not touched");
+    assert_eq!(
+        std::fs::read_to_string(shell.path().join("app.db")).unwrap(),
+        "not even a database",
+        "the given file is not touched"
+    );
     assert!(std::fs::read_to_string(shell.path().join("report.html")).unwrap().contains("P11 drain"));
     assert!(ran.stderr.contains("bench: sqlite: round 1 of 1"), "progress is on stderr: {}", ran.stderr);
 }
@@ -136,7 +150,11 @@ fn a_relative_path_is_resolved_for_child_processes() {
         assert!(database.ends_with(&format!(", in {}", folder.display())), "{database}");
     }
     let refused = bench(&shell, &["binary", "--database-url", "sqlite:nowhere/app.db"]).ends(2);
-    assert!(refused.stderr.contains("there is no folder ") && refused.stderr.contains("/nowhere to measure in"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("there is no folder ") && refused.stderr.contains("/nowhere to measure in"),
+        "{}",
+        refused.stderr
+    );
 }
 
 /// One test for everything that creates databases, so that it can check that none is left.
@@ -146,7 +164,11 @@ async fn on_postgresql_it_measures_in_a_database_of_its_own_and_drops_it() {
     let store = Store::open(&given.url).await.unwrap();
     store.db().execute_one("CREATE TABLE public.mine (id int)", vec![]).await.unwrap();
     // A database that a killed run would have left.
-    let psql = Command::new("psql").arg(&given.url).args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"]).output().unwrap();
+    let psql = Command::new("psql")
+        .arg(&given.url)
+        .args(["-c", "CREATE DATABASE postcommit_bench_0123456789abcdef"])
+        .output()
+        .unwrap();
     assert!(psql.status.success(), "{psql:?}");
 
     let shell = Shell::empty();
@@ -182,7 +204,10 @@ fn interrupt_one(shell: &Shell, url: &str, signal: &str) {
 fn a_server_of_the_benchmark_ends_with_it() {
     let shell = Shell::empty();
     let mut command = Command::new(program());
-    command.args(["serve", "--while-stdin", "--listen", "127.0.0.1:0"]).current_dir(shell.path()).env_remove("POSTCOMMIT_DATABASE_URL");
+    command
+        .args(["serve", "--while-stdin", "--listen", "127.0.0.1:0"])
+        .current_dir(shell.path())
+        .env_remove("POSTCOMMIT_DATABASE_URL");
     let mut server = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let ready = BufReader::new(server.stderr.as_mut().unwrap()).lines().next().unwrap().unwrap();
     assert!(ready.ends_with("is ready"), "{ready}");
@@ -208,7 +233,8 @@ async fn without_createdb_it_uses_the_given_database_only_if_nothing_is_lost() {
     store.db().execute_one("CREATE SCHEMA postcommit_bench", vec![]).await.unwrap();
     let refused = refusal();
     assert!(
-        refused.contains("a killed run may have left it: if nothing there is yours, DROP SCHEMA postcommit_bench CASCADE"),
+        refused
+            .contains("a killed run may have left it: if nothing there is yours, DROP SCHEMA postcommit_bench CASCADE"),
         "{refused}"
     );
     store.db().execute_one("DROP SCHEMA postcommit_bench", vec![]).await.unwrap();
@@ -220,7 +246,10 @@ async fn without_createdb_it_uses_the_given_database_only_if_nothing_is_lost() {
 
     store.db().migrate().await.unwrap();
     let refused = refusal();
-    assert!(refused.contains("may not create databases, and the given one has a schema postcommit already"), "{refused}");
+    assert!(
+        refused.contains("may not create databases, and the given one has a schema postcommit already"),
+        "{refused}"
+    );
     store.db().check_schema().await.unwrap();
     store.db().execute_one(&format!("REVOKE ALL ON DATABASE {} FROM {login}", given.name()), vec![]).await.unwrap();
     store.db().execute_one(&format!("DROP ROLE {login}"), vec![]).await.unwrap();

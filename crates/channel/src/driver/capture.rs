@@ -66,7 +66,9 @@ impl FailOn {
     }
 
     fn mode(&self, message: &Message<'_>) -> Option<Mode> {
-        let matches = |rule: &&Rule| rule.matching == message.raw_event.event_type || rule.matching == message.raw_event.idempotency_key;
+        let matches = |rule: &&Rule| {
+            rule.matching == message.raw_event.event_type || rule.matching == message.raw_event.idempotency_key
+        };
         let due = |rule: &&Rule| rule.first.is_none_or(|first| message.attempt <= first.into());
         self.0.iter().filter(matches).find(due).map(|rule| rule.mode)
     }
@@ -81,10 +83,9 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
             let first = count.parse().ok().filter(|first| *first > 0);
             (
                 name,
-                Some(
-                    first
-                        .ok_or_else(|| format!("capture.fail_on: {entry:?}: {count:?} is no number of attempts; 1 to 65535 are allowed"))?,
-                ),
+                Some(first.ok_or_else(|| {
+                    format!("capture.fail_on: {entry:?}: {count:?} is no number of attempts; 1 to 65535 are allowed")
+                })?),
             )
         }
         None => (mode, None),
@@ -155,8 +156,12 @@ impl Driver for Capture {
         Box::pin(async move {
             match self.rules.iter().find_map(|rules| rules.mode(&message)) {
                 None => self.record(&message).await,
-                Some(Mode::Transient) => Report::from(Outcome::deferred("capture_transient")).because("told to fail for a while"),
-                Some(Mode::Permanent) => Report::from(Outcome::refused("capture_permanent")).because("told to fail for good"),
+                Some(Mode::Transient) => {
+                    Report::from(Outcome::deferred("capture_transient")).because("told to fail for a while")
+                }
+                Some(Mode::Permanent) => {
+                    Report::from(Outcome::refused("capture_permanent")).because("told to fail for good")
+                }
                 Some(Mode::Unclear) => {
                     self.record(&message).await;
                     Report::from(Outcome::unclear("capture_unclear")).because("told to leave it unclear")
@@ -209,13 +214,18 @@ impl Capture {
         if let Some(path) = self.settings.journal.clone() {
             let line = format!("{sent}\n");
             // A disk may be slow: write on a thread of its own, so that no other send waits.
-            let appended = tokio::task::spawn_blocking(move || append(&path, &line)).await.unwrap_or_else(|e| Err(e.into()));
+            let appended =
+                tokio::task::spawn_blocking(move || append(&path, &line)).await.unwrap_or_else(|e| Err(e.into()));
             if let Err(problem) = appended {
-                return Report::from(Outcome::config("capture_journal")).because(format!("settings.journal: {problem}"));
+                return Report::from(Outcome::config("capture_journal"))
+                    .because(format!("settings.journal: {problem}"));
             }
         }
-        let evidence =
-            Evidence { detail: None, provider_ref: Some(format!("capture-{}", message.key.provider_key())), excerpt: Some(sent) };
+        let evidence = Evidence {
+            detail: None,
+            provider_ref: Some(format!("capture-{}", message.key.provider_key())),
+            excerpt: Some(sent),
+        };
         Report { evidence, ..Report::from(Outcome::Sent) }
     }
 }
@@ -257,9 +267,16 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_what_is_allowed() {
-        assert!(FailOn::parse("explode=x").unwrap_err().contains("known are transient, permanent, slow, hang, unclear, panic"));
+        assert!(
+            FailOn::parse("explode=x")
+                .unwrap_err()
+                .contains("known are transient, permanent, slow, hang, unclear, panic")
+        );
         for count in ["many", "0", "-1", "65536", ""] {
-            assert!(FailOn::parse(&format!("slow*{count}=x")).unwrap_err().contains("1 to 65535 are allowed"), "{count}");
+            assert!(
+                FailOn::parse(&format!("slow*{count}=x")).unwrap_err().contains("1 to 65535 are allowed"),
+                "{count}"
+            );
         }
     }
 

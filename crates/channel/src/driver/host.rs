@@ -18,9 +18,14 @@ pub(super) fn of_url(url: &Url) -> Option<String> {
 /// With what is allowed.
 pub fn host_of(text: &str) -> Result<String, String> {
     let whole = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
-    let plain = |url: &Url| url.path() == "/" && url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
+    let plain =
+        |url: &Url| url.path() == "/" && url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     let host = Url::parse(&whole).ok().filter(|url| text.contains("://") || plain(url)).as_ref().and_then(of_url);
-    host.ok_or_else(|| format!("host: {text:?} is refused; write a name or an address, with its port unless that is 443: example.com:8443"))
+    host.ok_or_else(|| {
+        format!(
+            "host: {text:?} is refused; write a name or an address, with its port unless that is 443: example.com:8443"
+        )
+    })
 }
 
 #[cfg(test)]

@@ -44,7 +44,11 @@ fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Re
         _ => Outcome::Rejected { code: code(), because: crate::model::Because::Unrecognised },
     };
     let detail = (answer.status >= 300).then(|| sentence(answer.status));
-    let evidence = Evidence { detail, provider_ref: None, excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()) };
+    let evidence = Evidence {
+        detail,
+        provider_ref: None,
+        excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()),
+    };
     Report { evidence, ..Report::from(outcome) }
 }
 

@@ -26,7 +26,11 @@ pub(super) fn kind() -> Kind {
         key_window: KEY_WINDOW,
         local_settings: vec![],
         // A send only hands the message on, so that many may be concurrent.
-        ready_made: Some(ReadyMade { occasion: Occasion::FirstUse, settings: json!({"key_window_s": TEN_YEARS}), concurrency: 1000 }),
+        ready_made: Some(ReadyMade {
+            occasion: Occasion::FirstUse,
+            settings: json!({"key_window_s": TEN_YEARS}),
+            concurrency: 1000,
+        }),
         build: Arc::new(build),
     }
 }

@@ -144,13 +144,17 @@ impl Kind {
     /// Naming the setting and what is allowed.
     pub fn build(&self, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
         if let Some(unknown) = parts.secrets.keys().find(|name| !self.secrets.iter().any(|known| known == *name)) {
-            return Err(format!("secret: driver {:?} has none named {unknown:?}; it has {:?}", self.name, self.secrets));
+            return Err(format!(
+                "secret: driver {:?} has none named {unknown:?}; it has {:?}",
+                self.name, self.secrets
+            ));
         }
         (self.build)(parts)
     }
 }
 
-static KINDS: LazyLock<Vec<Arc<Kind>>> = LazyLock::new(|| [capture::kind(), in_app::kind(), webhook::kind()].map(Arc::new).to_vec());
+static KINDS: LazyLock<Vec<Arc<Kind>>> =
+    LazyLock::new(|| [capture::kind(), in_app::kind(), webhook::kind()].map(Arc::new).to_vec());
 
 /// All drivers there are, by name.
 #[must_use]
@@ -243,7 +247,10 @@ mod tests {
             let (settings, guarantee, capture_fail_on) = (&json!({}), kind.guarantee, &FailOn::default());
             kind.build(&Parts { settings, secrets: &secrets, guarantee, egress: &egress, capture_fail_on })
         };
-        assert_eq!(built("letters-token").ok().and_then(|driver| driver.host_of("")).as_deref(), Some("post.example:25"));
+        assert_eq!(
+            built("letters-token").ok().and_then(|driver| driver.host_of("")).as_deref(),
+            Some("post.example:25")
+        );
         assert!(built("other").err().unwrap().starts_with("secret: driver \"letters\" has none named \"other\""));
     }
 

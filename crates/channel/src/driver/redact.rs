@@ -63,7 +63,8 @@ impl Redactions {
         if plain.trim().chars().count() < least {
             return;
         }
-        let anew = [ENCODED, ENCODED_BUT_SLASHES].map(|set| [&plain, &of_form].map(|text| utf8_percent_encode(text, set).to_string()));
+        let anew = [ENCODED, ENCODED_BUT_SLASHES]
+            .map(|set| [&plain, &of_form].map(|text| utf8_percent_encode(text, set).to_string()));
         for text in anew.into_iter().flatten().chain([part.to_owned(), plain, of_form]) {
             let in_json = serde_json::to_string(&text).unwrap_or_default();
             let in_json = in_json.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(&in_json);

@@ -111,7 +111,13 @@ enum OnAuthError {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { url: None, headers: BTreeMap::new(), isolate: None, on_auth_error: OnAuthError::Pause, key_window_s: KEY_WINDOW.default_s }
+        Self {
+            url: None,
+            headers: BTreeMap::new(),
+            isolate: None,
+            on_auth_error: OnAuthError::Pause,
+            key_window_s: KEY_WINDOW.default_s,
+        }
     }
 }
 
@@ -139,8 +145,18 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
     let keys = secret.as_ref().map_or(Ok(vec![]), |secret| parse_secrets(secret.reveal()))?;
     let headers = parse_headers(&settings.headers)?;
     let (guarantee, egress) = (parts.guarantee, parts.egress.clone());
-    let isolates_hosts = settings.isolate.unwrap_or(if url.is_some() { Isolate::Lane } else { Isolate::Host }) == Isolate::Host;
-    Ok(Box::new(Webhook { url, headers, isolates_hosts, on_auth_error: settings.on_auth_error, keys, secret, guarantee, egress }))
+    let isolates_hosts =
+        settings.isolate.unwrap_or(if url.is_some() { Isolate::Lane } else { Isolate::Host }) == Isolate::Host;
+    Ok(Box::new(Webhook {
+        url,
+        headers,
+        isolates_hosts,
+        on_auth_error: settings.on_auth_error,
+        keys,
+        secret,
+        guarantee,
+        egress,
+    }))
 }
 
 fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
@@ -152,8 +168,10 @@ fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
 
 /// `whsec_` and 24 to 64 bytes in base64, one or several separated by spaces: the newest first while rotating.
 fn parse_secrets(text: &str) -> Result<Vec<Vec<u8>>, String> {
-    const SHAPE: &str = "secret: must be whsec_ followed by 24 to 64 random bytes in base64; several are separated by spaces";
-    let decode = |part: &str| STANDARD.decode(part.strip_prefix("whsec_")?).ok().filter(|key| (24..=64).contains(&key.len()));
+    const SHAPE: &str =
+        "secret: must be whsec_ followed by 24 to 64 random bytes in base64; several are separated by spaces";
+    let decode =
+        |part: &str| STANDARD.decode(part.strip_prefix("whsec_")?).ok().filter(|key| (24..=64).contains(&key.len()));
     text.split_whitespace().map(|part| decode(part).ok_or_else(|| SHAPE.to_owned())).collect()
 }
 
@@ -330,16 +348,25 @@ mod tests {
 
     #[test]
     fn two_secrets_sign_twice() {
-        let keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
+        let keys =
+            parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
         assert_eq!(sign(&keys, "a", 1, b"{}").split(' ').filter(|s| s.starts_with("v1,")).count(), 2);
     }
 
     #[test]
     fn headers_that_would_not_be_sent_as_given_are_refused() {
         let given = |name: &str| parse_headers(&BTreeMap::from([(name.to_owned(), "x".to_owned())]));
-        for name in
-            ["Host", "content-length", "Transfer-Encoding", "connection", "TE", "upgrade", "User-Agent", "webhook-id", "idempotency-key"]
-        {
+        for name in [
+            "Host",
+            "content-length",
+            "Transfer-Encoding",
+            "connection",
+            "TE",
+            "upgrade",
+            "User-Agent",
+            "webhook-id",
+            "idempotency-key",
+        ] {
             assert_eq!(given(name).unwrap_err(), format!("settings.headers.{name}: is set by postcommit"));
         }
         assert_eq!(given("Authorization").unwrap().len(), 1);

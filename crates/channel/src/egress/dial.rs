@@ -81,7 +81,12 @@ impl Dialer {
     }
 
     /// Opens a stream to `endpoint`. Nothing but the TLS handshake is written.
-    pub(super) async fn dial(&self, endpoint: &Endpoint, tls: Tls<'_>, deadline: Deadline) -> Result<DialledStream, EgressFailure> {
+    pub(super) async fn dial(
+        &self,
+        endpoint: &Endpoint,
+        tls: Tls<'_>,
+        deadline: Deadline,
+    ) -> Result<DialledStream, EgressFailure> {
         let addresses = self.addresses(endpoint, deadline).await?;
         let tcp = self.connect(endpoint, &addresses, deadline).await?;
         let stream: Box<dyn ByteStream> = match tls {
@@ -120,7 +125,12 @@ impl Dialer {
     }
 
     /// Connects to the first address that answers; the last failure is the one reported.
-    async fn connect(&self, endpoint: &Endpoint, addresses: &[IpAddr], deadline: Deadline) -> Result<TcpStream, EgressFailure> {
+    async fn connect(
+        &self,
+        endpoint: &Endpoint,
+        addresses: &[IpAddr],
+        deadline: Deadline,
+    ) -> Result<TcpStream, EgressFailure> {
         let late = || endpoint.failure(Phase::Connect, "connect_timeout", "no connection in time");
         let mut failure = late();
         for ip in addresses.iter().take(ADDRESSES_TRIED) {

@@ -51,8 +51,11 @@ impl FromStr for DeliveryId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.rsplit_once('.').and_then(|(id, n)| Some(Self { notification: id.parse().ok()?, n: n.parse().ok()? }));
-        parsed.ok_or_else(|| format!("{text:?} is not a delivery id; it looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1"))
+        let parsed =
+            text.rsplit_once('.').and_then(|(id, n)| Some(Self { notification: id.parse().ok()?, n: n.parse().ok()? }));
+        parsed.ok_or_else(|| {
+            format!("{text:?} is not a delivery id; it looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1")
+        })
     }
 }
 

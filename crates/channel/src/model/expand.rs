@@ -123,7 +123,9 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
 #[must_use]
 pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
-    let is_of = |facts: &Facts, recipient: &Recipient| facts.target() == recipient.value() && facts.provider == named_provider(recipient);
+    let is_of = |facts: &Facts, recipient: &Recipient| {
+        facts.target() == recipient.value() && facts.provider == named_provider(recipient)
+    };
     read.filter(|recipient| deliveries.iter().any(|facts| is_of(facts, recipient))).collect()
 }
 
@@ -132,7 +134,8 @@ pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Rec
 fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
     let [only] = entries else { return false };
     let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
-    let looked_up = only.get("list").is_some() || (only.get("user").is_some() && note.channels.iter().any(|channel| channel != IN_APP));
+    let looked_up = only.get("list").is_some()
+        || (only.get("user").is_some() && note.channels.iter().any(|channel| channel != IN_APP));
     !several_channels && !looked_up
 }
 
@@ -212,7 +215,8 @@ fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes
         return possible.first().map(|c| vec![(*c).to_owned()]).unwrap_or_default();
     }
     // A user may have any address: each channel named is looked at.
-    let is_possible = |channel: &&String| matches!(recipient, Recipient::User(_)) || possible.contains(&channel.as_str());
+    let is_possible =
+        |channel: &&String| matches!(recipient, Recipient::User(_)) || possible.contains(&channel.as_str());
     note.channels.iter().filter(is_possible).cloned().collect()
 }
 
@@ -236,7 +240,10 @@ fn no_address(place: usize, channel: &str) -> Fate {
 }
 
 fn no_provider(channel: &str) -> Fate {
-    parked("no_provider", format!("no default provider of this tenant serves channel {channel:?}; create one, then retry"))
+    parked(
+        "no_provider",
+        format!("no default provider of this tenant serves channel {channel:?}; create one, then retry"),
+    )
 }
 
 fn parked(code: &'static str, detail: String) -> Fate {

@@ -78,7 +78,9 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
-        Outcome::Rejected { because: Because::Unrecognised, .. } if case.attempt > case.policy.unknown_retries.into() => {
+        Outcome::Rejected { because: Because::Unrecognised, .. }
+            if case.attempt > case.policy.unknown_retries.into() =>
+        {
             Verdict::Park(Reason::Rejected)
         }
         Outcome::Rejected { because: Because::Unrecognised, .. } => again(case, Duration::ZERO),
@@ -129,7 +131,9 @@ fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
 
 fn inside_window(case: &Case<'_>, verdict: Verdict) -> Verdict {
     match verdict {
-        Verdict::Again { at, .. } if key_window_over(case.first_try_at, case.key_window, at) => Verdict::Park(Reason::OutcomeUnknown),
+        Verdict::Again { at, .. } if key_window_over(case.first_try_at, case.key_window, at) => {
+            Verdict::Park(Reason::OutcomeUnknown)
+        }
         other => other,
     }
 }
@@ -185,23 +189,32 @@ mod tests {
         match (case.outcome, case.guarantee) {
             (Outcome::Sent | Outcome::Delivered, _) => assert_eq!(verdict, Verdict::Done),
             (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
-            (Outcome::Rejected { because: Because::Refused, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Rejected)),
-            (Outcome::Rejected { because: Because::Config, .. }, _) => assert_eq!(verdict, Verdict::Park(Reason::Config)),
+            (Outcome::Rejected { because: Because::Refused, .. }, _) => {
+                assert_eq!(verdict, Verdict::Park(Reason::Rejected))
+            }
+            (Outcome::Rejected { because: Because::Config, .. }, _) => {
+                assert_eq!(verdict, Verdict::Park(Reason::Config))
+            }
             (Outcome::Rejected { because: Because::Unrecognised, .. }, Guarantee::AtMostOnce) => {
                 assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
             }
             (Outcome::Rejected { because: Because::Unrecognised, .. }, _) if case.attempt > 1 => {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
-            (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => retry(verdict, Duration::ZERO),
-            (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown)),
+            (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => {
+                retry(verdict, Duration::ZERO)
+            }
+            (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => {
+                assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown))
+            }
             (Outcome::Unclear { .. }, Guarantee::Idempotent) => match verdict {
                 Verdict::Again { at, .. } => {
                     assert!(at.since(case.first_try_at) < case.key_window.mul_f64(0.8), "{case:?}");
                     retry(verdict, Duration::ZERO);
                 }
                 Verdict::Park(Reason::OutcomeUnknown) => {
-                    let earliest = case.now.plus(case.policy.wait(case.attempt, case.chance)).min(case.expires_at.max(case.now));
+                    let earliest =
+                        case.now.plus(case.policy.wait(case.attempt, case.chance)).min(case.expires_at.max(case.now));
                     assert!(earliest.since(case.first_try_at) >= case.key_window.mul_f64(0.8), "{case:?}");
                 }
                 other => retry(other, Duration::ZERO),
@@ -217,9 +230,12 @@ mod tests {
                 for policy in &policies() {
                     for attempt in [1, 2, 3, 4, 5, 6, 99, 100] {
                         for expires_in in [-60_i64, 30, 90, 86_400 * 30] {
-                            for (tried_before, window) in [(0, DAY), (69_000, DAY), (90_000, DAY), (0, Duration::from_secs(1))] {
+                            for (tried_before, window) in
+                                [(0, DAY), (69_000, DAY), (90_000, DAY), (0, Duration::from_secs(1))]
+                            {
                                 for chance in [0.0, 0.5, 1.0] {
-                                    let first_try_at = Timestamp::from_micros(T0.as_micros() - tried_before * 1_000_000);
+                                    let first_try_at =
+                                        Timestamp::from_micros(T0.as_micros() - tried_before * 1_000_000);
                                     let expires_at = Timestamp::from_micros(T0.as_micros() + expires_in * 1_000_000);
                                     let case = Case {
                                         outcome,
@@ -290,7 +306,10 @@ mod tests {
     #[test]
     fn lost_leases_use_up_the_policy() {
         for (guarantee, losses) in REPEATING.into_iter().flat_map(|guarantee| [(guarantee, 1), (guarantee, 5)]) {
-            assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, losses, 5), Verdict::Park(Reason::Exhausted));
+            assert_eq!(
+                lost(&Outcome::unclear("lease_expired"), guarantee, losses, 5),
+                Verdict::Park(Reason::Exhausted)
+            );
         }
     }
 
@@ -304,7 +323,10 @@ mod tests {
 
     #[test]
     fn a_lost_lease_after_an_announced_send_is_unknown() {
-        assert_eq!(lost(&Outcome::unclear("lease_expired"), Guarantee::AtMostOnce, 1, 4), Verdict::Park(Reason::OutcomeUnknown));
+        assert_eq!(
+            lost(&Outcome::unclear("lease_expired"), Guarantee::AtMostOnce, 1, 4),
+            Verdict::Park(Reason::OutcomeUnknown)
+        );
     }
 
     #[test]
@@ -312,6 +334,9 @@ mod tests {
         for guarantee in REPEATING {
             assert_eq!(lost(&Outcome::unclear("lease_expired"), guarantee, 11, 1), Verdict::Park(Reason::Exhausted));
         }
-        assert_eq!(lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, 11, 1), Verdict::Park(Reason::Exhausted));
+        assert_eq!(
+            lost(&Outcome::deferred("lease_expired"), Guarantee::AtMostOnce, 11, 1),
+            Verdict::Park(Reason::Exhausted)
+        );
     }
 }

@@ -132,7 +132,8 @@ fn refuse_read(words: &str) -> PolicyError {
 
 /// serde's flatten swallows unknown fields, so the names are checked here.
 fn check_fields(value: &Value) -> Result<(), PolicyError> {
-    const KNOWN: [&str; 8] = ["name", "max_attempts", "unknown_retries", "interval_s", "base_s", "factor", "cap_s", "jitter"];
+    const KNOWN: [&str; 8] =
+        ["name", "max_attempts", "unknown_retries", "interval_s", "base_s", "factor", "cap_s", "jitter"];
     let map = value.as_object().ok_or_else(|| refuse("", "must be a name or an object with a name".into()))?;
     check_name("name", map.get("name").and_then(Value::as_str))?;
     match map.keys().find(|key| !KNOWN.contains(&key.as_str())) {
@@ -142,7 +143,11 @@ fn check_fields(value: &Value) -> Result<(), PolicyError> {
 }
 
 fn range(field: &str, value: f64, low: f64, high: f64) -> Result<(), PolicyError> {
-    if (low..=high).contains(&value) { Ok(()) } else { Err(refuse(field, format!("is {value}; {low} to {high} are allowed"))) }
+    if (low..=high).contains(&value) {
+        Ok(())
+    } else {
+        Err(refuse(field, format!("is {value}; {low} to {high} are allowed")))
+    }
 }
 
 fn refuse(field: &str, problem: String) -> PolicyError {
@@ -195,7 +200,9 @@ mod tests {
 
     #[test]
     fn d6_exponential_is_capped_and_jittered_downwards() {
-        let policy = Policy::from_json(&json!({"name": "exponential", "base_s": 10, "factor": 3, "cap_s": 100, "jitter": 0.5})).unwrap();
+        let policy =
+            Policy::from_json(&json!({"name": "exponential", "base_s": 10, "factor": 3, "cap_s": 100, "jitter": 0.5}))
+                .unwrap();
         assert_eq!(waits(&policy), [10, 30, 90, 100, 100, 100]);
         assert_eq!(policy.wait(2, 1.0).as_secs(), 15);
         assert!(policy.wait(u32::MAX, 0.0).as_secs() == 100);

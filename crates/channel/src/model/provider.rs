@@ -44,10 +44,9 @@ impl Guarantee {
     /// # Errors
     /// Listing the names.
     pub fn from_name(name: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|g| g.name() == name)
-            .ok_or_else(|| format!("guarantee: {name:?} is not known; allowed are idempotent, at_most_once, at_least_once"))
+        Self::ALL.into_iter().find(|g| g.name() == name).ok_or_else(|| {
+            format!("guarantee: {name:?} is not known; allowed are idempotent, at_most_once, at_least_once")
+        })
     }
 }
 
@@ -225,7 +224,9 @@ impl ProviderChange {
         let pairs = was.into_iter().zip(is).filter(|(was, is)| was != is);
         let mut fields: Map<String, Value> =
             pairs.map(|((name, was), (_, is))| (name.to_owned(), json!({"from": was, "to": is}))).collect();
-        for (field, names) in [("settings", self.settings()), ("secrets", self.secrets.iter().map(String::as_str).collect())] {
+        for (field, names) in
+            [("settings", self.settings()), ("secrets", self.secrets.iter().map(String::as_str).collect())]
+        {
             if !names.is_empty() {
                 fields.insert(field.to_owned(), json!(names));
             }
@@ -264,5 +265,7 @@ pub fn short_name(field: &str, name: &str) -> Result<(), String> {
     if plain && (1..=63).contains(&name.len()) && !matches!(name, "." | "..") {
         return Ok(());
     }
-    Err(format!("{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed, but neither \".\" nor \"..\""))
+    Err(format!(
+        "{field}: {name:?} is refused; 1 to 63 letters, digits, '_', '-' and '.' are allowed, but neither \".\" nor \"..\""
+    ))
 }

@@ -60,8 +60,12 @@ impl Rate {
             (Some(per_s), _) if !(MIN_PER_S..=MAX_PER_S).contains(&per_s) => {
                 Err(format!("rate_per_s: is {per_s}; {MIN_PER_S} to {MAX_PER_S} are allowed"))
             }
-            (_, Some(burst)) if !(1..=MAX_BURST).contains(&burst) => Err(format!("burst: is {burst}; 1 to {MAX_BURST} are allowed")),
-            (None, Some(burst)) => Err(format!("burst: is {burst}, but there is no rate_per_s; it is allowed only with one")),
+            (_, Some(burst)) if !(1..=MAX_BURST).contains(&burst) => {
+                Err(format!("burst: is {burst}; 1 to {MAX_BURST} are allowed"))
+            }
+            (None, Some(burst)) => {
+                Err(format!("burst: is {burst}, but there is no rate_per_s; it is allowed only with one"))
+            }
             _ => Ok(()),
         }
     }

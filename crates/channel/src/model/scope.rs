@@ -21,7 +21,8 @@ pub enum Scope {
 
 impl Scope {
     /// All of them.
-    pub const ALL: [Self; 7] = [Self::Enqueue, Self::Read, Self::Operate, Self::Edit, Self::Admin, Self::Ops, Self::Site];
+    pub const ALL: [Self; 7] =
+        [Self::Enqueue, Self::Read, Self::Operate, Self::Edit, Self::Admin, Self::Ops, Self::Site];
 
     /// Its name, as stored.
     #[must_use]
@@ -42,10 +43,9 @@ impl Scope {
     /// # Errors
     /// Listing the names.
     pub fn from_name(name: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|scope| scope.name() == name)
-            .ok_or_else(|| format!("scopes: {name:?} is not known; allowed are {}", Self::ALL.map(Self::name).join(", ")))
+        Self::ALL.into_iter().find(|scope| scope.name() == name).ok_or_else(|| {
+            format!("scopes: {name:?} is not known; allowed are {}", Self::ALL.map(Self::name).join(", "))
+        })
     }
 
     /// Whether this scope allows everything that the other does.
@@ -91,7 +91,10 @@ impl Scopes {
     /// When there is none, or one is not known.
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Result<Self, String> {
         if names.is_empty() {
-            return Err(format!("scopes: at least one is needed; allowed are {}", Scope::ALL.map(Scope::name).join(", ")));
+            return Err(format!(
+                "scopes: at least one is needed; allowed are {}",
+                Scope::ALL.map(Scope::name).join(", ")
+            ));
         }
         names.iter().map(|name| Scope::from_name(name.as_ref())).collect()
     }
@@ -129,7 +132,12 @@ mod tests {
     #[test]
     fn a_set_allows_what_any_of_it_does_and_gives_no_more_away() {
         let both = Scopes::from_names(&["enqueue", "operate"]).unwrap();
-        assert!(both.allows(Scope::Enqueue) && both.allows(Scope::Read) && !both.allows(Scope::Edit) && !both.allows(Scope::Site));
+        assert!(
+            both.allows(Scope::Enqueue)
+                && both.allows(Scope::Read)
+                && !both.allows(Scope::Edit)
+                && !both.allows(Scope::Site)
+        );
         assert!(both.cover(&Scopes::from_names(&["read", "enqueue"]).unwrap()));
         assert!(!both.cover(&Scopes::from_names(&["admin"]).unwrap()));
         assert_eq!(both.names(), ["enqueue", "operate"]);

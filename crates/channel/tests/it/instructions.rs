@@ -42,11 +42,19 @@ fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(cargo).args(["build", "--quiet", "--message-format", "json", "--profile", "instructions"]);
+    command.args(["-n", "19"]).arg(cargo).args([
+        "build",
+        "--quiet",
+        "--message-format",
+        "json",
+        "--profile",
+        "instructions",
+    ]);
     command.args(["--bench", "instructions", "--features", "bench-points", "--manifest-path"]).arg(manifest);
     let built = ran("coreutils", &mut command);
     let messages = String::from_utf8(built.stdout).unwrap();
-    let program = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
+    let program =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
     messages.lines().find_map(program).expect("cargo tells where the program is")
 }
 
@@ -56,7 +64,9 @@ fn count(program: &Path, part: &str, times: u64) -> u64 {
     let counted = ran("valgrind", command.env(PLAIN_PROCESSOR.0, PLAIN_PROCESSOR.1));
     let told = String::from_utf8(counted.stderr).unwrap();
     let collected = told.lines().find_map(|line| line.split_once("Collected : "));
-    collected.and_then(|(_, number)| number.trim().parse().ok()).unwrap_or_else(|| panic!("valgrind told no count: {told}"))
+    collected
+        .and_then(|(_, number)| number.trim().parse().ok())
+        .unwrap_or_else(|| panic!("valgrind told no count: {told}"))
 }
 
 fn compiler() -> String {

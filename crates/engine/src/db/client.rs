@@ -44,18 +44,30 @@ impl Client {
         prepared
     }
 
-    pub async fn query<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<Vec<Row>, Error> {
+    pub async fn query<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, Error> {
         self.count::<T>();
         self.object.query(statement, parameters).await
     }
 
-    pub async fn query_one<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<Row, Error> {
+    pub async fn query_one<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<Row, Error> {
         self.count::<T>();
         self.object.query_one(statement, parameters).await
     }
 
     /// Returns how many rows were touched.
-    pub async fn execute<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<u64, Error> {
+    pub async fn execute<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<u64, Error> {
         self.count::<T>();
         self.object.execute(statement, parameters).await
     }
@@ -94,18 +106,30 @@ impl<'a> Transaction<'a> {
         prepared
     }
 
-    pub async fn query<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<Vec<Row>, Error> {
+    pub async fn query<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, Error> {
         self.count::<T>();
         self.inner.query(statement, parameters).await
     }
 
-    pub async fn query_one<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<Row, Error> {
+    pub async fn query_one<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<Row, Error> {
         self.count::<T>();
         self.inner.query_one(statement, parameters).await
     }
 
     /// Returns how many rows were touched.
-    pub async fn execute<T: Executable + ?Sized>(&self, statement: &T, parameters: Parameters<'_>) -> Result<u64, Error> {
+    pub async fn execute<T: Executable + ?Sized>(
+        &self,
+        statement: &T,
+        parameters: Parameters<'_>,
+    ) -> Result<u64, Error> {
         self.count::<T>();
         self.inner.execute(statement, parameters).await
     }

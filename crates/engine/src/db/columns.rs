@@ -116,7 +116,8 @@ impl<T: SqlType + ?Sized> SqlType for &T {
 
 /// `unnest($1::int[], …) AS g (tenant, …)`, for parameters in the order of these columns.
 pub(crate) fn unnest(columns: &[(&str, &str)]) -> String {
-    let arrays: Vec<String> = (1..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
+    let arrays: Vec<String> =
+        (1..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     format!("unnest({}) AS g ({})", arrays.join(", "), names.join(", "))
 }
@@ -142,7 +143,11 @@ pub(crate) fn names<C: Columns>(before: &str) -> String {
 
 /// A row's columns out of another statement, each with something else before its name.
 pub(crate) fn names_as<C: Columns>(from: &str, before: &str) -> String {
-    C::COLUMNS.iter().map(|Column { name, .. }| format!("{from}{name} AS {before}{name}")).collect::<Vec<_>>().join(", ")
+    C::COLUMNS
+        .iter()
+        .map(|Column { name, .. }| format!("{from}{name} AS {before}{name}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Where the columns stand in an answer that begins with them.

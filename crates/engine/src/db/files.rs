@@ -36,10 +36,13 @@ impl Files {
     /// Compares the files at their paths with those that were opened.
     pub(super) fn look(&self) {
         let opened = self.log.get().into_iter().flatten().map(|(path, own)| (path.as_path(), Some(*own)));
-        let missing = std::iter::once((self.path.as_path(), self.own)).chain(opened).find(|(path, own)| identity(path) != *own);
+        let missing =
+            std::iter::once((self.path.as_path(), self.own)).chain(opened).find(|(path, own)| identity(path) != *own);
         if let Some((path, _)) = missing {
-            let what =
-                format!("{} was moved, deleted or replaced while it was open; restart to use the file that is there now", path.display());
+            let what = format!(
+                "{} was moved, deleted or replaced while it was open; restart to use the file that is there now",
+                path.display()
+            );
             if self.replaced.set(what.clone()).is_ok() {
                 tracing::error!("{what}");
             }

@@ -18,16 +18,14 @@ const UNWALLED: &str = "SELECT c.relname FROM pg_class c
     WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind = 'v' AND NOT coalesce(c.reloptions, '{}') @> ARRAY['security_invoker=true']";
 
 /// Whether this login may take the role. Before PostgreSQL 16 every member may.
-const MAY_TAKE: &str =
-    "SELECT pg_has_role($1::name, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
+const MAY_TAKE: &str = "SELECT pg_has_role($1::name, CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)";
 
 /// How it would be allowed to. From 16 on the role can be taken without its policies being there all the time.
 const GRANT: &str = "SELECT format('GRANT %I TO %I', $1::text, current_user)
     || CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ' WITH INHERIT FALSE, SET TRUE' ELSE '' END";
 
 /// Functions with the privileges that PostgreSQL gives to new ones.
-const CALLABLE: &str =
-    "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proacl IS NULL ORDER BY 1";
+const CALLABLE: &str = "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND p.proacl IS NULL ORDER BY 1";
 
 impl Db {
     /// A view of the same database that [`Db::query`] and [`Db::execute`] show of one tenant alone: on PostgreSQL each of them runs in a transaction of
@@ -53,14 +51,19 @@ impl Db {
         let Self::Postgres(_) = self else { return Ok(()) };
         match self.wall_problem().await? {
             None => Ok(()),
-            Some(problem) => Err(DbError::Refused { code: "isolation".into(), message: format!("tenants are not walled off: {problem}") }),
+            Some(problem) => Err(DbError::Refused {
+                code: "isolation".into(),
+                message: format!("tenants are not walled off: {problem}"),
+            }),
         }
     }
 
     async fn wall_problem(&self) -> Result<Option<String>, DbError> {
         let Self::Postgres(db) = self else { return Ok(None) };
         let tenant = db.installation.role("tenant");
-        let role = self.query("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = $1", vec![tenant.as_str().into()]).await?;
+        let role = self
+            .query("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = $1", vec![tenant.as_str().into()])
+            .await?;
         let Some(role) = role.first() else {
             let asked = self.asked_of_an_administrator(db).await?;
             return Ok(Some(format!(

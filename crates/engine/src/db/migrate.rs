@@ -86,7 +86,8 @@ impl MigrationPlan {
             (step.label(), sql)
         };
         let files = if is_postgres { repeatable::POSTGRES } else { repeatable::SQLITE };
-        let files = files.iter().filter(|_| self.renews).map(|(path, sql)| ((*path).to_owned(), repeatable::with_clock(sql)));
+        let files =
+            files.iter().filter(|_| self.renews).map(|(path, sql)| ((*path).to_owned(), repeatable::with_clock(sql)));
         self.missing.iter().map(numbered).chain(files).collect()
     }
 }
@@ -188,11 +189,11 @@ impl Db {
 const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
     CREATE TABLE postcommit.migration (version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())";
 
-const SQLITE_START: &str =
-    "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
+const SQLITE_START: &str = "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
 
 /// The version, and the hash of the files that were applied: the name of row 0.
-const NOTED: &str = "SELECT coalesce(max(version), 0), max(CASE WHEN version = 0 THEN name END) FROM postcommit.migration";
+const NOTED: &str =
+    "SELECT coalesce(max(version), 0), max(CASE WHEN version = 0 THEN name END) FROM postcommit.migration";
 
 async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     let mut client = db.client().await?;
@@ -200,7 +201,9 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     roles::take_lock(&transaction).await?;
     let plan = plan_postgres(&transaction).await?;
     // Another process was faster, and this login cannot put roles in order.
-    if plan.is_empty() && !transaction.query_one(roles::MAY_ARRANGE, &[]).await.map_err(postgres::refused)?.get::<_, bool>(0) {
+    if plan.is_empty()
+        && !transaction.query_one(roles::MAY_ARRANGE, &[]).await.map_err(postgres::refused)?.get::<_, bool>(0)
+    {
         return Ok(Migrated::default());
     }
     let foreigners = roles::foreigners(&transaction, db.installation).await?;
@@ -225,7 +228,10 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
 
 /// The plan, now that the lock is held.
 async fn plan_postgres(transaction: &Transaction<'_>) -> Result<MigrationPlan, DbError> {
-    let found = transaction.query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[]).await.map_err(postgres::refused)?;
+    let found = transaction
+        .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])
+        .await
+        .map_err(postgres::refused)?;
     if !found.get::<_, bool>(0) {
         transaction.batch_execute(POSTGRES_START).await.map_err(postgres::refused)?;
     }
@@ -250,7 +256,10 @@ fn migrate_sqlite(connection: &Connection) -> Result<Migrated, DbError> {
     let rows = sqlite::query(connection, &NOTED.replace("postcommit.", "postcommit_"), &[])?;
     let row = rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?;
     let plan = MigrationPlan::of(row.get(0)?, row.get::<Option<String>>(1)?.as_deref(), false)?;
-    let note = format!("INSERT OR REPLACE INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})", sqlite::NOW);
+    let note = format!(
+        "INSERT OR REPLACE INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})",
+        sqlite::NOW
+    );
     for step in &plan.missing {
         connection.execute_batch(&repeatable::with_clock(step.sqlite)).map_err(sqlite::refused)?;
         connection.execute(&note, (step.version, step.name)).map_err(sqlite::refused)?;

@@ -128,7 +128,8 @@ impl Postgres {
 
     async fn take(&self, pool: &Pool) -> Result<Client, DbError> {
         let asked = clock::monotonic();
-        let object = pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
+        let object =
+            pool.get().await.map_err(|e| DbError::Unreachable(format!("{}: {}", self.place(), root_cause(&e))))?;
         self.waits[usize::from(std::ptr::eq(pool, &self.hot))].note(asked.elapsed());
         Ok(Client::new(object, self.counter.clone()))
     }
@@ -180,7 +181,8 @@ impl Postgres {
                 let (prologue, parameters) = (self.as_tenant(tenant), borrow(parameters));
                 // Both are sent in this order without waiting. If the first fails, the transaction is aborted and the
                 // second does not run.
-                let (became, rows) = join(transaction.batch_execute(&prologue), transaction.query(&statement, &parameters)).await;
+                let (became, rows) =
+                    join(transaction.batch_execute(&prologue), transaction.query(&statement, &parameters)).await;
                 became.map_err(refused)?;
                 let rows = rows.map_err(refused)?;
                 transaction.commit().await.map_err(refused)?;
@@ -210,7 +212,10 @@ impl Postgres {
 
     /// Restricts a transaction to one tenant. The policies are in migrations/postgres/isolation.sql.
     fn as_tenant(&self, tenant: i32) -> String {
-        format!("SET LOCAL ROLE {}; SELECT set_config('postcommit.tenant', '{tenant}', true)", self.installation.role("tenant"))
+        format!(
+            "SET LOCAL ROLE {}; SELECT set_config('postcommit.tenant', '{tenant}', true)",
+            self.installation.role("tenant")
+        )
     }
 
     /// The name of this database's role of a kind: `owner`, `producer`, `worker`, `reader` or `tenant`. The role need
@@ -249,7 +254,8 @@ fn pool(config: &Config, tls: &Option<MakeRustlsConnect>, size: usize) -> Result
         Some(tls) => Manager::from_config(config.clone(), tls.clone(), recycling),
         None => Manager::from_config(config.clone(), NoTls, recycling),
     };
-    let pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
+    let pool =
+        Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(Some(Duration::from_secs(30)));
     pool.post_create(settle_session()).build().map_err(|e| DbError::Unreachable(e.to_string()))
 }
 
@@ -259,14 +265,19 @@ fn configure(url: &str) -> Result<(Config, Option<MakeRustlsConnect>), DbError> 
     };
     let (url, root_certificates) = tls::split_root_certificates(&url);
     let mut config: Config = url.parse().map_err(|_| DbError::Url("is not a valid PostgreSQL URL".into()))?;
-    config.application_name("postcommit").connect_timeout(Duration::from_secs(10)).keepalives_idle(Duration::from_secs(30));
+    config
+        .application_name("postcommit")
+        .connect_timeout(Duration::from_secs(10))
+        .keepalives_idle(Duration::from_secs(30));
     // This program never cancels a call, so the server must end one that hangs.
     let guards = "-c statement_timeout=60s -c idle_in_transaction_session_timeout=60s";
     let ours = format!("{guards} {WAITS} {PLANS}");
     // The last value of an option counts. The URL may override the guards, but not the pinned settings.
     let options = format!("{ours} {} {}", config.get_options().unwrap_or_default(), pinned_options());
     config.options(options).tcp_user_timeout(Duration::from_secs(30));
-    let tls = (config.get_ssl_mode() == SslMode::Require).then(|| tls::connector(root_certificates.as_deref())).transpose()?;
+    let tls = (config.get_ssl_mode() == SslMode::Require)
+        .then(|| tls::connector(root_certificates.as_deref()))
+        .transpose()?;
     Ok((config, tls))
 }
 

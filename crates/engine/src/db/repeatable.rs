@@ -124,7 +124,8 @@ mod tests {
     /// As a numbered step does with what CREATE OR REPLACE cannot replace.
     #[tokio::test]
     async fn what_a_step_drops_is_made_again_with_its_grants() {
-        let (login, database) = (postcommit_testkit::Postgres::shared().login("").await, postcommit_testkit::database().await);
+        let (login, database) =
+            (postcommit_testkit::Postgres::shared().login("").await, postcommit_testkit::database().await);
         let db = Db::open(&database.url).await.unwrap();
         db.migrate().await.unwrap();
         let Db::Postgres(postgres) = &db else { panic!("not PostgreSQL") };

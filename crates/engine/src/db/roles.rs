@@ -81,7 +81,10 @@ impl Db {
     /// When the login may not make them: the message says what an administrator has to say. On SQLite, which has no roles.
     pub async fn make_roles(&self) -> Result<(Vec<String>, Vec<String>), DbError> {
         let Self::Postgres(db) = self else {
-            return Err(DbError::Refused { code: "roles".into(), message: "SQLite has no roles; --roles is for PostgreSQL".into() });
+            return Err(DbError::Refused {
+                code: "roles".into(),
+                message: "SQLite has no roles; --roles is for PostgreSQL".into(),
+            });
         };
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(refused)?;
@@ -97,8 +100,11 @@ impl Db {
     pub(super) async fn asked_of_an_administrator(&self, db: &Postgres) -> Result<String, DbError> {
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(refused)?;
-        let kinds: &[&str] =
-            if has_roles(&transaction).await? { &["tenant", "owner", "producer", "worker", "reader"] } else { &["tenant"] };
+        let kinds: &[&str] = if has_roles(&transaction).await? {
+            &["tenant", "owner", "producer", "worker", "reader"]
+        } else {
+            &["tenant"]
+        };
         asked(&transaction, db.installation, kinds).await
     }
 }
@@ -113,7 +119,8 @@ pub(super) async fn take_lock(transaction: &Transaction<'_>) -> Result<(), DbErr
 }
 
 /// Whether this login could put the roles in order: it owns the schema, or is a member of its owner.
-pub(super) const MAY_ARRANGE: &str = "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
+pub(super) const MAY_ARRANGE: &str =
+    "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
 
 /// Whether this schema has roles of `migrate --roles`.
 pub(super) async fn has_roles(transaction: &Transaction<'_>) -> Result<bool, DbError> {
@@ -126,7 +133,10 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
         transaction.batch_execute(&make_role(&installation.role(kind))).await.map_err(refused)?;
     }
     let names: Vec<String> = SEPARATED.map(|kind| installation.role(kind)).to_vec();
-    let made = transaction.query_one("SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)", &[&names]).await.map_err(refused)?;
+    let made = transaction
+        .query_one("SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)", &[&names])
+        .await
+        .map_err(refused)?;
     if made.get::<_, i64>(0) < SEPARATED.len() as i64 {
         let asked = asked(transaction, installation, &["tenant", "owner", "producer", "worker", "reader"]).await?;
         return Err(DbError::Refused {
@@ -142,7 +152,10 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
 }
 
 /// Roles of other installations that hold something here; before anything is taken from them.
-pub(super) async fn foreigners(transaction: &Transaction<'_>, installation: Installation) -> Result<Vec<String>, DbError> {
+pub(super) async fn foreigners(
+    transaction: &Transaction<'_>,
+    installation: Installation,
+) -> Result<Vec<String>, DbError> {
     let rows = transaction.query(installation.script(FOREIGNERS).as_str(), &[]).await.map_err(refused)?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
@@ -173,7 +186,11 @@ pub(super) async fn arrange(
 }
 
 /// Members of the original's roles become members of ours, where that is certainly meant. Returns the GRANTs that were not made.
-async fn carry_over(transaction: &Transaction<'_>, installation: Installation, former: &[String]) -> Result<Vec<String>, DbError> {
+async fn carry_over(
+    transaction: &Transaction<'_>,
+    installation: Installation,
+    former: &[String],
+) -> Result<Vec<String>, DbError> {
     let mut left = Vec::new();
     for row in transaction.query(installation.script(MEMBERS).as_str(), &[&former]).await.map_err(refused)? {
         let (owns, grant): (bool, String) = (row.get(0), row.get(1));

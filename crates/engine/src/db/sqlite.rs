@@ -147,7 +147,8 @@ impl Sqlite {
         if self.files.replaced().is_some() {
             return;
         }
-        let checkpointed = Connection::open(&self.path).and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
+        let checkpointed = Connection::open(&self.path)
+            .and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
             tracing::debug!(%problem, "could not move the write-ahead log into the file");
         }
@@ -179,7 +180,8 @@ fn open_writer(path: &Path) -> Result<Connection, DbError> {
 
 fn open_reader(path: &Path) -> Result<Connection, DbError> {
     let connection =
-        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| at(path, e))?;
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|e| at(path, e))?;
     connection.busy_timeout(BUSY).map_err(refused)?;
     connection.execute_batch("PRAGMA query_only = ON").map_err(|e| at(path, e))?;
     Ok(connection)
@@ -224,7 +226,13 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
 
 type Commands = mpsc::UnboundedReceiver<Box<dyn Command>>;
 
-fn write_all(mut connection: Connection, mut commands: Commands, counter: &TripCounter, writable: &Writable, files: &Files) {
+fn write_all(
+    mut connection: Connection,
+    mut commands: Commands,
+    counter: &TripCounter,
+    writable: &Writable,
+    files: &Files,
+) {
     while let Some(first) = commands.blocking_recv() {
         let mut group = vec![first];
         let changes = connection.total_changes();
@@ -252,7 +260,11 @@ fn write_all(mut connection: Connection, mut commands: Commands, counter: &TripC
 /// Runs the group in one transaction, and admits commands that arrive while it runs. A caller whose commit is over
 /// sends its next command immediately, and the first such command must not get a commit of its own. Returns false if a
 /// command fails; then nothing is written.
-fn write_together(connection: &mut Connection, group: &mut Vec<Box<dyn Command>>, more: &mut Commands) -> rusqlite::Result<bool> {
+fn write_together(
+    connection: &mut Connection,
+    group: &mut Vec<Box<dyn Command>>,
+    more: &mut Commands,
+) -> rusqlite::Result<bool> {
     let began = clock::monotonic();
     join(group, more);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -285,7 +297,8 @@ fn join(group: &mut Vec<Box<dyn Command>>, more: &mut Commands) {
 /// enqueue takes 3 µs longer.
 fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
     // Prepared once: the savepoints of rusqlite are parsed for every command.
-    let run = |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
+    let run =
+        |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for command in group {
         run(&transaction, "SAVEPOINT one")?;
@@ -331,7 +344,11 @@ impl<'c> Prepared<'c> {
     }
 
     /// Executes the statement and reads every row.
-    pub(crate) fn rows<T>(&mut self, parameters: impl Params, mut read: impl FnMut(&mut Current<'_>) -> T) -> Result<Vec<T>, DbError> {
+    pub(crate) fn rows<T>(
+        &mut self,
+        parameters: impl Params,
+        mut read: impl FnMut(&mut Current<'_>) -> T,
+    ) -> Result<Vec<T>, DbError> {
         note_statement();
         let mut rows = self.0.query(parameters).map_err(refused)?;
         let mut all = Vec::new();
@@ -414,7 +431,11 @@ pub(crate) fn execute(connection: &Connection, statements: &[Statement], decidin
 }
 
 /// Runs one writing statement. Returns how many rows it touched.
-pub(crate) fn run<'a>(connection: &Connection, sql: &str, parameters: impl IntoIterator<Item = &'a Value>) -> Result<u64, DbError> {
+pub(crate) fn run<'a>(
+    connection: &Connection,
+    sql: &str,
+    parameters: impl IntoIterator<Item = &'a Value>,
+) -> Result<u64, DbError> {
     note_statement();
     let mut statement = connection.prepare_cached(sql).map_err(refused)?;
     statement.execute(params_from_iter(parameters)).map(|touched| touched as u64).map_err(refused)
@@ -448,14 +469,15 @@ impl ToSql for Value {
 
 /// Tells a file that cannot be used now from a refused statement.
 pub(crate) fn refused(error: rusqlite::Error) -> DbError {
-    use rusqlite::ErrorCode::{CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, ReadOnly, SystemIoFailure};
+    use rusqlite::ErrorCode::{
+        CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, ReadOnly, SystemIoFailure,
+    };
     match &error {
         rusqlite::Error::SqliteFailure(failure, message) => {
             let text = message.clone().unwrap_or_else(|| error.to_string());
             match failure.code {
-                DatabaseBusy | DatabaseLocked | CannotOpen | SystemIoFailure | DiskFull | ReadOnly | DatabaseCorrupt => {
-                    DbError::Unreachable(text)
-                }
+                DatabaseBusy | DatabaseLocked | CannotOpen | SystemIoFailure | DiskFull | ReadOnly
+                | DatabaseCorrupt => DbError::Unreachable(text),
                 _ => DbError::Refused { code: failure.extended_code.to_string(), message: text },
             }
         }

@@ -18,7 +18,8 @@ pub fn split_root_certificates(url: &str) -> (String, Option<PathBuf>) {
 
 /// Trusts the given roots, or the system's.
 pub fn connector(root_certificates: Option<&Path>) -> Result<MakeRustlsConnect, DbError> {
-    let read = |file: &Path| tls::read_roots(file).map_err(|e| DbError::Url(format!("sslrootcert {}: {e}", file.display())));
+    let read =
+        |file: &Path| tls::read_roots(file).map_err(|e| DbError::Url(format!("sslrootcert {}: {e}", file.display())));
     let roots = root_certificates.map_or_else(|| Ok(tls::system_roots()), read)?;
     let config = tls::client_config(roots).map_err(|e| DbError::Unreachable(e.to_string()))?;
     Ok(MakeRustlsConnect::new(config))

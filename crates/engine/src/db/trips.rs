@@ -61,7 +61,12 @@ impl TripCounter {
 
     pub(super) fn read(&self) -> Trips {
         let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Trips { trips: now(&self.trips), prepared: now(&self.prepared), statements: now(&self.statements), commits: now(&self.commits) }
+        Trips {
+            trips: now(&self.trips),
+            prepared: now(&self.prepared),
+            statements: now(&self.statements),
+            commits: now(&self.commits),
+        }
     }
 
     /// Runs `work` on this thread and counts the statements that it [noted](note_statement).

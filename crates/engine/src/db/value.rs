@@ -142,7 +142,8 @@ impl Cells for &tokio_postgres::Row {
 }
 
 pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbError> {
-    T::from_value(value).ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
+    T::from_value(value)
+        .ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
 /// A type that a cell can be read as.

@@ -66,7 +66,8 @@ impl Writable {
     pub(super) fn failed(&self, error: &rusqlite::Error) {
         use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
         if !matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked)) {
-            *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some((clock::monotonic(), error.to_string()));
+            *self.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some((clock::monotonic(), error.to_string()));
         }
     }
 
@@ -111,7 +112,10 @@ fn try_to_write(path: &Path, failed: Option<String>) -> Result<bool, String> {
         Err(rusqlite::Error::SqliteFailure(failure, _)) if failure.code == rusqlite::ErrorCode::ReadOnly => Ok(true),
         Err(rusqlite::Error::SqliteFailure(failure, _)) if is_lock(failure.code) => {
             let seconds = PATIENCE.as_secs();
-            Err(format!("{}: another connection has held a lock for longer than {seconds} s; writes wait for it", path.display()))
+            Err(format!(
+                "{}: another connection has held a lock for longer than {seconds} s; writes wait for it",
+                path.display()
+            ))
         }
         Err(error) => Err(format!("{}: a write failed: {error}", path.display())),
     }
@@ -124,7 +128,8 @@ fn is_lock(code: rusqlite::ErrorCode) -> bool {
 /// Writes a page and rolls it back. With an empty log the page needs room on the disk. Returns false if the log could
 /// not be emptied.
 fn write(path: &Path, with_empty_log: bool) -> rusqlite::Result<bool> {
-    let mut connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    let mut connection =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     // Does not wait for readers, because all writers would wait meanwhile.
     connection.busy_timeout(Duration::ZERO)?;
     if with_empty_log && connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get::<_, bool>(0))? {

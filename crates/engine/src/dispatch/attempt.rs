@@ -10,8 +10,8 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{Driver, Message};
 use postcommit_channel::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, InboxMessage, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason,
-    Report, StoredNotification, Verdict,
+    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, InboxMessage, Lost, MAX_ATTEMPTS_IN_ALL,
+    Outcome, Reason, Report, StoredNotification, Verdict,
 };
 use postcommit_channel::render::{Content, render};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -106,7 +106,13 @@ pub async fn attempt_batch(
 }
 
 /// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
-pub fn attempt_waiting(crew: &Arc<Crew>, lane: &Arc<Lane>, waiting: &Arc<Waiting>, clock: DatabaseTime, slots: OwnedSemaphorePermit) {
+pub fn attempt_waiting(
+    crew: &Arc<Crew>,
+    lane: &Arc<Lane>,
+    waiting: &Arc<Waiting>,
+    clock: DatabaseTime,
+    slots: OwnedSemaphorePermit,
+) {
     let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
     let ready = render_all(check_all(crew, lane, first, clock.now()));
     let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
@@ -125,8 +131,11 @@ struct Group {
 fn spawn_attempts(group: &Group, ready: Vec<Rendered>, mut slots: Option<OwnedSemaphorePermit>) {
     let mut ready = ready.into_iter();
     while ready.len() > 0 {
-        let some: Vec<_> =
-            ready.by_ref().take(TOGETHER).map(|rendered| (rendered, slots.as_mut().and_then(|slots| slots.split(1)))).collect();
+        let some: Vec<_> = ready
+            .by_ref()
+            .take(TOGETHER)
+            .map(|rendered| (rendered, slots.as_mut().and_then(|slots| slots.split(1))))
+            .collect();
         tokio::spawn(attempt_some(group.clone(), some));
     }
 }
@@ -157,7 +166,8 @@ impl Group {
             Some(content) => content,
             None => match check(delivery, note, &self.lane, now) {
                 Some(settlement) => {
-                    let noted = noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
+                    let noted =
+                        noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
                     return self.crew.settler.settle(settlement, None, Some(noted));
                 }
                 None => render(note, &delivery.facts),
@@ -193,7 +203,9 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
     }
     let forgotten = || {
         let first = delivery.first_try_at.unwrap_or(now);
-        provider.guarantee == Guarantee::Idempotent && delivery.unclear && model::key_window_over(first, lane.key_window, now)
+        provider.guarantee == Guarantee::Idempotent
+            && delivery.unclear
+            && model::key_window_over(first, lane.key_window, now)
     };
     let (state, code, detail) = match () {
         () if note.is_cancelled(delivery.key.n) => (FinishedState::Cancelled, "cancelled", None),
@@ -201,7 +213,10 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
         () if delivery.seq >= MAX_ATTEMPTS_IN_ALL => (
             FinishedState::Parked(Reason::Exhausted),
             "attempts_in_all",
-            Some(format!("{} attempts were made in all; at most {MAX_ATTEMPTS_IN_ALL} are. Resend it to begin anew.", delivery.seq)),
+            Some(format!(
+                "{} attempts were made in all; at most {MAX_ATTEMPTS_IN_ALL} are. Resend it to begin anew.",
+                delivery.seq
+            )),
         ),
         () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
             FinishedState::Parked(Reason::OutcomeUnknown),
@@ -231,7 +246,8 @@ pub fn take_over(
     let provider = &lane.provider;
     // Under another guarantee nothing is announced, nor what is sent from its notification's row; and others hear of a change a little later.
     let own_row = delivery.row == delivery.key.n;
-    let announcing = own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
+    let announcing =
+        own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
     let certainly_unsent = (announcing && !delivery.intent_stands) || (lane.is_inbox() && !elsewhere);
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let lost = Some(Lost { losses: delivery.losses, since });
@@ -243,7 +259,8 @@ pub fn take_over(
 /// Whether a lease of the notification's own row that ran out may have been used to send. Never under at_most_once, unless that was told just then, or it
 /// would have gone to another provider then.
 pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
-    lane.provider.guarantee != Guarantee::AtMostOnce || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
+    lane.provider.guarantee != Guarantee::AtMostOnce
+        || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
 
 /// Whether it began before everybody can have heard of a change.
@@ -260,7 +277,8 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Rendered>, now: Timestamp
     match crew.tools.store.announce(&asked).await {
         Ok(announced) => {
             lane.backoff.reset();
-            let (go, gone): (Vec<_>, Vec<_>) = batch.into_iter().partition(|((d, _), _)| announced.contains(&Lease::of(d).key));
+            let (go, gone): (Vec<_>, Vec<_>) =
+                batch.into_iter().partition(|((d, _), _)| announced.contains(&Lease::of(d).key));
             gone.iter().for_each(|((d, _), _)| crew.leases.release(&Lease::of(d)));
             go
         }
@@ -320,7 +338,12 @@ async fn attempt(
     crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(noted));
 }
 
-fn noted(counts: Arc<Counts>, finish: Finish, lane: &Lane, (delivery, note): (&Delivery, &StoredNotification)) -> Noted {
+fn noted(
+    counts: Arc<Counts>,
+    finish: Finish,
+    lane: &Lane,
+    (delivery, note): (&Delivery, &StoredNotification),
+) -> Noted {
     Noted::new(counts, finish, || About::new(note, delivery.facts.channel(), Some(&lane.name)))
 }
 
@@ -346,7 +369,10 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
 
 /// A slot is held already; the lease must outlast the send. Returns how long that may take.
 fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
-    crew.leases.time_left(&Lease::of(delivery)).map(|left| left.min(lane.provider.timeout())).filter(|left| !left.is_zero())
+    crew.leases
+        .time_left(&Lease::of(delivery))
+        .map(|left| left.min(lane.provider.timeout()))
+        .filter(|left| !left.is_zero())
 }
 
 /// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
@@ -377,7 +403,14 @@ pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'
 
 /// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive. A demand that cannot be written shuts the
 /// lane in this process; the delivery is judged as if it had been written, so that a failure of ours is never another send.
-async fn tell_lane(crew: &Crew, lane: &Lane, delivery: &Delivery, report: &Report, verdict: Verdict, now: Timestamp) -> Verdict {
+async fn tell_lane(
+    crew: &Crew,
+    lane: &Lane,
+    delivery: &Delivery,
+    report: &Report,
+    verdict: Verdict,
+    now: Timestamp,
+) -> Verdict {
     let Some(demand) = demand_of(report) else { return verdict };
     if let Some(host) = lane.host_of(delivery) {
         return admission::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
@@ -408,7 +441,8 @@ fn demand_of(report: &Report) -> Option<CloseDemand> {
     match &report.outcome {
         Outcome::Deferred { after: Some(wait), .. } => Some(CloseDemand::hold(*wait)),
         Outcome::Rejected { because: Because::Config, code } => {
-            let why = report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
+            let why =
+                report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
             Some(CloseDemand::Pause(format!("{code}: {why}")))
         }
         _ => None,
@@ -420,7 +454,13 @@ pub(super) fn may_go_back(delivery: &Delivery) -> bool {
     delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }
 
-fn case<'a>(delivery: &Delivery, note: &StoredNotification, lane: &'a Lane, outcome: &'a Outcome, now: Timestamp) -> Case<'a> {
+fn case<'a>(
+    delivery: &Delivery,
+    note: &StoredNotification,
+    lane: &'a Lane,
+    outcome: &'a Outcome,
+    now: Timestamp,
+) -> Case<'a> {
     Case {
         outcome,
         attempt: delivery.attempts + 1,

@@ -10,7 +10,8 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Occasion};
 use postcommit_channel::model::{
-    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, IN_APP, MAX_LOSSES, Reason, StoredNotification, Target,
+    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, IN_APP, MAX_LOSSES, Reason,
+    StoredNotification, Target,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -58,10 +59,13 @@ pub async fn expand_batch(
 ) {
     let mut sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)> = HashMap::new();
     let mut writing = Vec::new();
-    let spans: Vec<_> = batch.iter().filter_map(|(_, note)| Some((crew.tools.tracer.begin_of(note)?, note.clone()))).collect();
+    let spans: Vec<_> =
+        batch.iter().filter_map(|(_, note)| Some((crew.tools.tracer.begin_of(note)?, note.clone()))).collect();
     for (delivery, note) in batch {
         match step(delivery, &note, table, clock.now()) {
-            Step::SendAtOnce(lane, delivery) => sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note)),
+            Step::SendAtOnce(lane, delivery) => {
+                sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note))
+            }
             Step::Expand(expanded, _) => {
                 let ended = counted(crew, &note, &expanded);
                 writing.push(Step::Expand(expanded, ended));
@@ -99,7 +103,13 @@ fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended
 }
 
 /// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
-async fn send_at_once(crew: &Arc<Crew>, lane: &Arc<Lane>, batch: Vec<Claimed>, clock: DatabaseTime, held: Option<OwnedSemaphorePermit>) {
+async fn send_at_once(
+    crew: &Arc<Crew>,
+    lane: &Arc<Lane>,
+    batch: Vec<Claimed>,
+    clock: DatabaseTime,
+    held: Option<OwnedSemaphorePermit>,
+) {
     let unsettled = crew.leases.guard(batch.iter().map(|(delivery, _)| Lease::of(delivery)));
     let waiting = Arc::new(Waiting::new(batch));
     let patience = tokio::time::sleep(PATIENCE);
@@ -168,7 +178,9 @@ async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
             }
         }
     }
-    lacking.iter().for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None, None));
+    lacking
+        .iter()
+        .for_each(|delivery| crew.settler.settle(Settlement::unbegun(Lease::of(delivery), finish), None, None));
 }
 
 async fn enter(crew: &Crew, lease: Lease, lane: i32, now: Timestamp) {
@@ -235,7 +247,9 @@ fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Times
     let routes = table.routes(delivery.key.tenant);
     let ended = |state, code| Step::Settle(unbegun(&delivery, Finish::Ended(state), Some(code), None));
     match () {
-        () if note.is_cancelled(delivery.key.n) && delivery.lost_since.is_none() => ended(FinishedState::Cancelled, "cancelled"),
+        () if note.is_cancelled(delivery.key.n) && delivery.lost_since.is_none() => {
+            ended(FinishedState::Cancelled, "cancelled")
+        }
         () if note.expires_at <= now && delivery.lost_since.is_none() => ended(FinishedState::Expired, "expired"),
         () if model::lacks_in_app(note, routes) => Step::MakeInApp(delivery),
         // Its provider was missing when it was expanded: it looks for one again.
@@ -265,8 +279,9 @@ fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
 /// is not known, and the guarantee decides.
 fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, table: &Table, now: Timestamp) -> Step {
     let lane = table.lane_of(&target);
-    let sent_since =
-        delivery.lost_since.filter(|since| lane.is_none_or(|lane| attempt::may_have_been_sent_at_once(lane, table.rerouted_at, *since)));
+    let sent_since = delivery
+        .lost_since
+        .filter(|since| lane.is_none_or(|lane| attempt::may_have_been_sent_at_once(lane, table.rerouted_at, *since)));
     match (lane, sent_since) {
         (Some(lane), Some(since)) => {
             let delivery = delivery.of_only_target(lane.provider.id, target);
@@ -285,7 +300,9 @@ fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, ta
 fn ended_unclear(delivery: Delivery, target: Target) -> Step {
     let (state, code, detail) = match target.fate.clone() {
         Fate::Ended { state, code, detail } => (state, code, detail),
-        Fate::Lane(_) => (FinishedState::Parked(Reason::Config), "unknown_provider", "its provider is not known here".into()),
+        Fate::Lane(_) => {
+            (FinishedState::Parked(Reason::Config), "unknown_provider", "its provider is not known here".into())
+        }
     };
     let lane = expansion_lane(delivery.key.tenant);
     let delivery = delivery.of_only_target(lane, target);

@@ -127,7 +127,13 @@ impl Hosts {
     }
 
     /// Waits until a send to this host may begin, or until the host turns out to be slow.
-    pub async fn take_slot(self: &Arc<Self>, host: &str, slots: i32, now: impl Fn() -> Timestamp, chance: f64) -> Result<HostSlot, PutOff> {
+    pub async fn take_slot(
+        self: &Arc<Self>,
+        host: &str,
+        slots: i32,
+        now: impl Fn() -> Timestamp,
+        chance: f64,
+    ) -> Result<HostSlot, PutOff> {
         loop {
             match self.try_slot(host, slots, now()) {
                 SlotOutcome::Taken(slot) => return Ok(slot),
@@ -144,7 +150,9 @@ impl Hosts {
         match admit(&mut hosts, host, 0, SlotShares::of(slots), now, began) {
             Admission::Yes => SlotOutcome::Taken(self.begin(&mut hosts, host, began, now)),
             Admission::PutOff(put_off) => SlotOutcome::PutOff(put_off),
-            Admission::Soon(longest) => SlotOutcome::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest),
+            Admission::Soon(longest) => {
+                SlotOutcome::Soon(hosts.get(host).map(|host| host.freed.clone()).unwrap_or_default(), longest)
+            }
         }
     }
 
@@ -157,7 +165,13 @@ impl Hosts {
         }
     }
 
-    fn begin(self: &Arc<Self>, hosts: &mut HashMap<Arc<str>, Host>, host: &str, began: Instant, now: Timestamp) -> HostSlot {
+    fn begin(
+        self: &Arc<Self>,
+        hosts: &mut HashMap<Arc<str>, Host>,
+        host: &str,
+        began: Instant,
+        now: Timestamp,
+    ) -> HostSlot {
         forget_the_idle(hosts, began, now);
         let name: Arc<str> = hosts.get_key_value(host).map_or_else(|| host.into(), |(name, _)| name.clone());
         let known = hosts.entry(name.clone()).or_default();
@@ -242,11 +256,23 @@ impl SlotShares {
     fn of(slots: i32) -> Self {
         let slots = usize::try_from(slots).unwrap_or(1);
         let share = |(part, of): (usize, usize)| (slots * part / of).max(1);
-        Self { one: share(SHARE), slow: share(SLOW_SHARE), all_slow: share(ALL_SLOW_SHARE), unproven: share(UNPROVEN_SHARE) }
+        Self {
+            one: share(SHARE),
+            slow: share(SLOW_SHARE),
+            all_slow: share(ALL_SLOW_SHARE),
+            unproven: share(UNPROVEN_SHARE),
+        }
     }
 }
 
-fn admit(hosts: &mut HashMap<Arc<str>, Host>, name: &str, begun: usize, room: SlotShares, now: Timestamp, at: Instant) -> Admission {
+fn admit(
+    hosts: &mut HashMap<Arc<str>, Host>,
+    name: &str,
+    begun: usize,
+    room: SlotShares,
+    now: Timestamp,
+    at: Instant,
+) -> Admission {
     if let Some(host) = hosts.get_mut(name)
         && let Some(put_off) = host.shut(now)
     {
@@ -279,7 +305,9 @@ fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: SlotShares, at
         return None;
     }
     let (mut under_way, mut oldest) = (0, Duration::ZERO);
-    for (_, host) in hosts.iter().filter(|(other, host)| &***other != name && (host.latency.is_none() || host.is_slow(at))) {
+    for (_, host) in
+        hosts.iter().filter(|(other, host)| &***other != name && (host.latency.is_none() || host.is_slow(at)))
+    {
         under_way += host.under_way.len().min(room.slow);
         oldest = oldest.max(host.oldest(at));
     }
@@ -299,7 +327,9 @@ struct Crowd {
 
 impl Crowd {
     fn around(hosts: &HashMap<Arc<str>, Host>, name: &str, at: Instant) -> Self {
-        let about = |host: &Host| !host.under_way.is_empty() || host.used_at.is_some_and(|used| at.duration_since(used) < ABOUT);
+        let about = |host: &Host| {
+            !host.under_way.is_empty() || host.used_at.is_some_and(|used| at.duration_since(used) < ABOUT)
+        };
         Self {
             others_are_active: hosts.iter().any(|(other, host)| &**other != name && about(host)),
             slow_under_way: hosts.values().filter(|host| host.is_slow(at)).map(|host| host.under_way.len()).sum(),
@@ -323,7 +353,10 @@ impl Host {
     /// A hold that is over is no reason to remember a host.
     fn is_needed(&self, now: Timestamp) -> bool {
         let is_held = self.held_until.is_some_and(|until| until > now);
-        !self.under_way.is_empty() || self.paused || is_held || self.unwritten.as_ref().is_some_and(|shut| shut.is_unwritten())
+        !self.under_way.is_empty()
+            || self.paused
+            || is_held
+            || self.unwritten.as_ref().is_some_and(|shut| shut.is_unwritten())
     }
 
     fn shut_by(&mut self, held_until: Option<Timestamp>, paused: bool) {
@@ -435,9 +468,15 @@ mod tests {
         drop(one(&hosts, "quick:1"));
         let hanging: Vec<HostSlot> = (0..50).filter_map(|n| one(&hosts, &format!("new-{n}:1"))).collect();
         assert_eq!(hanging.len(), 12, "together they have the share of one host");
-        assert!(matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::Soon(..)), "they may be quick: the next waits a moment");
+        assert!(
+            matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::Soon(..)),
+            "they may be quick: the next waits a moment"
+        );
         (0..12).for_each(|n| age(&hosts, &format!("new-{n}:1"), SLOW * 2));
-        assert!(matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::PutOff(_)), "they hang: its slot is for others");
+        assert!(
+            matches!(hosts.try_slot("new-40:1", SLOTS, NOW), SlotOutcome::PutOff(_)),
+            "they hang: its slot is for others"
+        );
         assert!(one(&hosts, "quick:1").is_some());
 
         let hosts = Arc::new(Hosts::default());
@@ -469,7 +508,8 @@ mod tests {
             age(&hosts, &host, SLOW * 2);
             held.extend(slots_of(&hosts, &host));
         }
-        let under_way = |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
+        let under_way =
+            |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
         assert_eq!(under_way(0), 12, "it was alone when it began");
         assert!((1..6).all(|n| under_way(n) == 1), "the others find half of the slots taken by slow ones");
         assert_eq!(slots_of(&hosts, "quick:1").len(), 12, "and whoever is quick finds room");
@@ -482,10 +522,14 @@ mod tests {
         let held = slots_of(&hosts, "a:1");
         let other = one(&hosts, "b:1");
         age(&hosts, "a:1", Duration::from_secs(20));
-        let waits: Vec<Duration> = (0..100).filter_map(|_| hosts.refuses("a:1", 0, SLOTS, NOW, 0.0)).map(|put_off| put_off.wait).collect();
+        let waits: Vec<Duration> =
+            (0..100).filter_map(|_| hosts.refuses("a:1", 0, SLOTS, NOW, 0.0)).map(|put_off| put_off.wait).collect();
         assert_eq!(waits.len(), 100);
         let paced: Vec<&Duration> = waits.iter().filter(|wait| **wait <= LOOK).collect();
-        assert!(paced.windows(2).all(|two| *two[1] - *two[0] >= Duration::from_secs(9)), "two slots, 20 s each: {paced:?}");
+        assert!(
+            paced.windows(2).all(|two| *two[1] - *two[0] >= Duration::from_secs(9)),
+            "two slots, 20 s each: {paced:?}"
+        );
         assert!(waits.iter().all(|wait| *wait >= SHORTEST_WAIT && *wait <= LOOK * 2), "{waits:?}");
         drop((held, other));
     }

@@ -70,13 +70,19 @@ impl Lane {
             self.permits.expect_after(Duration::ZERO);
         }
         // A demand that was made under former settings says nothing about these.
-        let local_close = if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
+        let local_close =
+            if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
         let fresh = Self::new(provider, driver, same_slots, self.stirred.clone());
         Self { backlog: self.backlog.clone(), permits: self.permits.clone(), local_close, backoff, ..fresh }
     }
 
-    fn new(provider: Provider, driver: Result<Arc<dyn Driver>, String>, slots: Option<Arc<Semaphore>>, stirred: Stirred) -> Self {
+    fn new(
+        provider: Provider,
+        driver: Result<Arc<dyn Driver>, String>,
+        slots: Option<Arc<Semaphore>>,
+        stirred: Stirred,
+    ) -> Self {
         let concurrency = usize::try_from(provider.concurrency).unwrap_or(1);
         let slots = slots.unwrap_or_else(|| Arc::new(Semaphore::new(concurrency)));
         let name = provider.name.as_str().into();
@@ -94,7 +100,9 @@ impl Lane {
     fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, registry: &HostRegistry) -> Self {
         let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());
         self.hosts = isolates.then(|| registry.of_lane(self.provider.id));
-        if let Some(hosts) = self.hosts.as_ref().filter(|_| known.is_some_and(|known| known.provider.revision != self.provider.revision)) {
+        if let Some(hosts) =
+            self.hosts.as_ref().filter(|_| known.is_some_and(|known| known.provider.revision != self.provider.revision))
+        {
             hosts.forget_unwritten();
         }
         self
@@ -125,7 +133,8 @@ impl Lane {
     /// How much could be started on the lane now.
     fn want(&self, batch: i32) -> Option<Want> {
         let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
-        (quota > 0 && (!self.is_limited() || self.permits.may_have_one())).then_some(Want { lane: self.provider.id, quota })
+        (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
+            .then_some(Want { lane: self.provider.id, quota })
     }
 }
 
@@ -234,7 +243,12 @@ pub struct LookMode {
 impl Lanes {
     pub fn new(tools: &Tools) -> Self {
         let lease = Duration::from_secs(tools.settings.lease_s);
-        let nothing = Table { lanes: CowMap::default(), by_tenant: CowMap::default(), lease, rerouted_at: Timestamp::from_micros(0) };
+        let nothing = Table {
+            lanes: CowMap::default(),
+            by_tenant: CowMap::default(),
+            lease,
+            rerouted_at: Timestamp::from_micros(0),
+        };
         Self {
             table: Arc::new(nothing),
             version: None,
@@ -298,13 +312,17 @@ impl Lanes {
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
         let Some(known) = self.table.lane(provider.id) else {
             let driver = open(tools, &provider, None);
-            return Arc::new(Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.host_registry));
+            return Arc::new(
+                Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.host_registry),
+            );
         };
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
             // Only held or released, which is no new revision: the driver keeps its connections.
-            Ok(driver) if known.provider.revision == provider.revision => apart(known.with(provider, Ok(driver.clone()))),
+            Ok(driver) if known.provider.revision == provider.revision => {
+                apart(known.with(provider, Ok(driver.clone())))
+            }
             // A driver that could not be built is tried again: the key may be back.
             _ => {
                 let driver = open(tools, &provider, Some(known));
@@ -374,7 +392,8 @@ impl Lanes {
         let mut wants = self.wants_on(&lanes, batch);
         wants.full = full;
         if !full {
-            let asked: Vec<i32> = wants.by_lease.values().chain(wants.limited.values()).flatten().map(|want| want.lane).collect();
+            let asked: Vec<i32> =
+                wants.by_lease.values().chain(wants.limited.values()).flatten().map(|want| want.lane).collect();
             self.want_expansion(&mut wants, asked, most.min(free), mood);
         }
         wants
@@ -396,7 +415,8 @@ impl Lanes {
     /// How much could be started on those lanes. A lane that this process does not serve is asked for again when the
     /// search finds it again.
     pub fn wants_on(&mut self, lanes: &[i32], batch: i32) -> Wants {
-        let (mut by_lease, mut limited): (BTreeMap<_, Vec<Want>>, BTreeMap<_, Vec<Want>>) = (BTreeMap::new(), BTreeMap::new());
+        let (mut by_lease, mut limited): (BTreeMap<_, Vec<Want>>, BTreeMap<_, Vec<Want>>) =
+            (BTreeMap::new(), BTreeMap::new());
         for id in lanes {
             let Some(lane) = self.table.lane(*id).filter(|lane| lane.is_served()) else {
                 self.turns.forget(*id);
@@ -474,14 +494,27 @@ impl Lanes {
     /// When the next permit is due on a lane that has waiting deliveries and a free slot.
     pub fn next_permit_at(&self) -> Option<Instant> {
         let waits = |lane: &&Arc<Lane>| {
-            lane.is_limited() && lane.is_served() && lane.backlog.load(Ordering::Relaxed) && lane.slots.available_permits() > 0
+            lane.is_limited()
+                && lane.is_served()
+                && lane.backlog.load(Ordering::Relaxed)
+                && lane.slots.available_permits() > 0
         };
-        self.turns.waiting().filter_map(|id| self.table.lane(id)).filter(waits).filter_map(|lane| lane.permits.next_at()).min()
+        self.turns
+            .waiting()
+            .filter_map(|id| self.table.lane(id))
+            .filter(waits)
+            .filter_map(|lane| lane.permits.next_at())
+            .min()
     }
 
     /// The longest lease that any lane of the tenant needs.
     pub fn longest_lease(&self, tenant: i32) -> Duration {
-        self.table.of_tenant(tenant).map(|lane| lease_of(&lane.provider, self.lease)).max().unwrap_or(self.lease).max(self.lease)
+        self.table
+            .of_tenant(tenant)
+            .map(|lane| lease_of(&lane.provider, self.lease))
+            .max()
+            .unwrap_or(self.lease)
+            .max(self.lease)
     }
 
     pub fn lease(&self) -> Duration {

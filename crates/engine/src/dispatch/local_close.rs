@@ -78,7 +78,10 @@ impl CloseDemand {
 async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool, DbError> {
     match store.provider(provider.tenant, &provider.name).await? {
         Some(now) if now.id == provider.id && now.revision == provider.revision && now.paused.is_none() => {
-            Err(DbError::Refused { code: "unwritten".into(), message: "the database took the pause and changed nothing".into() })
+            Err(DbError::Refused {
+                code: "unwritten".into(),
+                message: "the database took the pause and changed nothing".into(),
+            })
         }
         _ => Ok(false),
     }
@@ -128,7 +131,13 @@ impl LocalClose {
     }
 
     /// Closes the lane until the demand is written.
-    pub fn close_until_written(self: &Arc<Self>, store: &Store, stir: &Arc<Notify>, provider: &Provider, demand: CloseDemand) {
+    pub fn close_until_written(
+        self: &Arc<Self>,
+        store: &Store,
+        stir: &Arc<Notify>,
+        provider: &Provider,
+        demand: CloseDemand,
+    ) {
         let mut state = self.lock();
         state.demand = Some(match state.demand.take() {
             Some(known) => known.or(demand),
@@ -195,7 +204,11 @@ async fn try_again(shut: Weak<LocalClose>, store: Store, stir: Arc<Notify>, prov
         let Some(demand) = shut.lock().demand.clone() else { continue };
         match shut.write(&demand, &store, &provider).await {
             Ok(()) => {
-                tracing::warn!(provider = provider.name, ?demand, "the pause or hold of the lane or host is now written");
+                tracing::warn!(
+                    provider = provider.name,
+                    ?demand,
+                    "the pause or hold of the lane or host is now written"
+                );
                 shut.open(&demand);
                 stir.notify_one();
             }

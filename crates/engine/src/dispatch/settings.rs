@@ -30,7 +30,11 @@ impl DispatchSettings {
     /// With the setting's name and what is allowed.
     pub fn validate(&self) -> Result<(), String> {
         let in_range = |name: &str, value: i64, low: i64, high: i64| {
-            if (low..=high).contains(&value) { Ok(()) } else { Err(format!("dispatch.{name}: is {value}; {low} to {high} are allowed")) }
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("dispatch.{name}: is {value}; {low} to {high} are allowed"))
+            }
         };
         in_range("interval_ms", i64::try_from(self.interval_ms).unwrap_or(i64::MAX), 10, 60_000)?;
         in_range("lease_s", i64::try_from(self.lease_s).unwrap_or(i64::MAX), 2, 3600)?;

@@ -266,7 +266,8 @@ impl ResultBatch {
     /// being written.
     fn without_texts(&self) -> Option<Arc<[Settlement]>> {
         let has_texts = |s: &Settlement| {
-            s.detail.is_some() || s.attempt.as_ref().is_some_and(|a| a.evidence.excerpt.is_some() || a.evidence.provider_ref.is_some())
+            s.detail.is_some()
+                || s.attempt.as_ref().is_some_and(|a| a.evidence.excerpt.is_some() || a.evidence.provider_ref.is_some())
         };
         let without = |s: &Settlement| {
             let attempt = s.attempt.clone().map(|attempt| Attempted { evidence: Evidence::default(), ..attempt });
@@ -317,8 +318,12 @@ impl ResultWriter {
     /// A panic here would silence this process for good. It is caught, and the batch is repeated like a refused one.
     async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
-        let settled = settled.unwrap_or_else(|_panic| Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() }));
-        let is_away = settled.as_ref().is_err_and(|problem| matches!(problem, DbError::Unreachable(_)) && !postgres::is_held(problem));
+        let settled = settled.unwrap_or_else(|_panic| {
+            Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() })
+        });
+        let is_away = settled
+            .as_ref()
+            .is_err_and(|problem| matches!(problem, DbError::Unreachable(_)) && !postgres::is_held(problem));
         self.unwritten_results.is_away.store(is_away, Ordering::Relaxed);
         settled
     }

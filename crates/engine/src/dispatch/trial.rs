@@ -28,11 +28,19 @@ pub struct Trial {
 ///
 /// # Errors
 /// When the provider's settings or secrets do not make a driver.
-pub async fn try_provider(tools: &Tools, provider: &Provider, tenant_name: &str, address: &str, text: &str) -> Result<Trial, String> {
+pub async fn try_provider(
+    tools: &Tools,
+    provider: &Provider,
+    tenant_name: &str,
+    address: &str,
+    text: &str,
+) -> Result<Trial, String> {
     let secrets = match &provider.secrets {
-        Some(sealed) => {
-            tools.keys.existing().and_then(|ring| ring.open(sealed, provider.tenant, &provider.name)).map_err(|e| e.to_string())?
-        }
+        Some(sealed) => tools
+            .keys
+            .existing()
+            .and_then(|ring| ring.open(sealed, provider.tenant, &provider.name))
+            .map_err(|e| e.to_string())?,
         None => Secrets::new(),
     };
     let driver = driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;

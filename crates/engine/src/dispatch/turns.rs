@@ -176,7 +176,8 @@ impl Turns {
         next.truncate(room - others.len());
         let weighed: Vec<u32> = next.iter().map(|tenant| weight(*tenant)).collect();
         let quotas = shares(room - others.len(), &weighed).into_iter().chain(std::iter::repeat(1));
-        let want = |(tenant, quota)| Want { lane: expansion_lane(tenant), quota: i32::try_from(quota).unwrap_or(i32::MAX) };
+        let want =
+            |(tenant, quota)| Want { lane: expansion_lane(tenant), quota: i32::try_from(quota).unwrap_or(i32::MAX) };
         next.into_iter().chain(others).zip(quotas).map(want).collect()
     }
 
@@ -256,9 +257,17 @@ impl Turns {
         filled
     }
 
-    fn note_search(&mut self, wants: &[Want], search: &Search, claim: &Claim, given: &HashMap<i32, i32>, took: Duration) {
+    fn note_search(
+        &mut self,
+        wants: &[Want],
+        search: &Search,
+        claim: &Claim,
+        given: &HashMap<i32, i32>,
+        took: Duration,
+    ) {
         let asked: BTreeSet<i32> = wants.iter().map(|want| want.lane).collect();
-        let fresh: Vec<(i32, i32)> = given.iter().filter(|(lane, _)| !asked.contains(lane)).map(|(lane, count)| (*lane, *count)).collect();
+        let fresh: Vec<(i32, i32)> =
+            given.iter().filter(|(lane, _)| !asked.contains(lane)).map(|(lane, count)| (*lane, *count)).collect();
         let is_cut = fresh.iter().map(|(_, count)| count).sum::<i32>() >= search.quota;
         // A lane that gave one row while there was room for more is empty.
         self.tenants.extend(fresh.iter().filter(|(_, count)| is_cut || *count > 1).map(|(lane, _)| -lane));
@@ -269,8 +278,11 @@ impl Turns {
         // Lanes that were found beyond the available room come with the next piece.
         if let Some(last) = fresh.iter().map(|(lane, _)| *lane).max().filter(|_| is_cut) {
             let [unexpanded, _] = &mut self.ranges;
-            let origin =
-                if let SearchState::Up { origin } | SearchState::Around { origin } = unexpanded.state { origin } else { unexpanded.first };
+            let origin = if let SearchState::Up { origin } | SearchState::Around { origin } = unexpanded.state {
+                origin
+            } else {
+                unexpanded.first
+            };
             (unexpanded.at, unexpanded.state) =
                 (last, if last < origin { SearchState::Around { origin } } else { SearchState::Up { origin } });
         }

@@ -52,7 +52,12 @@ impl<const N: usize> Histogram<N> {
     /// The bounds must be ascending.
     #[must_use]
     pub fn new(bounds: &'static [f64; N]) -> Self {
-        Self { bounds, buckets: std::array::from_fn(|_| AtomicU64::new(0)), beyond: AtomicU64::new(0), sum: AtomicU64::new(0) }
+        Self {
+            bounds,
+            buckets: std::array::from_fn(|_| AtomicU64::new(0)),
+            beyond: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+        }
     }
 
     /// Records a duration in seconds.
@@ -67,7 +72,8 @@ impl<const N: usize> Histogram<N> {
     }
 
     fn observe(&self, value: f64, millionths: u64) {
-        let bucket = self.bounds.iter().position(|bound| value <= *bound).map_or(&self.beyond, |place| &self.buckets[place]);
+        let bucket =
+            self.bounds.iter().position(|bound| value <= *bound).map_or(&self.beyond, |place| &self.buckets[place]);
         bucket.fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(millionths, Ordering::Relaxed);
     }
@@ -103,7 +109,12 @@ impl PrometheusText {
         let count = below + histogram.beyond.load(Ordering::Relaxed);
         let sum = histogram.sum.load(Ordering::Relaxed) as f64 / 1e6;
         let _ = writeln!(self.0, "{name}_bucket{} {count}", written(labels, Some("+Inf")));
-        let _ = writeln!(self.0, "{name}_sum{} {sum}\n{name}_count{} {count}", written(labels, None), written(labels, None));
+        let _ = writeln!(
+            self.0,
+            "{name}_sum{} {sum}\n{name}_count{} {count}",
+            written(labels, None),
+            written(labels, None)
+        );
     }
 
     #[must_use]

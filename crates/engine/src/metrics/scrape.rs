@@ -61,13 +61,21 @@ impl Scrape {
         text.one("postcommit_database_statements_total", "counter", "Statements executed.", trips.statements);
         text.one("postcommit_database_commits_total", "counter", "Transactions committed.", trips.commits);
         text.head("postcommit_database_pool_waits_total", "counter", "How often a connection was taken from the pool.");
-        pools.iter().for_each(|pool| text.sample("postcommit_database_pool_waits_total", &[("pool", pool.name)], pool.taken));
+        pools
+            .iter()
+            .for_each(|pool| text.sample("postcommit_database_pool_waits_total", &[("pool", pool.name)], pool.taken));
         text.head("postcommit_database_pool_wait_seconds_total", "counter", "Time spent waiting for a connection.");
         pools.iter().for_each(|pool| {
-            text.sample("postcommit_database_pool_wait_seconds_total", &[("pool", pool.name)], pool.waited.as_secs_f64());
+            text.sample(
+                "postcommit_database_pool_wait_seconds_total",
+                &[("pool", pool.name)],
+                pool.waited.as_secs_f64(),
+            );
         });
         text.head("postcommit_database_pool_waiting", "gauge", "Callers that wait for a connection now.");
-        pools.iter().for_each(|pool| text.sample("postcommit_database_pool_waiting", &[("pool", pool.name)], pool.waiting));
+        pools
+            .iter()
+            .for_each(|pool| text.sample("postcommit_database_pool_waiting", &[("pool", pool.name)], pool.waiting));
     }
 }
 
@@ -75,9 +83,12 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
     let (kpi, shut) = (&kpis.total, &kpis.shut);
     text.head("postcommit_queue_depth", "gauge", "Live deliveries of all tenants, by state.");
     let depth = &kpi.queue;
-    for (state, count) in
-        [("pending", depth.pending), ("sending", depth.sending), ("retrying", depth.retrying), ("scheduled", depth.scheduled)]
-    {
+    for (state, count) in [
+        ("pending", depth.pending),
+        ("sending", depth.sending),
+        ("retrying", depth.retrying),
+        ("scheduled", depth.scheduled),
+    ] {
         text.sample("postcommit_queue_depth", &[("state", state)], count);
     }
     text.one(
@@ -86,7 +97,12 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
         "For how long the oldest due delivery waits on a lane that is open.",
         standing.oldest_due.as_secs_f64(),
     );
-    text.one("postcommit_stuck", "gauge", "Deliveries that are pending or retrying for longer than kpi.stuck_after_s.", kpi.stuck);
+    text.one(
+        "postcommit_stuck",
+        "gauge",
+        "Deliveries that are pending or retrying for longer than kpi.stuck_after_s.",
+        kpi.stuck,
+    );
     text.head("postcommit_parked", "gauge", "Parked deliveries, by reason.");
     let parked = &kpi.parked;
     for (reason, count) in [
@@ -98,8 +114,23 @@ fn write_store(text: &mut PrometheusText, kpis: &Kpis, standing: &Standing) {
         text.sample("postcommit_parked", &[("reason", reason)], count);
     }
     text.one("postcommit_lanes_paused", "gauge", "Providers whose lane is paused.", shut.lanes_paused);
-    text.one("postcommit_lanes_held", "gauge", "Providers whose lane is held because they asked to wait.", shut.lanes_held);
+    text.one(
+        "postcommit_lanes_held",
+        "gauge",
+        "Providers whose lane is held because they asked to wait.",
+        shut.lanes_held,
+    );
     text.one("postcommit_hosts_paused", "gauge", "Hosts of lanes that are paused.", shut.hosts_paused);
-    text.one("postcommit_hosts_held", "gauge", "Hosts of lanes that are held because they asked to wait.", shut.hosts_held);
-    text.one("postcommit_key_conflicts_total", "counter", "Idempotency keys used again with other content.", standing.key_conflicts);
+    text.one(
+        "postcommit_hosts_held",
+        "gauge",
+        "Hosts of lanes that are held because they asked to wait.",
+        shut.hosts_held,
+    );
+    text.one(
+        "postcommit_key_conflicts_total",
+        "counter",
+        "Idempotency keys used again with other content.",
+        standing.key_conflicts,
+    );
 }

@@ -41,7 +41,13 @@ enum Whose {
 impl AuditEntry {
     /// An entry with an action, `noun.verb`, and its subject.
     pub fn new(tenant: i32, action: &'static str, subject: impl Into<String>) -> Self {
-        Self { whose: Whose::Tenant(tenant), action, subject: Some(subject.into()), details: None, count: Count::Known(1) }
+        Self {
+            whose: Whose::Tenant(tenant),
+            action,
+            subject: Some(subject.into()),
+            details: None,
+            count: Count::Known(1),
+        }
     }
 
     /// An entry about a tenant, given by name.
@@ -154,8 +160,14 @@ impl Store {
              VALUES ({whose}, {{now}}, $2, $3, $4, {counted}, $6, {subject})"
         );
         let actor = &self.actor;
-        let mut parameters =
-            vec![of, actor.name.as_str().into(), entry.action.into(), entry.details.into(), known, actor.request_id.as_deref().into()];
+        let mut parameters = vec![
+            of,
+            actor.name.as_str().into(),
+            entry.action.into(),
+            entry.details.into(),
+            known,
+            actor.request_id.as_deref().into(),
+        ];
         parameters.extend(entry.subject.map(Value::from));
         parameters.extend(asked);
         (sql, parameters)
@@ -167,7 +179,12 @@ impl Store {
     }
 
     /// Runs one change and writes its entry if the change touched a row. Returns whether it did.
-    pub(in crate::store) async fn change(&self, sql: &str, parameters: Vec<Value>, entry: AuditEntry) -> Result<bool, DbError> {
+    pub(in crate::store) async fn change(
+        &self,
+        sql: &str,
+        parameters: Vec<Value>,
+        entry: AuditEntry,
+    ) -> Result<bool, DbError> {
         self.change_all(vec![(sql.to_owned(), parameters)], 0, entry).await
     }
 
@@ -185,7 +202,8 @@ impl Store {
 
     /// The statement that writes one entry for each of many deliveries, so that the history of each is complete.
     pub(in crate::store) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
-        let rows: Vec<Json> = keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
+        let rows: Vec<Json> =
+            keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
         let given = match self.db.kind() {
             "postgres" => {
                 "SELECT g.tenant, {now}, $2, $3, g.id, 1, $4
@@ -193,13 +211,26 @@ impl Store {
             }
             _ => "SELECT value ->> 'tenant', {now}, $2, $3, value ->> 'id', 1, $4 FROM json_each($1)",
         };
-        let sql = format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count, request_id) {given}");
+        let sql =
+            format!("INSERT INTO postcommit.audit (tenant, at, actor, action, subject, count, request_id) {given}");
         let actor = &self.actor;
-        (sql, vec![Json::from(rows).into(), actor.name.as_str().into(), action.into(), actor.request_id.as_deref().into()])
+        (
+            sql,
+            vec![
+                Json::from(rows).into(),
+                actor.name.as_str().into(),
+                action.into(),
+                actor.request_id.as_deref().into(),
+            ],
+        )
     }
 
     /// The entries about a notification and its deliveries, oldest first.
-    pub(in crate::store) async fn audit_of(&self, tenant: i32, subjects: Vec<String>) -> Result<Vec<AuditRow>, DbError> {
+    pub(in crate::store) async fn audit_of(
+        &self,
+        tenant: i32,
+        subjects: Vec<String>,
+    ) -> Result<Vec<AuditRow>, DbError> {
         let among = match self.db.kind() {
             "postgres" => "a.subject = ANY ($2)",
             _ => "a.subject IN (SELECT value FROM json_each($2))",

@@ -174,7 +174,11 @@ impl Store {
 
     /// The statements that list a window of `step` rows, for a test that checks their plans.
     #[doc(hidden)]
-    pub async fn delivery_statements(&self, filter: &DeliveryFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
+    pub async fn delivery_statements(
+        &self,
+        filter: &DeliveryFilter,
+        step: i64,
+    ) -> Result<Vec<(String, Vec<Value>)>, DbError> {
         let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?);
         self.statements(&list, Some(ROW_QUERY), list.start(), step, filter.limit).await
     }
@@ -199,7 +203,8 @@ impl Store {
 
     /// The attempts of all deliveries of a notification, by delivery and number.
     pub async fn attempts(&self, tenant: i32, notification: Uuid) -> Result<Vec<AttemptRow>, DbError> {
-        let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt
+        let sql =
+            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt
              FROM postcommit.attempt
              WHERE tenant = $1 AND notification_id = $2
              ORDER BY n, seq";
@@ -215,7 +220,10 @@ impl Store {
             WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2
             ORDER BY at, notification_id, n, seq
             LIMIT $3";
-        Ok(legible("attempts", self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt)))
+        Ok(legible(
+            "attempts",
+            self.db.query(sql, vec![since.into(), oldest.into(), limit.into()]).await?.iter().map(attempt),
+        ))
     }
 }
 

@@ -88,7 +88,11 @@ impl Provenance {
 
 impl Store {
     /// The details of a notification. With a tenant, only if that tenant owns it.
-    pub async fn notification_details(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<NotificationDetails>, DbError> {
+    pub async fn notification_details(
+        &self,
+        tenant: Option<i32>,
+        id: Uuid,
+    ) -> Result<Option<NotificationDetails>, DbError> {
         let Some(mut notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
         mask(&mut notification.recipients);
@@ -96,7 +100,8 @@ impl Store {
         let mut attempts = self.attempts(notification.tenant, id).await?;
         attempts.sort_by_key(|attempt| attempt.at);
         let deliveries = self.delivery_rows(&of_it).await?.rows;
-        let subjects = deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
+        let subjects =
+            deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
         Ok(Some(NotificationDetails {
             status: row.status,
             deliveries,
@@ -129,8 +134,20 @@ impl Store {
     }
 
     /// The deliveries of one entity, newest first, including scheduled ones.
-    pub async fn entity_rows(&self, tenant: i32, entity: &str, before: Option<Position>, limit: i64) -> Result<Page<DeliveryRow>, DbError> {
-        let filter = DeliveryFilter { tenant: Some(tenant), entity: Some(entity.to_owned()), before, limit, ..DeliveryFilter::default() };
+    pub async fn entity_rows(
+        &self,
+        tenant: i32,
+        entity: &str,
+        before: Option<Position>,
+        limit: i64,
+    ) -> Result<Page<DeliveryRow>, DbError> {
+        let filter = DeliveryFilter {
+            tenant: Some(tenant),
+            entity: Some(entity.to_owned()),
+            before,
+            limit,
+            ..DeliveryFilter::default()
+        };
         self.delivery_rows(&filter).await
     }
 }

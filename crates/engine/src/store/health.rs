@@ -108,7 +108,9 @@ impl Store {
     /// Values that metrics report beside the KPIs.
     pub async fn standing(&self) -> Result<Standing, DbError> {
         let now = self.now().await?;
-        let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
+        let count = async |sql: &str| -> Result<i64, DbError> {
+            self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0))
+        };
         Ok(Standing {
             oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
             // No row is ever deleted, so the highest id is the count.
@@ -151,7 +153,9 @@ impl Store {
     /// Counts of the queue, of parked deliveries and of late results.
     pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
         let now = self.now().await?;
-        let count = async |sql: &str| -> Result<i64, DbError> { self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0)) };
+        let count = async |sql: &str| -> Result<i64, DbError> {
+            self.db.query(sql, vec![]).await?.first().map_or(Ok(0), |row| row.get(0))
+        };
         let oldest = self.oldest_due().await?;
         Ok(QueueHealth {
             waiting: count("SELECT count(*) FROM postcommit.delivery_queue").await?,
@@ -171,7 +175,13 @@ impl Store {
             LIMIT 1";
         let rows = self.db.query(sql, vec![before(self.now().await?, window).into()]).await?;
         rows.first()
-            .map(|row| Ok(KeyConflicts { count: row.get(0)?, notification: row.get(1).unwrap_or_default(), event_type: row.get(2)? }))
+            .map(|row| {
+                Ok(KeyConflicts {
+                    count: row.get(0)?,
+                    notification: row.get(1).unwrap_or_default(),
+                    event_type: row.get(2)?,
+                })
+            })
             .transpose()
     }
 }

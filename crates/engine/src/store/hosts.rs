@@ -100,7 +100,13 @@ pub struct ClosedCount {
 impl Store {
     /// Holds a host of a lane for `wait` from now, by the database's clock. A longer hold stays. For `revision` see
     /// [`Store::pause_lane`].
-    pub async fn hold_host(&self, lane: i32, host: &str, revision: Option<i32>, wait: Duration) -> Result<CloseOutcome, DbError> {
+    pub async fn hold_host(
+        &self,
+        lane: i32,
+        host: &str,
+        revision: Option<i32>,
+        wait: Duration,
+    ) -> Result<CloseOutcome, DbError> {
         let until = self.db.seconds_from_now(4);
         let sql = format!(
             "INSERT INTO postcommit.lane_host AS h (tenant, lane, host, held_until, updated_at)
@@ -119,7 +125,13 @@ impl Store {
 
     /// Pauses a host of a lane. A host that is paused already keeps its reason. For `revision` see
     /// [`Store::pause_lane`].
-    pub async fn pause_host(&self, lane: i32, host: &str, revision: Option<i32>, why: &str) -> Result<CloseOutcome, DbError> {
+    pub async fn pause_host(
+        &self,
+        lane: i32,
+        host: &str,
+        revision: Option<i32>,
+        why: &str,
+    ) -> Result<CloseOutcome, DbError> {
         let sql = format!(
             "INSERT INTO postcommit.lane_host AS h (tenant, lane, host, paused, updated_at)
              SELECT p.tenant, p.id, $2, $4, {{now}} {}
@@ -214,7 +226,12 @@ impl Store {
     }
 
     /// Closed hosts of one tenant or of all, of one lane or of all. Paused hosts, which need an operator, come first.
-    pub async fn closed_hosts(&self, tenant: Option<i32>, lane: Option<i32>, limit: i64) -> Result<Vec<ClosedHost>, DbError> {
+    pub async fn closed_hosts(
+        &self,
+        tenant: Option<i32>,
+        lane: Option<i32>,
+        limit: i64,
+    ) -> Result<Vec<ClosedHost>, DbError> {
         let sql = format!(
             "SELECT h.lane, h.host, CASE WHEN h.held_until > {{now}} THEN h.held_until END, h.paused, h.updated_at
              FROM postcommit.lane_host h
@@ -255,7 +272,12 @@ impl Store {
               WHERE h.tenant = coalesce($1, h.tenant) AND h.held_until > {now})";
         let rows = self.db.query(sql, vec![tenant.into()]).await?;
         let Some(row) = rows.first() else { return Ok(ClosedCount::default()) };
-        Ok(ClosedCount { lanes_paused: row.get(0)?, lanes_held: row.get(1)?, hosts_paused: row.get(2)?, hosts_held: row.get(3)? })
+        Ok(ClosedCount {
+            lanes_paused: row.get(0)?,
+            lanes_held: row.get(1)?,
+            hosts_paused: row.get(2)?,
+            hosts_held: row.get(3)?,
+        })
     }
 
     /// Deletes rows of hosts that have been open for a while. Returns how many.
@@ -279,9 +301,21 @@ fn closable_host() -> String {
 }
 
 fn closed_host(row: &Row) -> Result<ClosedHost, DbError> {
-    Ok(ClosedHost { lane: row.get(0)?, host: row.get(1)?, held_until: row.get(2)?, paused: row.get(3)?, since: row.get(4)? })
+    Ok(ClosedHost {
+        lane: row.get(0)?,
+        host: row.get(1)?,
+        held_until: row.get(2)?,
+        paused: row.get(3)?,
+        since: row.get(4)?,
+    })
 }
 
 fn host_change(row: &Row) -> Result<HostChange, DbError> {
-    Ok(HostChange { lane: row.get(0)?, host: row.get(1)?, held_until: row.get(2)?, paused: row.get(3)?, changed: row.get(4)? })
+    Ok(HostChange {
+        lane: row.get(0)?,
+        host: row.get(1)?,
+        held_until: row.get(2)?,
+        paused: row.get(3)?,
+        changed: row.get(4)?,
+    })
 }

@@ -195,7 +195,14 @@ fn beside(rows: &str) -> String {
 
 impl Store {
     /// A page of a user's inbox, newest first, from before that position; what has expired is left out.
-    pub async fn inbox(&self, tenant: i32, user: &str, folder: Folder, before: Option<i64>, limit: i64) -> Result<InboxPage, DbError> {
+    pub async fn inbox(
+        &self,
+        tenant: i32,
+        user: &str,
+        folder: Folder,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<InboxPage, DbError> {
         let rows = format!(
             "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.position < $3 AND {} AND m.expires_at > (SELECT {{now}})
              ORDER BY m.position DESC LIMIT $4",
@@ -251,7 +258,11 @@ impl Store {
         let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
         let (set, unless_so) = mark.change();
         let entry = AuditEntry::new(tenant, mark.action(), id.to_string()).details(json!({"user": user}));
-        if self.change_inbox(set, &format!("{OF_USER} AND {unless_so}"), parameters.clone(), self.unless_own(user, entry)).await? > 0 {
+        if self
+            .change_inbox(set, &format!("{OF_USER} AND {unless_so}"), parameters.clone(), self.unless_own(user, entry))
+            .await?
+            > 0
+        {
             return Ok(true);
         }
         let known = format!("SELECT 1 FROM postcommit.inbox_message WHERE {OF_USER}");
@@ -265,7 +276,9 @@ impl Store {
         // What was changed just now, and nothing else, has the inbox's new position.
         let changed = "SELECT count(*) FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $7
             AND m.changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $7)";
-        let entry = AuditEntry::new(tenant, "inbox.read_all", user).details(json!({"up_to": up_to})).counted(changed.into(), vec![]);
+        let entry = AuditEntry::new(tenant, "inbox.read_all", user)
+            .details(json!({"up_to": up_to}))
+            .counted(changed.into(), vec![]);
         let parameters = vec![tenant.into(), user.into(), up_to.into()];
         self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
     }
@@ -276,7 +289,13 @@ impl Store {
     }
 
     /// Changes messages of the user $2 of the tenant $1, under a new position if there are any. The user's row is taken first, as everybody does.
-    async fn change_inbox(&self, set: &str, which: &str, parameters: Vec<Value>, entry: Option<AuditEntry>) -> Result<u64, DbError> {
+    async fn change_inbox(
+        &self,
+        set: &str,
+        which: &str,
+        parameters: Vec<Value>,
+        entry: Option<AuditEntry>,
+    ) -> Result<u64, DbError> {
         let step = format!(
             "UPDATE postcommit.inbox SET position = position + 1 WHERE tenant = $1 AND user_id = $2 AND EXISTS (SELECT 1 FROM postcommit.inbox_message WHERE {which})"
         );
@@ -300,7 +319,8 @@ impl Store {
     /// Says that `watcher` has none any more.
     pub async fn unwatch_inboxes(&self, watcher: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
-        let sql = "DELETE FROM postcommit.inbox_watch WHERE watcher = $1 OR until < clock_timestamp() - interval '1 hour'";
+        let sql =
+            "DELETE FROM postcommit.inbox_watch WHERE watcher = $1 OR until < clock_timestamp() - interval '1 hour'";
         self.db.execute_one(sql, vec![watcher.into()]).await.map(drop)
     }
 
@@ -312,7 +332,10 @@ impl Store {
 
     /// What signs the tokens of a tenant's users, if any was ever made.
     pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<TokenKey>, DbError> {
-        let rows = self.db.query("SELECT key, {now} FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()]).await?;
+        let rows = self
+            .db
+            .query("SELECT key, {now} FROM postcommit.inbox_token_key WHERE tenant = $1", vec![tenant.into()])
+            .await?;
         rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
     }
 
@@ -406,12 +429,17 @@ pub(in crate::store) static RECEIVE_POSTGRES: LazyLock<String> = LazyLock::new(|
 });
 
 /// Puts messages into their inboxes, in the transaction that settles their deliveries.
-pub(in crate::store) async fn receive_postgres(transaction: &Transaction<'_>, received: &[Received<'_>]) -> Result<(), DbError> {
-    let (tenants, users): (Vec<i32>, Vec<&str>) = received.iter().map(|r| (r.key.tenant, r.message.user.as_str())).unzip();
+pub(in crate::store) async fn receive_postgres(
+    transaction: &Transaction<'_>,
+    received: &[Received<'_>],
+) -> Result<(), DbError> {
+    let (tenants, users): (Vec<i32>, Vec<&str>) =
+        received.iter().map(|r| (r.key.tenant, r.message.user.as_str())).unzip();
     let step = transaction.prepare_cached(STEP_POSTGRES).await.map_err(postgres::refused)?;
     let stepped = transaction.query(&step, &[&tenants, &users]).await.map_err(postgres::refused)?;
     let positions = positions(received, stepped.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect());
-    let given: GivenArrays<'_> = received.iter().zip(positions).map(|(received, position)| given(received, position)).collect();
+    let given: GivenArrays<'_> =
+        received.iter().zip(positions).map(|(received, position)| given(received, position)).collect();
     let receive = transaction.prepare_cached(&RECEIVE_POSTGRES).await.map_err(postgres::refused)?;
     transaction.execute(&receive, &given.parameters()).await.map(drop).map_err(postgres::refused)
 }
@@ -431,13 +459,16 @@ fn positions<'a>(received: &'a [Received<'a>], mut last: HashMap<(i32, &'a str),
 const STEP_SQLITE: &str = "INSERT INTO postcommit_inbox (tenant, user_id, position) VALUES (?1, ?2, 1)
     ON CONFLICT (tenant, user_id) DO UPDATE SET position = position + 1 RETURNING position";
 static RECEIVE_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let columns =
-        "tenant, notification_id, n, user_id, position, event_type, entity, title, body, action_url, data, expires_at, changed, created_at";
+    let columns = "tenant, notification_id, n, user_id, position, event_type, entity, title, body, action_url, data, expires_at, changed, created_at";
     insert("postcommit_inbox_message", columns) + " ON CONFLICT DO NOTHING"
 });
 
 /// The same for one message.
-pub(in crate::store) fn receive_sqlite(connection: &Connection, received: &Received<'_>, now: i64) -> Result<(), DbError> {
+pub(in crate::store) fn receive_sqlite(
+    connection: &Connection,
+    received: &Received<'_>,
+    now: i64,
+) -> Result<(), DbError> {
     let Received { key, message } = received;
     // All rows are read, so that the statement is through.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;

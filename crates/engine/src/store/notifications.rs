@@ -155,7 +155,8 @@ static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 /// The columns of a notification in a list.
 const ROW_QUERY: RowQuery = RowQuery {
-    columns: "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error,
+    columns:
+        "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error,
         created_at, sent_at, title",
     of_one: "postcommit.notification_status WHERE tenant_id = $1 AND id = $2",
 };
@@ -169,10 +170,13 @@ impl Store {
                 let (mut tenants, ids): (Vec<i32>, Vec<Uuid>) = keys.iter().copied().unzip();
                 let of_one = tenants.iter().all(|tenant| Some(tenant) == tenants.first());
                 tenants.truncate(if of_one { 1 } else { tenants.len() });
-                let statement =
-                    client.prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES }).await.map_err(postgres::refused)?;
+                let statement = client
+                    .prepare_cached(if of_one { &LOAD_POSTGRES } else { &LOAD_OF_MANY_POSTGRES })
+                    .await
+                    .map_err(postgres::refused)?;
                 let (first, last) = (ids.iter().min(), ids.iter().max());
-                let rows = client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
+                let rows =
+                    client.query(&statement, &[&tenants, &ids, &first, &last]).await.map_err(postgres::refused)?;
                 let places = places::<StoredNotification>(&rows, "")?;
                 Ok(readable(rows.into_iter().map(|mut row| StoredNotification::read(&mut row, &places))))
             }
@@ -182,7 +186,9 @@ impl Store {
                     let mut load = sqlite::Prepared::on(connection, &LOAD_SQLITE)?;
                     let (mut rows, places) = (Vec::with_capacity(keys.len()), in_order::<StoredNotification>());
                     for (tenant, id) in keys {
-                        rows.extend(load.rows((tenant, sqlite::Id::from(id)), |row| StoredNotification::read(row, &places))?);
+                        rows.extend(
+                            load.rows((tenant, sqlite::Id::from(id)), |row| StoredNotification::read(row, &places))?,
+                        );
                     }
                     Ok(readable(rows))
                 })
@@ -239,7 +245,11 @@ impl Store {
 
     /// The statements that list a window of `step` rows, for a test that checks their plans.
     #[doc(hidden)]
-    pub async fn notification_statements(&self, filter: &NotificationFilter, step: i64) -> Result<Vec<(String, Vec<Value>)>, DbError> {
+    pub async fn notification_statements(
+        &self,
+        filter: &NotificationFilter,
+        step: i64,
+    ) -> Result<Vec<(String, Vec<Value>)>, DbError> {
         let list = self.notification_list(filter).await?;
         self.statements(&list, None, list.start(), step, filter.limit).await
     }
@@ -250,7 +260,11 @@ impl Store {
         self.notification_row_of(tenant, id).await
     }
 
-    pub(in crate::store) async fn notification_row_of(&self, tenant: i32, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
+    pub(in crate::store) async fn notification_row_of(
+        &self,
+        tenant: i32,
+        id: Uuid,
+    ) -> Result<Option<NotificationRow>, DbError> {
         self.db.query(&ROW_QUERY.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 

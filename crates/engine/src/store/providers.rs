@@ -10,7 +10,8 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
-const COLUMNS: &str = "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms,
+const COLUMNS: &str =
+    "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms,
     is_default, enabled, paused, not_before, revision, guarantee_since,
     tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
@@ -42,10 +43,12 @@ pub struct ProviderChanges {
 }
 
 /// The condition that the channel has no default provider yet.
-const UNSERVED: &str = "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
+const UNSERVED: &str =
+    "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
 pub(in crate::store) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
-    let busy = || DbError::Unreachable("other changes of providers are running, or their rows are locked; try again".into());
+    let busy =
+        || DbError::Unreachable("other changes of providers are running, or their rows are locked; try again".into());
     match tokio::time::timeout(TURN, CHANGES.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
         _ => Err(busy()),
@@ -84,7 +87,8 @@ impl Store {
         let changed = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE changed > $1 ORDER BY changed");
         let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
             UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
-        let (changed, others) = tokio::try_join!(self.db.query(&changed, vec![since.into()]), self.db.query(others, vec![since.into()]))?;
+        let (changed, others) =
+            tokio::try_join!(self.db.query(&changed, vec![since.into()]), self.db.query(others, vec![since.into()]))?;
         let mut providers = legible("providers", changed.iter().map(provider));
         let (gone, tenants): (Vec<_>, Vec<_>) = weighed(&others)?.into_iter().partition(|(_, weight)| *weight == 0);
         for (tenant, _) in &tenants {
@@ -169,7 +173,13 @@ impl Store {
 
     /// Writes a provider and makes it the default if the draft says so. If `write` touches no row, nothing else is
     /// written.
-    async fn describe(&self, tenant: i32, draft: &ProviderDraft, write: Statement, entry: AuditEntry) -> Result<bool, DbError> {
+    async fn describe(
+        &self,
+        tenant: i32,
+        draft: &ProviderDraft,
+        write: Statement,
+        entry: AuditEntry,
+    ) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let mut statements = self.alone(tenant, draft);
         let deciding = statements.len();
@@ -195,20 +205,28 @@ impl Store {
              ORDER BY id
              FOR UPDATE";
         let (name, channel) = (draft.name.as_str(), draft.channel.as_str());
-        vec![(one_by_one.to_owned(), vec![tenant.into()]), (rows.to_owned(), vec![tenant.into(), name.into(), channel.into()])]
+        vec![
+            (one_by_one.to_owned(), vec![tenant.into()]),
+            (rows.to_owned(), vec![tenant.into(), name.into(), channel.into()]),
+        ]
     }
 
     /// Deletes a provider that has no waiting deliveries. Returns `None` if there is no such provider, and the number
     /// of waiting deliveries if it was not deleted; 0 means deleted.
     pub async fn delete_provider(&self, tenant: i32, name: &str) -> Result<Option<i64>, DbError> {
         let Some(found) = self.provider(tenant, name).await? else { return Ok(None) };
-        let rows = self.db.query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()]).await?;
+        let rows = self
+            .db
+            .query("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![found.id.into()])
+            .await?;
         let waiting: i64 = rows.first().map_or(Ok(0), |row| row.get(0))?;
         if waiting == 0 {
             let _turn = turn().await?;
             let sql = "DELETE FROM postcommit.provider
                 WHERE tenant = $1 AND id = $2 AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue WHERE lane = $2)";
-            let deleted = self.change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name)).await?;
+            let deleted = self
+                .change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name))
+                .await?;
             // A delivery arrived in between.
             return Ok(Some(i64::from(!deleted)));
         }
@@ -266,7 +284,9 @@ impl Store {
 
 /// Reads ids with weights. An unreadable weight counts as 1.
 fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
-    rows.iter().map(|row| Ok((row.get(0)?, row.get::<i32>(1).map_or(1, |weight| u32::try_from(weight).unwrap_or(1))))).collect()
+    rows.iter()
+        .map(|row| Ok((row.get(0)?, row.get::<i32>(1).map_or(1, |weight| u32::try_from(weight).unwrap_or(1)))))
+        .collect()
 }
 
 /// Makes the draft the default of its channel. A channel has at most one default, so the former one is cleared first.
@@ -279,14 +299,14 @@ fn take_over(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
     let take = "UPDATE postcommit.provider
         SET is_default = $4
         WHERE tenant = $1 AND channel = $2 AND name = $3 AND NOT is_default";
-    let parameters = |to: bool| vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), to.into()];
+    let parameters =
+        |to: bool| vec![tenant.into(), draft.channel.as_str().into(), draft.name.as_str().into(), to.into()];
     vec![(step_down.to_owned(), parameters(false)), (take.to_owned(), parameters(true))]
 }
 
 /// The audit entry of a new provider. Settings are left out because they may be confidential.
 fn entry(tenant: i32, draft: &ProviderDraft) -> AuditEntry {
-    let details =
-        serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
+    let details = serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
     AuditEntry::new(tenant, "provider.create", draft.name.as_str()).details(details)
 }
 
@@ -338,7 +358,8 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
         burst: read.or(19, "burst", None),
         policy: policy.as_ref().cloned().unwrap_or_default(),
     };
-    let unreadable = guarantee.err().or_else(|| policy.err().map(|problem| problem.to_string())).or_else(|| read.problem());
+    let unreadable =
+        guarantee.err().or_else(|| policy.err().map(|problem| problem.to_string())).or_else(|| read.problem());
     provider.is_readable = unreadable.is_none();
     provider.paused = provider.paused.or(unreadable);
     Ok(provider)

@@ -86,7 +86,9 @@ impl Store {
     pub async fn suspend_tenant(&self, tenant: i32, reason: &str) -> Result<bool, TenantError> {
         let chars = reason.chars().count();
         if !(1..=REASON_CHARS).contains(&chars) || reason.contains('\0') {
-            return Err(TenantError::Refused(format!("reason: has {chars} characters; 1 to {REASON_CHARS} are allowed")));
+            return Err(TenantError::Refused(format!(
+                "reason: has {chars} characters; 1 to {REASON_CHARS} are allowed"
+            )));
         }
         let sql = "UPDATE postcommit.tenant
             SET suspended_at = {now}, suspended_reason = $2
@@ -119,7 +121,8 @@ impl Store {
     /// A page of tenants by name, after the given name.
     pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
         let (is_text, is_bytes) = self.kinds_of_name();
-        let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
+        let sql =
+            format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
         let rows = self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?;
         let mut tenants = legible("tenants", rows.iter().map(listed));
         // Names that are not text have no position in the order, and no page could begin after them. They are on the
@@ -134,7 +137,11 @@ impl Store {
 
     /// Conditions that a name is text, and that it is not. On PostgreSQL every name is text.
     fn kinds_of_name(&self) -> (&'static str, &'static str) {
-        if self.db.kind() == "postgres" { ("true", "false") } else { ("typeof(name) = 'text'", "typeof(name) <> 'text'") }
+        if self.db.kind() == "postgres" {
+            ("true", "false")
+        } else {
+            ("typeof(name) = 'text'", "typeof(name) <> 'text'")
+        }
     }
 
     /// Suspended tenants by name, at most 100.
@@ -186,7 +193,8 @@ impl Store {
 
 fn listed(row: &Row) -> Result<TenantRow, DbError> {
     let mut read = Reader::of(row);
-    let (created_at, suspended_at) = (read.or(2, "created_at", Timestamp::from_micros(0)), read.or(3, "suspended_at", None));
+    let (created_at, suspended_at) =
+        (read.or(2, "created_at", Timestamp::from_micros(0)), read.or(3, "suspended_at", None));
     Ok(TenantRow {
         id: row.get(0)?,
         name: row.get(1)?,

@@ -37,8 +37,7 @@ pub struct Unreadable {
 
 /// Leaves out unreadable rows and logs each of them with the name of the list.
 pub(in crate::store) fn legible<T>(list: &'static str, rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
-    let tell =
-        |problem: &DbError| tracing::error!(list, %problem, "a row cannot be read and is left out; `postcommit doctor` names its column");
+    let tell = |problem: &DbError| tracing::error!(list, %problem, "a row cannot be read and is left out; `postcommit doctor` names its column");
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
 
@@ -99,7 +98,8 @@ impl Store {
 
 /// Examines all columns of a table in one statement.
 fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<Unreadable>, DbError> {
-    let columns = sqlite::query(connection, "SELECT name, type, pk FROM pragma_table_info(?1) ORDER BY cid", &[table.into()])?;
+    let columns =
+        sqlite::query(connection, "SELECT name, type, pk FROM pragma_table_info(?1) ORDER BY cid", &[table.into()])?;
     let columns: Vec<(String, String, i64)> =
         columns.iter().map(|row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).collect::<Result<_, DbError>>()?;
     let wrong = columns
@@ -112,11 +112,16 @@ fn unreadable_in(connection: &rusqlite::Connection, table: &str) -> Result<Vec<U
     key.sort_unstable();
     let newest = key.iter().map(|(_, name)| format!("{name} DESC")).collect::<Vec<_>>().join(", ");
     let newest = if newest.is_empty() { newest } else { format!(" ORDER BY {newest}") };
-    let rows = sqlite::query(connection, &format!("SELECT {wrong} FROM (SELECT * FROM {table}{newest} LIMIT {LOOKED_AT})"), &[])?;
+    let rows = sqlite::query(
+        connection,
+        &format!("SELECT {wrong} FROM (SELECT * FROM {table}{newest} LIMIT {LOOKED_AT})"),
+        &[],
+    )?;
     let counts = rows.first().map(|row| row.0.as_slice()).unwrap_or_default();
     let unreadable = columns.into_iter().zip(counts).filter_map(|((column, kind, _), count)| match count {
         Value::Int(rows) if *rows > 0 => {
-            let sql = format!("SELECT {column}, typeof({column}), * FROM {table} WHERE {}", is_wrong(table, &column, &kind));
+            let sql =
+                format!("SELECT {column}, typeof({column}), * FROM {table} WHERE {}", is_wrong(table, &column, &kind));
             Some(Unreadable { table: table.to_owned(), column, rows: *rows, sql })
         }
         _ => None,

@@ -122,7 +122,9 @@ async fn a_failed_request_is_rolled_back_alone() {
         let (x, answer) = done.unwrap();
         assert_eq!(answer, (x != 7 && x != 8).then_some(x));
     }
-    let count: i64 = application(&world).query_row("SELECT count(*) FROM t WHERE x NOT IN (7, 8)", [], |row| row.get(0)).unwrap();
-    let strays: i64 = application(&world).query_row("SELECT count(*) FROM t WHERE x IN (7, 8)", [], |row| row.get(0)).unwrap();
+    let count: i64 =
+        application(&world).query_row("SELECT count(*) FROM t WHERE x NOT IN (7, 8)", [], |row| row.get(0)).unwrap();
+    let strays: i64 =
+        application(&world).query_row("SELECT count(*) FROM t WHERE x IN (7, 8)", [], |row| row.get(0)).unwrap();
     assert_eq!((count, strays), (18, 0));
 }

@@ -165,7 +165,11 @@ async fn a_key_locked_by_an_open_transaction_delays_no_other_request() {
     let Db::Postgres(application) = application.db() else { unreachable!() };
     let mut client = application.client().await.unwrap();
     let open = client.transaction().await.unwrap();
-    open.batch_execute("SELECT postcommit.enqueue('a', '{}', 'held', recipients => '[{\"email\": \"guest@example.com\"}]')").await.unwrap();
+    open.batch_execute(
+        "SELECT postcommit.enqueue('a', '{}', 'held', recipients => '[{\"email\": \"guest@example.com\"}]')",
+    )
+    .await
+    .unwrap();
 
     let gate = GroupCommit::new(world.store.clone());
     let mut requests = JoinSet::new();

@@ -120,7 +120,9 @@ async fn the_test_write_leaves_no_trace() {
     store.db().migrate().await.unwrap();
     let watcher = rusqlite::Connection::open(&path).unwrap();
     let version = || watcher.query_row("PRAGMA data_version", (), |row| row.get::<_, i64>(0)).unwrap();
-    let applied = || watcher.query_row("SELECT sum(applied_at) FROM postcommit_migration", (), |row| row.get::<_, i64>(0)).unwrap();
+    let applied = || {
+        watcher.query_row("SELECT sum(applied_at) FROM postcommit_migration", (), |row| row.get::<_, i64>(0)).unwrap()
+    };
     let before = (version(), applied());
     assert!(!store.is_read_only().await.unwrap());
     assert_eq!((version(), applied()), before, "others would be woken by a commit");

@@ -29,12 +29,18 @@ async fn seed(world: &World) {
     let (series, id, due) = match world.is_postgres() {
         true => (
             format!("generate_series(1, {HISTORY}) AS s (g)"),
-            format!("(lpad(to_hex({BEGIN_MS}::bigint + g * {APART_MS}::bigint), 12, '0') || '70008000' || lpad(to_hex(g), 12, '0'))::uuid"),
+            format!(
+                "(lpad(to_hex({BEGIN_MS}::bigint + g * {APART_MS}::bigint), 12, '0') || '70008000' || lpad(to_hex(g), 12, '0'))::uuid"
+            ),
             "now()",
         ),
         false => (
-            format!("(WITH RECURSIVE s (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s WHERE g < {HISTORY}) SELECT g FROM s) s"),
-            format!("printf('%08x-%04x-7000-8000-%012x', ({BEGIN_MS} + g * {APART_MS}) >> 16, ({BEGIN_MS} + g * {APART_MS}) & 65535, g)"),
+            format!(
+                "(WITH RECURSIVE s (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s WHERE g < {HISTORY}) SELECT g FROM s) s"
+            ),
+            format!(
+                "printf('%08x-%04x-7000-8000-%012x', ({BEGIN_MS} + g * {APART_MS}) >> 16, ({BEGIN_MS} + g * {APART_MS}) & 65535, g)"
+            ),
             "{now}",
         ),
     };
@@ -86,8 +92,14 @@ fn notification_filters() -> Vec<NotificationFilter> {
         NotificationFilter { stuck: Some(Duration::from_secs(60)), ..all() },
         NotificationFilter { words: vec!["ready".into()], ..all() },
         NotificationFilter { words: vec!["none".into()], ..all() },
-        NotificationFilter { from: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)), ..all() },
-        NotificationFilter { to: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)), ..all() },
+        NotificationFilter {
+            from: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)),
+            ..all()
+        },
+        NotificationFilter {
+            to: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)),
+            ..all()
+        },
     ]
 }
 
@@ -139,7 +151,8 @@ fn touched(plan: &Json) -> f64 {
     let number = |name: &str| plan[name].as_f64().unwrap_or(0.0);
     let below: f64 = plan["Plans"].as_array().into_iter().flatten().map(touched).sum();
     let is_scan = plan.get("Relation Name").is_some();
-    let own = (number("Actual Rows") + number("Rows Removed by Filter") + number("Rows Removed by Index Recheck")) * number("Actual Loops");
+    let own = (number("Actual Rows") + number("Rows Removed by Filter") + number("Rows Removed by Index Recheck"))
+        * number("Actual Loops");
     below + if is_scan { own } else { 0.0 }
 }
 
@@ -157,7 +170,10 @@ async fn on_postgres_no_list_touches_more_than_its_window() {
             let rows = world.sql(&format!("EXPLAIN (ANALYZE, TIMING off, FORMAT JSON) {sql}"), parameters).await;
             let plan: Json = rows[0].get(0).unwrap();
             let touched = touched(&plan[0]["Plan"]);
-            assert!(touched <= most as f64, "{touched} rows, when the planner knows {known}: {filter}\n{sql}\n{plan:#}");
+            assert!(
+                touched <= most as f64,
+                "{touched} rows, when the planner knows {known}: {filter}\n{sql}\n{plan:#}"
+            );
         }
     }
 }
@@ -168,7 +184,8 @@ async fn no_statistics_change_the_plans_of_lists() {
     let _asleep = crate::planner::make_statistics_wrong(&world).await;
     let many = "SELECT postcommit.enqueue('planned', '{}', 'planned:' || g) FROM generate_series(1, 5000) g";
     world.sql(many, vec![]).await;
-    for (filter, most, sql, parameters) in statements(&world).await.into_iter().filter(|(_, most, _, _)| *most == FIRST) {
+    for (filter, most, sql, parameters) in statements(&world).await.into_iter().filter(|(_, most, _, _)| *most == FIRST)
+    {
         let rows = world.sql(&format!("EXPLAIN (ANALYZE, TIMING off, FORMAT JSON) {sql}"), parameters).await;
         let plan: Json = rows[0].get(0).unwrap();
         let touched = touched(&plan[0]["Plan"]);
@@ -200,7 +217,9 @@ async fn on_sqlite_every_list_uses_an_index() {
                 .iter()
                 .find(|row| row.get::<String>(3).unwrap().contains("CORRELATED SCALAR SUBQUERY"))
                 .filter(|_| sql.starts_with("SELECT f.id"));
-            let of_it = |row: &&Row| subquery.is_some_and(|subquery| subquery.get::<i64>(0).unwrap() == row.get::<i64>(1).unwrap());
+            let of_it = |row: &&Row| {
+                subquery.is_some_and(|subquery| subquery.get::<i64>(0).unwrap() == row.get::<i64>(1).unwrap())
+            };
             let sorts = plan.iter().filter(of_it).any(|row| row.get::<String>(3).unwrap().contains("TEMP B-TREE"));
             assert!(!sorts, "{filter}\n{lines:#?}");
         }

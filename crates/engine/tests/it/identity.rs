@@ -32,11 +32,13 @@ async fn every_table_and_partition_takes_updates_and_deletes_under_a_publication
     assert!(rows.len() > 100, "partitions are tables as well");
     for row in rows {
         let (table, column): (String, String) = (row.get(0).unwrap(), row.get(1).unwrap());
-        let statements = [format!("UPDATE {table} SET {column} = {column} WHERE false"), format!("DELETE FROM {table} WHERE false")];
+        let statements =
+            [format!("UPDATE {table} SET {column} = {column} WHERE false"), format!("DELETE FROM {table} WHERE false")];
         for sql in statements {
             // The audit log refuses for another reason, after the replica identity was checked.
             let answer = world.store.db().execute_one(&sql, vec![]).await;
-            refused.extend(answer.err().map(|problem| problem.to_string()).filter(|said| !said.contains("append-only")));
+            refused
+                .extend(answer.err().map(|problem| problem.to_string()).filter(|said| !said.contains("append-only")));
         }
     }
     assert_eq!(refused, Vec::<String>::new());
@@ -57,17 +59,32 @@ async fn providers_deliveries_and_figures_work_under_a_publication() {
     let world = published().await;
     let lane = world.capture(json!({"fail_on": "permanent=bad"})).await;
     world
-        .update(&ProviderDraft { concurrency: 3, ..world.draft("capture", "capture", json!({"fail_on": "permanent=bad,transient=wait"})) })
+        .update(&ProviderDraft {
+            concurrency: 3,
+            ..world.draft("capture", "capture", json!({"fail_on": "permanent=bad,transient=wait"}))
+        })
         .await;
-    assert!(world.store.pause_lane(lane, None, "by hand").await.unwrap() && world.store.resume_lane(lane).await.unwrap());
+    assert!(
+        world.store.pause_lane(lane, None, "by hand").await.unwrap() && world.store.resume_lane(lane).await.unwrap()
+    );
     world.store.hold_lane(lane, None, HOUR).await.unwrap();
     assert!(world.store.resume_lane(lane).await.unwrap());
-    let (good, bad, waits) =
-        (world.enqueue("good", json!({})).await, world.enqueue("bad", json!({})).await, world.enqueue("wait", json!({})).await);
-    let many =
-        world.enqueue("good", json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}, {"user": "ada"}]})).await;
+    let (good, bad, waits) = (
+        world.enqueue("good", json!({})).await,
+        world.enqueue("bad", json!({})).await,
+        world.enqueue("wait", json!({})).await,
+    );
+    let many = world
+        .enqueue(
+            "good",
+            json!({"recipients": [{"email": "a@example.com"}, {"email": "b@example.com"}, {"user": "ada"}]}),
+        )
+        .await;
     world.pass().await;
-    assert_eq!((world.delivery(good).await.state.as_str(), world.delivery(bad).await.state.as_str()), ("sent", "parked"));
+    assert_eq!(
+        (world.delivery(good).await.state.as_str(), world.delivery(bad).await.state.as_str()),
+        ("sent", "parked")
+    );
     assert!(world.deliveries(many).await.iter().all(|row| ["sent", "delivered"].contains(&row.state.as_str())));
     assert!(world.store.retry(world.key(bad, 1)).await.unwrap());
     world.pass().await;
@@ -98,14 +115,25 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
     let link = world.store.create_login_link(&login, HOUR).await.unwrap();
     let session = world.store.redeem_login_link(link.reveal(), HOUR).await.unwrap().unwrap();
     world.store.renew_session(session.token.reveal(), HOUR).await.unwrap();
-    assert!(world.store.end_session(session.token.reveal()).await.unwrap() && world.store.revoke_key(world.tenant, &key.id).await.unwrap());
+    assert!(
+        world.store.end_session(session.token.reveal()).await.unwrap()
+            && world.store.revoke_key(world.tenant, &key.id).await.unwrap()
+    );
     world.store.purge_sessions_once().await.unwrap();
     world.capture(json!({"fail_on": "permanent=bad"})).await;
     world.enqueue("bad", json!({})).await;
     world.pass().await;
     let filter = DeliveryFilter { event_type: Some("bad".into()), ..DeliveryFilter::default() };
-    let job = world.store.create_job(Some(world.tenant), &JobDraft { act: Act::Discard, filter, pace_per_s: Some(10_000) }).await.unwrap();
-    world.until("the job is through", async || !matches!(run_job_once(&world.store).await.unwrap(), SliceOutcome::Moved { .. })).await;
+    let job = world
+        .store
+        .create_job(Some(world.tenant), &JobDraft { act: Act::Discard, filter, pace_per_s: Some(10_000) })
+        .await
+        .unwrap();
+    world
+        .until("the job is through", async || {
+            !matches!(run_job_once(&world.store).await.unwrap(), SliceOutcome::Moved { .. })
+        })
+        .await;
     assert_eq!(world.store.job(None, job.id).await.unwrap().unwrap().done, 1);
 }
 
@@ -113,7 +141,10 @@ async fn inboxes_jobs_sessions_and_keys_work_under_a_publication() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_401_under_a_publication_is_one_request_and_pauses_the_lane() {
     let world = published().await;
-    let draft = ProviderDraft { guarantee: Guarantee::AtMostOnce, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) };
+    let draft = ProviderDraft {
+        guarantee: Guarantee::AtMostOnce,
+        ..world.draft("hooks", "webhook", json!({"isolate": "lane"}))
+    };
     world.provider(draft).await;
     let server = HttpServer::start(|_| Reply::status(401));
     let running = world.run().await;

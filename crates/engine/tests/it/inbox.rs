@@ -318,7 +318,11 @@ fn delivered(world: &World, held: &postcommit_channel::model::Delivery, user: &s
         data: None,
         expires_at: Timestamp::from_micros(4_000_000_000_000_000),
     };
-    let place = postcommit_engine::store::Place { n: 1, lane: world.tenant, facts: postcommit_channel::model::Facts::new("in_app", user) };
+    let place = postcommit_engine::store::Place {
+        n: 1,
+        lane: world.tenant,
+        facts: postcommit_channel::model::Facts::new("in_app", user),
+    };
     let finish = Finish::Ended(FinishedState::Delivered);
     Settlement { message: Some(Box::new(message)), place: Some(place), ..Settlement::unbegun(lease(held), finish) }
 }

@@ -16,14 +16,18 @@ use crate::world::{World, role};
 
 /// Connects, or panics with the error.
 pub async fn connect(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap_or_else(|problem| panic!("{url}: {problem}"));
+    let (client, connection) =
+        tokio_postgres::connect(url, NoTls).await.unwrap_or_else(|problem| panic!("{url}: {problem}"));
     tokio::spawn(connection);
     client
 }
 
 /// The SQL for an administrator that a refusal quotes.
 pub fn asked(said: &str) -> &str {
-    let (_, script) = said.split_once("As a login that may make roles: ").or_else(|| said.split_once("As a login that may: ")).expect(said);
+    let (_, script) = said
+        .split_once("As a login that may make roles: ")
+        .or_else(|| said.split_once("As a login that may: "))
+        .expect(said);
     script.split_once("; then run").expect(said).0
 }
 
@@ -43,7 +47,8 @@ impl Installation {
     pub async fn make(with_roles: bool, attributes: &str) -> Self {
         let postgres = Postgres::shared();
         let owner = postgres.login(attributes).await;
-        let database = postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
+        let database =
+            postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
         let store = Store::open(&database.url_as(owner.name())).await.unwrap();
         let mut this = Self { store, database, owner, members: vec![] };
         this.migrate(with_roles).await;
@@ -72,7 +77,10 @@ impl Installation {
         }
         store.check_isolation().await.unwrap();
         if with_roles {
-            assert_eq!(role_names(store).await, ["owner", "producer", "reader", "tenant", "worker"].map(|kind| role(store, kind)));
+            assert_eq!(
+                role_names(store).await,
+                ["owner", "producer", "reader", "tenant", "worker"].map(|kind| role(store, kind))
+            );
         }
     }
 
@@ -82,7 +90,8 @@ impl Installation {
 
     /// The installation's own logins do their work: enqueue, deliver, and read as one tenant.
     pub async fn assert_works(&self) {
-        let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+        let note: Notification =
+            serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
         let id = match self.members.first() {
             None => self.store.enqueue(&note).await.unwrap(),
             Some(producer) => {
@@ -137,7 +146,8 @@ async fn attempts(admin: &Client) -> Vec<String> {
         WHERE d.datname = current_database()";
     all.extend(texts(admin, roles).await);
     all.extend(
-        ["DROP SCHEMA postcommit CASCADE", "CREATE TABLE postcommit.mine ()", "ALTER SCHEMA postcommit RENAME TO mine"].map(str::to_owned),
+        ["DROP SCHEMA postcommit CASCADE", "CREATE TABLE postcommit.mine ()", "ALTER SCHEMA postcommit RENAME TO mine"]
+            .map(str::to_owned),
     );
     all
 }
@@ -226,13 +236,16 @@ async fn an_open_connect_and_grants_to_other_logins_are_reported() {
     let notes = async || installation.store.access().await.unwrap().unwrap().notes();
     let access = installation.store.access().await.unwrap().unwrap();
     assert!(access.strangers_in_all > 0 && access.holders.is_empty(), "{access:?}");
-    let closing =
-        format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC; GRANT CONNECT ON DATABASE {database} TO the logins that need it");
+    let closing = format!(
+        "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC; GRANT CONNECT ON DATABASE {database} TO the logins that need it"
+    );
     let said = notes().await;
     assert!(said.len() == 1 && said[0].ends_with(&closing), "{said:?}");
 
     admin.batch_execute(&format!("GRANT SELECT (id) ON postcommit.notification TO {name}")).await.unwrap();
-    let held = format!("{name} holds privileges of its own on postcommit.notification. If that is not meant to be, REVOKE them");
+    let held = format!(
+        "{name} holds privileges of its own on postcommit.notification. If that is not meant to be, REVOKE them"
+    );
     assert_eq!(notes().await.last(), Some(&held));
     admin.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
     assert_eq!(notes().await, [held]);

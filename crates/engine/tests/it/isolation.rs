@@ -78,7 +78,10 @@ async fn tenant(world: &World, name: &str) -> i32 {
     store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
     store.create_session(&login, Duration::from_secs(60)).await.unwrap();
     user_token::mint(store, tenant, "ada", user_token::DEFAULT_TTL).await.unwrap();
-    store.create_job(Some(tenant), &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: None }).await.unwrap();
+    store
+        .create_job(Some(tenant), &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: None })
+        .await
+        .unwrap();
     let enqueue = async |key: &str, title: &str, due: &str| {
         let document = json!({"event_type": "a", "tenant": name, "idempotency_key": key, "title": title, "due_at": due, "expires_at": "2100-01-01T00:00:00Z", "recipients": [{"email": "a@example.com"}, {"user": "ada"}], "source": {"site": "plant"}});
         let note: Notification = serde_json::from_value(document).unwrap();
@@ -89,7 +92,9 @@ async fn tenant(world: &World, name: &str) -> i32 {
     world.pass().await;
     enqueue("waits", "c", "2099-01-01T00:00:00Z").await;
     let of: Vec<Value> = vec![tenant.into(), id.into()];
-    world.execute("INSERT INTO postcommit.cancel_request (tenant, notification_id, n) VALUES ($1, $2, 7)", of.clone()).await;
+    world
+        .execute("INSERT INTO postcommit.cancel_request (tenant, notification_id, n) VALUES ($1, $2, 7)", of.clone())
+        .await;
     world
         .execute(
             "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) \
@@ -124,7 +129,12 @@ async fn c15_as_one_tenant_no_table_shows_or_accepts_a_row_of_another() {
                 own as u64,
                 "{table}"
             );
-            let given_away = scoped.db().execute_one(&format!("UPDATE {table_of} SET tenant = {b}"), vec![]).await.unwrap_err().to_string();
+            let given_away = scoped
+                .db()
+                .execute_one(&format!("UPDATE {table_of} SET tenant = {b}"), vec![])
+                .await
+                .unwrap_err()
+                .to_string();
             assert!(given_away.contains("row-level security"), "{table}: {given_away}");
         }
     }
@@ -169,8 +179,10 @@ async fn c15_a_tenant_cannot_write_for_another_nor_make_or_change_tenants_nor_th
         assert!(said.contains("row-level security") || said.contains("permission denied"), "{sql}: {said}");
     }
     // Without the setting, no row is visible.
-    let nobody =
-        vec![(format!("SET LOCAL ROLE {}", world.role("tenant")), vec![]), ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![])];
+    let nobody = vec![
+        (format!("SET LOCAL ROLE {}", world.role("tenant")), vec![]),
+        ("DELETE FROM postcommit.delivery_ledger".to_owned(), vec![]),
+    ];
     assert_eq!(world.store.db().execute(nobody).await.unwrap()[1], 0);
     // Afterwards the connection has the privileges of its login again.
     assert!(count(&world.store, &format!("postcommit.provider WHERE tenant = {b}")).await > 0);
@@ -185,21 +197,29 @@ async fn a_tenant_s_own_work_passes_row_level_security() {
     let lane = scoped.provider(a, "second").await.unwrap().unwrap().id;
     assert!(scoped.pause_lane(lane, None, "by hand").await.unwrap() && scoped.resume_lane(lane).await.unwrap());
     let note: Notification =
-        serde_json::from_value(json!({"event_type": "a", "tenant": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+        serde_json::from_value(json!({"event_type": "a", "tenant": "a", "recipients": [{"email": "a@example.com"}]}))
+            .unwrap();
     let id = world.store.enqueue(&note).await.unwrap();
     world.pass().await;
     let key = postcommit_channel::model::DeliveryKey { tenant: a, notification: id, n: 1 };
     assert!(scoped.retry(key).await.unwrap() && scoped.cancel_delivery(key).await.unwrap());
     assert!(!world.store.of_tenant(b).discard(key).await.unwrap());
     assert_eq!(
-        scoped.delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows[0]
+        scoped
+            .delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() })
+            .await
+            .unwrap()
+            .rows[0]
             .state,
         "cancelled"
     );
     assert!(world.store.of_tenant(b).notification(None, id).await.unwrap().is_none(), "and no row of another tenant");
     assert_eq!(scoped.delete_provider(a, "second").await.unwrap(), Some(0));
     let made = scoped.create_key(a, &draft("own", &["read"])).await.unwrap();
-    assert!(!world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap() && scoped.revoke_key(a, &made.id).await.unwrap());
+    assert!(
+        !world.store.of_tenant(b).revoke_key(a, &made.id).await.unwrap()
+            && scoped.revoke_key(a, &made.id).await.unwrap()
+    );
 }
 
 /// The owner of a table bypasses row-level security, so that pg_dump reads everything. Therefore the tenants' role may
@@ -232,7 +252,8 @@ async fn a_table_of_a_later_migration_gets_row_level_security() {
     world.execute("INSERT INTO postcommit.later VALUES (1, 1), (2, 2)", vec![]).await;
     let said = world.store.check_isolation().await.unwrap_err().to_string();
     assert!(
-        said.contains("later, latest without its policies") && said.contains("ALTER TABLE postcommit.later ENABLE ROW LEVEL SECURITY"),
+        said.contains("later, latest without its policies")
+            && said.contains("ALTER TABLE postcommit.later ENABLE ROW LEVEL SECURITY"),
         "{said}"
     );
     world.store.db().migrate().await.unwrap();
@@ -290,8 +311,10 @@ async fn a_login_without_createrole_migrates_and_is_told_what_to_ask_for() {
     // Before PostgreSQL 16 the role's policies always apply to the login. They must not hide rows.
     let world = World::sqlite().await;
     store.create_provider(1, &world.draft("capture", "capture", json!({}))).await.unwrap();
-    let note: Notification = serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
-    let other: Notification = serde_json::from_value(json!({"event_type": "a", "tenant": "acme", "recipients": []})).unwrap();
+    let note: Notification =
+        serde_json::from_value(json!({"event_type": "a", "recipients": [{"email": "a@example.com"}]})).unwrap();
+    let other: Notification =
+        serde_json::from_value(json!({"event_type": "a", "tenant": "acme", "recipients": []})).unwrap();
     let id = store.enqueue(&note).await.unwrap();
     store.enqueue(&other).await.unwrap();
     Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
@@ -307,7 +330,8 @@ async fn many_databases_of_a_cluster_create_the_role_concurrently() {
     let mut making = Vec::new();
     for i in 0..6 {
         admin.batch_execute(&format!("CREATE DATABASE d{i}")).await.unwrap();
-        let (place, _) = cluster.url().rsplit_once('/').map(|(place, name)| (place.to_owned(), name.to_owned())).unwrap();
+        let (place, _) =
+            cluster.url().rsplit_once('/').map(|(place, name)| (place.to_owned(), name.to_owned())).unwrap();
         let url = format!("{place}/d{i}");
         making.push(tokio::spawn(async move {
             let store = Store::open(&url).await.unwrap();
@@ -339,7 +363,10 @@ async fn a_worker_s_login_may_take_the_role_and_is_no_tenant_until_then() {
         .await
         .unwrap();
     assert_eq!((taken[0].get::<bool>(0).unwrap(), taken[0].get::<bool>(1).unwrap()), (false, true));
-    assert_eq!((count(&store, "postcommit.session").await, count(&store.of_tenant(a), "postcommit.session").await), (2, 1));
+    assert_eq!(
+        (count(&store, "postcommit.session").await, count(&store.of_tenant(a), "postcommit.session").await),
+        (2, 1)
+    );
     let lane = store.of_tenant(a).provider(a, "capture").await.unwrap().unwrap().id;
     assert!(store.of_tenant(a).pause_lane(lane, None, "by hand").await.unwrap());
     let denied = store.db().execute_one("DELETE FROM postcommit.audit", vec![]).await.unwrap_err().to_string();

@@ -15,9 +15,16 @@ const OTHER: &str = "other";
 /// type.
 async fn park(world: &World, tenant: i32, event_type: &str, count: i64) {
     let (series, id, past, empty) = match world.is_postgres() {
-        true => (format!("generate_series(1, {count}) AS s (g)"), "postcommit.new_id()", "now() - interval '1 minute'", "'{}'"),
+        true => (
+            format!("generate_series(1, {count}) AS s (g)"),
+            "postcommit.new_id()",
+            "now() - interval '1 minute'",
+            "'{}'",
+        ),
         false => (
-            format!("(WITH RECURSIVE s (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s WHERE g < {count}) SELECT g FROM s) s"),
+            format!(
+                "(WITH RECURSIVE s (g) AS (SELECT 1 UNION ALL SELECT g + 1 FROM s WHERE g < {count}) SELECT g FROM s) s"
+            ),
             "printf('%08x-%04x-7%03x-8000-%012x', {now} / 1000 >> 16, {now} / 1000 & 65535, abs(random()) % 4096, abs(random()) % 281474976710656)",
             "{now} - 60000000",
             "'[]'",
@@ -61,7 +68,8 @@ async fn slice(world: &World) -> SliceOutcome {
 
 /// Ends the pause of every job but this one.
 async fn slice_of_other(world: &World, waits: Uuid) {
-    let (sooner, later) = (postcommit::Timestamp::from_micros(0), world.store.now().await.unwrap().plus(Duration::from_secs(3600)));
+    let (sooner, later) =
+        (postcommit::Timestamp::from_micros(0), world.store.now().await.unwrap().plus(Duration::from_secs(3600)));
     world.execute("UPDATE postcommit.job SET next_at = $1 WHERE id <> $2", vec![sooner.into(), waits.into()]).await;
     world.execute("UPDATE postcommit.job SET next_at = $1 WHERE id = $2", vec![later.into(), waits.into()]).await;
     postcommit_engine::dispatch::run_job_once(&world.store).await.unwrap();
@@ -378,7 +386,12 @@ async fn b12_a_slice_whose_connection_dies_is_done_once_by_the_next() {
     lock.rollback().await.unwrap();
     assert_eq!((world.count("delivery_queue").await, count(&world, "parked").await), (0, 40), "nothing of it remains");
     assert_eq!(slice(&world).await, SliceOutcome::Nothing, "its lease stands");
-    world.execute("UPDATE postcommit.job SET lease_until = $1", vec![postcommit::Timestamp::from_micros(1).into()]).await;
+    world
+        .execute("UPDATE postcommit.job SET lease_until = $1", vec![postcommit::Timestamp::from_micros(1).into()])
+        .await;
     let done = run_to_the_end(&world, asked.id).await;
-    assert_eq!((done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await), ("done", 40, 0, 40));
+    assert_eq!(
+        (done.state.as_str(), done.done, done.skipped, world.count("delivery_queue").await),
+        ("done", 40, 0, 40)
+    );
 }

@@ -38,7 +38,9 @@ async fn seed(world: &mut World) -> (i32, Past) {
     }
     let mut past = Past::default();
     for (tenant, name) in [(world.tenant, "default"), (other, "hotel")] {
-        for (site, source) in [("", json!({})), ("goa", json!({"site": "goa"})), ("berlin", json!({"site": "berlin", "rule": "r"}))] {
+        for (site, source) in
+            [("", json!({})), ("goa", json!({"site": "goa"})), ("berlin", json!({"site": "berlin", "rule": "r"}))]
+        {
             let base = json!({"tenant": name, "source": source, "entity": format!("{name}{site}")});
             let failed = seed_site(world, tenant, &base, &mut past).await;
             past.failed.insert((tenant, site.to_owned()), failed);
@@ -67,7 +69,8 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
     world.enqueue("again", with(json!({}))).await;
     world.enqueue("again", with(json!({}))).await;
     // Skipped when the notification was expanded: a phone number has no mail address.
-    let off_channel = json!({"channels": ["email"], "recipients": [{"email": "a@example.com"}, {"phone": "+4915112345678"}]});
+    let off_channel =
+        json!({"channels": ["email"], "recipients": [{"email": "a@example.com"}, {"phone": "+4915112345678"}]});
     world.enqueue("yes", with(off_channel)).await;
     world.pass().await;
     world.enqueue("later", with(json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}))).await;
@@ -183,8 +186,12 @@ async fn assert_equal(world: &World, other: i32, past: &Past) {
 /// The series of the last hour, by the database's clock.
 async fn series(world: &World, tenant: Option<i32>, per: SlotLength, by: GroupBy) -> KpiSeries {
     let now = world.store.now().await.unwrap();
-    let span =
-        TimeRange::new(per, Timestamp::from_micros(now.as_micros() - 3_600_000_000), Timestamp::from_micros(now.as_micros() + 1)).unwrap();
+    let span = TimeRange::new(
+        per,
+        Timestamp::from_micros(now.as_micros() - 3_600_000_000),
+        Timestamp::from_micros(now.as_micros() + 1),
+    )
+    .unwrap();
     world.store.series(tenant, span, by).await.unwrap()
 }
 
@@ -358,10 +365,16 @@ async fn e10_history_is_not_read_for_kpis() {
     let parked = "SELECT indexrelid::regclass::text \
         FROM pg_index \
         WHERE pg_get_indexdef(indexrelid) LIKE '%postcommit.delivery_ledger%state = ''parked''%'";
-    let parked: Vec<String> =
-        client.query(parked, &[]).await.unwrap().iter().map(|row| row.get::<_, String>(0).replace("postcommit.", "")).collect();
+    let parked: Vec<String> = client
+        .query(parked, &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| row.get::<_, String>(0).replace("postcommit.", ""))
+        .collect();
     assert!(parked.len() > 20, "{parked:?}");
-    let is_of = |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
+    let is_of =
+        |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
     for (tenant, by_site) in [(None, false), (None, true), (Some(1), false), (Some(1), true)] {
         for (name, sql) in Store::kpi_statements(tenant, by_site) {
             let times: &[&str] = match name {
@@ -370,7 +383,8 @@ async fn e10_history_is_not_read_for_kpis() {
                 _ => &["now() - interval '1 h'", "1"],
             };
             let said = times.iter().enumerate().fold(sql, |sql, (i, value)| sql.replace(&format!("${}", i + 1), value));
-            let plan: serde_json::Value = client.query_one(format!("EXPLAIN (FORMAT JSON) {said}").as_str(), &[]).await.unwrap().get(0);
+            let plan: serde_json::Value =
+                client.query_one(format!("EXPLAIN (FORMAT JSON) {said}").as_str(), &[]).await.unwrap().get(0);
             let mut nodes = vec![&plan[0]["Plan"]];
             let mut reached = 0;
             while let Some(node) = nodes.pop() {
@@ -383,7 +397,10 @@ async fn e10_history_is_not_read_for_kpis() {
                 assert!(!kind.contains("Seq"), "{name}: {plan:#}");
                 if kind.contains("Index") {
                     let by_key = condition.contains("tenant = ") && condition.contains("id = ");
-                    assert!(by_key || (*table == "delivery_ledger" && parked.iter().any(|known| known == index)), "{name}: {plan:#}");
+                    assert!(
+                        by_key || (*table == "delivery_ledger" && parked.iter().any(|known| known == index)),
+                        "{name}: {plan:#}"
+                    );
                 }
             }
             assert_eq!(reached > 0, name == "parked" || (name == "queue" && by_site), "{name}: {plan:#}");

@@ -14,7 +14,8 @@ fn entries() -> Vec<(PathBuf, Vec<String>)> {
     let (mut base, mut entries) = (PathBuf::new(), Vec::<(PathBuf, Vec<String>)>::new());
     for line in map.lines().filter(|line| !line.trim().is_empty()) {
         let indent = line.len() - line.trim_start().len();
-        let (paths, words) = if indent > 2 { ("", line) } else { line.trim_start().split_once("  ").unwrap_or((line.trim(), "")) };
+        let (paths, words) =
+            if indent > 2 { ("", line) } else { line.trim_start().split_once("  ").unwrap_or((line.trim(), "")) };
         for path in paths.split(", ").filter(|path| !path.is_empty()) {
             if indent == 0 {
                 base = root().join(path);
@@ -22,8 +23,10 @@ fn entries() -> Vec<(PathBuf, Vec<String>)> {
             let whole = if indent == 0 { base.clone() } else { base.join(path) };
             entries.push((whole, vec![]));
         }
-        let is_name =
-            |word: &&str| [".rs", ".sql", ".toml", ".json", ".md"].iter().any(|ending| word.ends_with(ending)) && !word.starts_with('.');
+        let is_name = |word: &&str| {
+            [".rs", ".sql", ".toml", ".json", ".md"].iter().any(|ending| word.ends_with(ending))
+                && !word.starts_with('.')
+        };
         let names = words.split([' ', ',', ';', ':', '(', ')']).filter(is_name).map(str::to_owned);
         entries.last_mut().expect("an entry before its text").1.extend(names);
     }
@@ -48,7 +51,10 @@ fn everything_the_map_names_exists() {
         }
         // A file named in the text lies in the entry's folder, or beside the entry's file.
         let folders = [path.clone(), path.with_extension(""), path.parent().unwrap_or(&path).to_owned()];
-        for name in names.iter().filter(|name| !folders.iter().any(|folder| folder.join(name).exists()) && !root().join(name).exists()) {
+        for name in names
+            .iter()
+            .filter(|name| !folders.iter().any(|folder| folder.join(name).exists()) && !root().join(name).exists())
+        {
             missing.push(format!("{}: {name}", path.display()));
         }
     }
@@ -65,7 +71,9 @@ fn every_folder_and_top_level_file_stands_in_the_map() {
     }
     let mut missing = Vec::new();
     let hidden = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    for entry in std::fs::read_dir(root()).unwrap().flatten().filter(|entry| entry.path().is_dir() && !hidden(&entry.path())) {
+    for entry in
+        std::fs::read_dir(root()).unwrap().flatten().filter(|entry| entry.path().is_dir() && !hidden(&entry.path()))
+    {
         let is_built = entry.file_name() == "target";
         if !is_built && !known.iter().any(|path| path.starts_with(entry.path())) {
             missing.push(entry.path());
@@ -73,9 +81,11 @@ fn every_folder_and_top_level_file_stands_in_the_map() {
     }
     for part in std::fs::read_dir(root().join("crates")).unwrap().flatten() {
         let source = part.path().join("src");
-        let files = std::fs::read_dir(&source).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
-            path.extension().is_some_and(|ending| ending == "rs") && !["lib.rs", "main.rs"].iter().any(|name| path.ends_with(name))
-        });
+        let files =
+            std::fs::read_dir(&source).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| {
+                path.extension().is_some_and(|ending| ending == "rs")
+                    && !["lib.rs", "main.rs"].iter().any(|name| path.ends_with(name))
+            });
         let wanted = folders(&source).into_iter().chain(folders(&part.path().join("migrations"))).chain(files);
         // A module's folder is known by its file: `store.rs` stands for `store/`.
         let is_known = |path: &PathBuf| known.contains(path) || known.contains(&path.with_extension("rs"));

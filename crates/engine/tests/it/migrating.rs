@@ -14,17 +14,24 @@ const OLDER: &str = "UPDATE postcommit.migration SET name = 'older' WHERE versio
 #[tokio::test]
 async fn an_encoding_that_cannot_hold_every_text_is_refused_before_the_first_step() {
     for encoding in ["SQL_ASCII", "LATIN1"] {
-        let database = Postgres::shared().database_with(&format!("TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")).await;
+        let database =
+            Postgres::shared().database_with(&format!("TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")).await;
         let refused = Store::open(&database.url).await.err().unwrap();
         assert!(matches!(&refused, DbError::Refused { code, .. } if code == "encoding"), "{refused:?}");
         let said = refused.to_string();
-        assert!(said.contains(&format!("{} has the encoding {encoding}, and postcommit needs UTF8", database.name())), "{said}");
+        assert!(
+            said.contains(&format!("{} has the encoding {encoding}, and postcommit needs UTF8", database.name())),
+            "{said}"
+        );
         // The command in the error text works.
         let (_, create) = said.split_once("database.url: ").unwrap();
         let create = create.split_once(", or").unwrap().0.replace(" name ", &format!(" {}_utf8 ", database.name()));
         Postgres::shared().execute(&create).await;
         Postgres::shared().execute(&format!("DROP DATABASE {}_utf8", database.name())).await;
-        let made = connect(&database.url).await.query_one("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'postcommit%'", &[]).await;
+        let made = connect(&database.url)
+            .await
+            .query_one("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'postcommit%'", &[])
+            .await;
         assert_eq!(made.unwrap().get::<_, i64>(0), 0);
     }
 }
@@ -36,7 +43,10 @@ async fn a_first_migration_that_fails_makes_nothing_on_postgres() {
     client.batch_execute(&format!("CREATE SCHEMA postcommit CREATE TABLE {IN_THE_WAY} (mine int)")).await.unwrap();
     let store = Store::open(&database.url).await.unwrap();
     store.db().migrate().await.unwrap_err();
-    let left = client.query("SELECT relname::text FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace", &[]).await.unwrap();
+    let left = client
+        .query("SELECT relname::text FROM pg_class WHERE relnamespace = 'postcommit'::regnamespace", &[])
+        .await
+        .unwrap();
     assert_eq!(left.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>(), [IN_THE_WAY]);
     assert_eq!(store.db().schema_version().await.unwrap(), 0);
 }
@@ -111,7 +121,9 @@ async fn functions_that_cannot_be_applied_leave_the_schema_as_it_was_on_postgres
     store.db().migrate().await.unwrap();
     let client = connect(&database.url).await;
     client
-        .batch_execute(&format!("DROP VIEW postcommit.notification_status; CREATE TABLE postcommit.notification_status (); {OLDER}"))
+        .batch_execute(&format!(
+            "DROP VIEW postcommit.notification_status; CREATE TABLE postcommit.notification_status (); {OLDER}"
+        ))
         .await
         .unwrap();
     let seen = async || client.query_one(VERSIONS, &[]).await.unwrap().get::<_, String>(0);

@@ -27,8 +27,8 @@ mod state;
 mod steps;
 
 use protocol::{
-    ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE, QUIET_IS_FINISHED, REACHED, STALE_NEVER_WRITES,
-    SUCCESS_STAYS,
+    ACCEPTED_ONCE, INVARIANTS, NO_FALSE_FAILURE, NO_FALSE_SUCCESS, ONE_EFFECT, ONE_PLACE, QUIET_IS_FINISHED, REACHED,
+    STALE_NEVER_WRITES, SUCCESS_STAYS,
 };
 use protocol::{Classing, Intent, Loss, OwnRow, Protocol, Settle, TokenKind, Window};
 use state::Guarantee;
@@ -62,7 +62,11 @@ const fn variant(name: &'static str, protocol: Protocol, breaks: &'static [&'sta
 /// The product's protocol, in environments in which it keeps its promise.
 const SAFE: &[Variant] = &[
     variant("at_most_once", AT_MOST_ONCE, &[]),
-    variant("at_most_once, 3 workers, 5 attempts, 3 crashes", Protocol { workers: 3, attempts: 5, crashes: 3, ..AT_MOST_ONCE }, &[]),
+    variant(
+        "at_most_once, 3 workers, 5 attempts, 3 crashes",
+        Protocol { workers: 3, attempts: 5, crashes: 3, ..AT_MOST_ONCE },
+        &[],
+    ),
     variant("at_most_once, given back", Protocol { give_backs: 1, ..AT_MOST_ONCE }, &[]),
     variant("at_least_once", AT_LEAST_ONCE, &[]),
     variant("at_least_once, failover", Protocol { failovers: 1, ..AT_LEAST_ONCE }, &[]),
@@ -73,7 +77,11 @@ const SAFE: &[Variant] = &[
     variant("own row: at_most_once", AT_MOST_ONCE_OWN, &[]),
     variant("own row: at_least_once", AT_LEAST_ONCE_OWN, &[]),
     variant("own row: at_least_once, failover", Protocol { failovers: 1, ..AT_LEAST_ONCE_OWN }, &[]),
-    variant("own row: idempotent, key expires, given back", Protocol { key_expires: true, give_backs: 1, ..IDEMPOTENT_OWN }, &[]),
+    variant(
+        "own row: idempotent, key expires, given back",
+        Protocol { key_expires: true, give_backs: 1, ..IDEMPOTENT_OWN },
+        &[],
+    ),
     variant("own row: made at_most_once", STRICTER_OWN, &[]),
     variant("own row: made at_most_once, given back", Protocol { give_backs: 1, ..STRICTER_OWN }, &[]),
     variant("own row: made at_most_once, 3 workers", Protocol { workers: 3, ..STRICTER_OWN }, &[]),
@@ -81,8 +89,16 @@ const SAFE: &[Variant] = &[
 
 /// Protocols with one guard removed.
 const UNGUARDED: &[Variant] = &[
-    variant("settle by key alone", Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES, SUCCESS_STAYS]),
-    variant("settle guarded by state alone", Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE }, &[STALE_NEVER_WRITES]),
+    variant(
+        "settle by key alone",
+        Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE },
+        &[STALE_NEVER_WRITES, SUCCESS_STAYS],
+    ),
+    variant(
+        "settle guarded by state alone",
+        Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE },
+        &[STALE_NEVER_WRITES],
+    ),
     variant(
         "ledger insert not tied to the delete",
         Protocol { settle: Settle::InsertUntied, ..AT_LEAST_ONCE },
@@ -104,15 +120,27 @@ const UNGUARDED: &[Variant] = &[
         Protocol { classing: Classing::ResetIsNotSent, ..AT_MOST_ONCE },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
-    variant("written classed as sent", Protocol { classing: Classing::WrittenIsSent, ..AT_MOST_ONCE }, &[NO_FALSE_SUCCESS]),
+    variant(
+        "written classed as sent",
+        Protocol { classing: Classing::WrittenIsSent, ..AT_MOST_ONCE },
+        &[NO_FALSE_SUCCESS],
+    ),
     variant("client re-sends silently", Protocol { client_resends: true, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE]),
-    variant("key's window ignored", Protocol { window: Window::Ignored, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
+    variant(
+        "key's window ignored",
+        Protocol { window: Window::Ignored, key_expires: true, ..IDEMPOTENT },
+        &[ONE_EFFECT],
+    ),
     variant(
         "key's window judged at settle only",
         Protocol { window: Window::AtSettleOnly, key_expires: true, ..IDEMPOTENT },
         &[ONE_EFFECT],
     ),
-    variant("key's window without margin", Protocol { window: Window::WithoutMargin, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
+    variant(
+        "key's window without margin",
+        Protocol { window: Window::WithoutMargin, key_expires: true, ..IDEMPOTENT },
+        &[ONE_EFFECT],
+    ),
     variant(
         "earlier unclear attempt forgotten",
         Protocol { remembers_unclear: false, key_expires: true, ..IDEMPOTENT },
@@ -134,8 +162,16 @@ const UNGUARDED: &[Variant] = &[
         Protocol { loss: Loss::ByPresentGuarantee, ..STRICTER },
         &[ACCEPTED_ONCE, NO_FALSE_FAILURE],
     ),
-    variant("own row: settle by key alone", Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE_OWN }, &[STALE_NEVER_WRITES, SUCCESS_STAYS]),
-    variant("own row: settle guarded by state alone", Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE_OWN }, &[STALE_NEVER_WRITES]),
+    variant(
+        "own row: settle by key alone",
+        Protocol { settle: Settle::ByKey, ..AT_LEAST_ONCE_OWN },
+        &[STALE_NEVER_WRITES, SUCCESS_STAYS],
+    ),
+    variant(
+        "own row: settle guarded by state alone",
+        Protocol { settle: Settle::WhereLeased, ..AT_LEAST_ONCE_OWN },
+        &[STALE_NEVER_WRITES],
+    ),
     variant(
         "own row: expansion not fenced",
         Protocol { expansion_fenced: false, ..AT_MOST_ONCE_OWN },
@@ -177,7 +213,11 @@ const UNGUARDED: &[Variant] = &[
 /// documented demand for a synchronous standby.
 const LIMITS: &[Variant] = &[
     variant("at_most_once, failover", Protocol { failovers: 1, ..AT_MOST_ONCE }, &[ACCEPTED_ONCE]),
-    variant("idempotent, key expires, failover", Protocol { failovers: 1, key_expires: true, ..IDEMPOTENT }, &[ONE_EFFECT]),
+    variant(
+        "idempotent, key expires, failover",
+        Protocol { failovers: 1, key_expires: true, ..IDEMPOTENT },
+        &[ONE_EFFECT],
+    ),
 ];
 
 #[test]

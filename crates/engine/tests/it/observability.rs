@@ -20,7 +20,8 @@ fn scrape(world: &World) -> Scrape {
 
 /// Samples of the metrics by name and labels.
 fn samples(text: &str) -> BTreeMap<&str, f64> {
-    let sample = |line: &'_ str| line.rsplit_once(' ').map(|(name, value)| (name.to_owned(), value.parse::<f64>().unwrap()));
+    let sample =
+        |line: &'_ str| line.rsplit_once(' ').map(|(name, value)| (name.to_owned(), value.parse::<f64>().unwrap()));
     assert!(text.lines().filter(|line| !line.starts_with('#')).all(|line| sample(line).is_some()), "{text}");
     text.lines()
         .filter(|line| !line.starts_with('#'))
@@ -143,8 +144,11 @@ on_both! {
 
 #[test]
 fn a_traceparent_in_the_body_is_checked() {
-    let note =
-        |parent: &str| serde_json::from_value::<postcommit::Notification>(json!({"event_type": "a", "source": {"traceparent": parent}}));
+    let note = |parent: &str| {
+        serde_json::from_value::<postcommit::Notification>(
+            json!({"event_type": "a", "source": {"traceparent": parent}}),
+        )
+    };
     assert_eq!(note(PARENT).unwrap().source.traceparent.as_deref(), Some(PARENT));
     let problem = note("00-x").unwrap_err().to_string();
     assert!(problem.contains("source.traceparent") && problem.contains("W3C traceparent such as"), "{problem}");

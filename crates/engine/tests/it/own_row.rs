@@ -264,14 +264,24 @@ impl World {
 
     /// The recorded rows and announcements.
     pub async fn watched(&self) -> Vec<String> {
-        self.sql("SELECT what FROM postcommit.watched ORDER BY what", vec![]).await.iter().map(|row| row.get(0).unwrap()).collect()
+        self.sql("SELECT what FROM postcommit.watched ORDER BY what", vec![])
+            .await
+            .iter()
+            .map(|row| row.get(0).unwrap())
+            .collect()
     }
 
     /// Cancels as an application, by entity.
     pub async fn cancel(&self, entity: &str) {
         match self.is_postgres() {
             true => drop(self.sql("SELECT postcommit.cancel('default', $1)", vec![entity.into()]).await),
-            false => drop(self.execute("INSERT INTO postcommit_cancel (tenant, entity) VALUES ('default', $1)", vec![entity.into()]).await),
+            false => drop(
+                self.execute(
+                    "INSERT INTO postcommit_cancel (tenant, entity) VALUES ('default', $1)",
+                    vec![entity.into()],
+                )
+                .await,
+            ),
         }
     }
 }

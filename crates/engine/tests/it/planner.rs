@@ -37,7 +37,10 @@ pub async fn make_statistics_wrong(world: &World) -> Client {
         at_work.batch_execute(sql).await.unwrap();
     }
     let asleep = client(&world.store).await;
-    asleep.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM postcommit.delivery_queue LIMIT 1").await.unwrap();
+    asleep
+        .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM postcommit.delivery_queue LIMIT 1")
+        .await
+        .unwrap();
     at_work.batch_execute("DELETE FROM postcommit.delivery_queue").await.unwrap();
     at_work.batch_execute("VACUUM postcommit.delivery_queue").await.unwrap();
     at_work.batch_execute("ANALYZE postcommit.delivery_queue").await.unwrap();
@@ -71,7 +74,10 @@ fn literal(kind: &str, ids: &[Uuid], many: usize) -> String {
 
 /// The plan of a statement that was prepared under this name.
 async fn plan(client: &Client, name: &str, ids: &[Uuid], many: usize) -> Value {
-    let kinds = client.query_one("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = $1", &[&name]).await.unwrap();
+    let kinds = client
+        .query_one("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = $1", &[&name])
+        .await
+        .unwrap();
     let literals: Vec<String> = kinds.get::<_, Vec<String>>(0).iter().map(|kind| literal(kind, ids, many)).collect();
     let sql = format!("EXPLAIN (FORMAT JSON) EXECUTE {name}({})", literals.join(", "));
     client.query_one(sql.as_str(), &[]).await.unwrap().get::<_, Value>(0)[0]["Plan"].clone()
@@ -93,14 +99,16 @@ fn is_step(node: &Value) -> bool {
 /// The nodes of a plan that would read everything: a large table read as a whole, or by an index whose leading columns
 /// are not given.
 fn walks(plan: &Value) -> Vec<String> {
-    let is_of = |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
+    let is_of =
+        |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
     let is_walk = |node: &&Value| {
         let text = |name: &str| node[name].as_str().unwrap_or("");
         let (relation, index, condition) = (text("Relation Name"), text("Index Name"), text("Index Cond"));
         if !LARGE.iter().any(|table| is_of(relation, table) || is_of(index, table)) {
             return false;
         }
-        let leading = if index == "delivery_queue_claim" { ["(lane = ", "(priority = "] } else { ["(tenant = ", "id "] };
+        let leading =
+            if index == "delivery_queue_claim" { ["(lane = ", "(priority = "] } else { ["(tenant = ", "id "] };
         match text("Node Type") {
             "Seq Scan" => true,
             _ if is_step(node) => false,
@@ -108,15 +116,18 @@ fn walks(plan: &Value) -> Vec<String> {
             _ => false,
         }
     };
-    let told =
-        |node: &Value| format!("{} on {} by {}: {}", node["Node Type"], node["Relation Name"], node["Index Name"], node["Index Cond"]);
+    let told = |node: &Value| {
+        format!("{} on {} by {}: {}", node["Node Type"], node["Relation Name"], node["Index Name"], node["Index Cond"])
+    };
     nodes(plan).into_iter().filter(is_walk).map(told).collect()
 }
 
 /// Whether the plan reaches the queue by this scan and index.
 fn reaches_queue(plan: &Value, scan: &str, index: Option<&str>) -> bool {
     let is_it = |node: &Value| {
-        node["Node Type"] == scan && node["Relation Name"] == "delivery_queue" && index.is_none_or(|index| node["Index Name"] == index)
+        node["Node Type"] == scan
+            && node["Relation Name"] == "delivery_queue"
+            && index.is_none_or(|index| node["Index Name"] == index)
     };
     nodes(plan).into_iter().any(is_it)
 }
@@ -158,7 +169,8 @@ async fn check_plans(client: &Client, ids: &[Uuid]) {
                 match name {
                     "load" | "load_of_many" | "inbox_step" | "inbox_receive" => {}
                     claim if claim.starts_with("claim") => {
-                        let index = if name.ends_with("notification") { "delivery_queue_pkey" } else { "delivery_queue_claim" };
+                        let index =
+                            if name.ends_with("notification") { "delivery_queue_pkey" } else { "delivery_queue_claim" };
                         assert!(reaches_queue(&plan, "Tid Scan", None), "{case}");
                         assert!(reaches_queue(&plan, "Index Scan", Some(index)), "{case}");
                     }

@@ -20,7 +20,10 @@ impl World {
     /// The defaults of channel `sms`.
     async fn defaults(&self) -> Vec<String> {
         let all = self.store.providers_of(self.tenant).await.unwrap();
-        all.into_iter().filter(|provider| provider.channel == "sms" && provider.is_default).map(|provider| provider.name).collect()
+        all.into_iter()
+            .filter(|provider| provider.channel == "sms" && provider.is_default)
+            .map(|provider| provider.name)
+            .collect()
     }
 }
 

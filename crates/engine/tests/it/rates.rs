@@ -50,13 +50,18 @@ impl World {
     }
 
     async fn in_lane(&self, lane: i32) -> i64 {
-        self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![lane.into()]).await[0].get(0).unwrap()
+        self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lane = $1", vec![lane.into()]).await[0]
+            .get(0)
+            .unwrap()
     }
 
     /// Sets the permits that were used by this time.
     async fn set_bucket(&self, lane: i32, used: f64, as_of: Timestamp) {
         let values = vec![lane.into(), postcommit_engine::db::Value::Real(used), as_of.into()];
-        assert_eq!(self.execute("UPDATE postcommit.lane_rate SET used = $2, as_of = $3 WHERE lane = $1", values).await, 1);
+        assert_eq!(
+            self.execute("UPDATE postcommit.lane_rate SET used = $2, as_of = $3 WHERE lane = $1", values).await,
+            1
+        );
     }
 
     /// How many of these are sent. The others must wait and be untried.
@@ -74,7 +79,9 @@ impl World {
     }
 
     async fn leased(&self) -> i64 {
-        self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lease_token IS NOT NULL", vec![]).await[0].get(0).unwrap()
+        self.sql("SELECT count(*) FROM postcommit.delivery_queue WHERE lease_token IS NOT NULL", vec![]).await[0]
+            .get(0)
+            .unwrap()
     }
 }
 

@@ -13,7 +13,13 @@ use crate::world::World;
 const VERSION: RefusedWrite = RefusedWrite::of("UPDATE", "provider_version");
 
 async fn hooks(world: &World, guarantee: Guarantee, concurrency: i32) -> i32 {
-    world.provider(ProviderDraft { guarantee, concurrency, ..world.draft("hooks", "webhook", json!({"isolate": "lane"})) }).await
+    world
+        .provider(ProviderDraft {
+            guarantee,
+            concurrency,
+            ..world.draft("hooks", "webhook", json!({"isolate": "lane"}))
+        })
+        .await
 }
 
 async fn to(world: &World, server: &HttpServer) -> Uuid {

@@ -198,7 +198,10 @@ async fn a_row_locked_by_another_transaction_delays_no_other_renewal() {
     let leases: Vec<Lease> = claim(&world.store, -world.tenant, 3).await.iter().map(Lease::of).collect();
     let (stranger, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
     tokio::spawn(connection);
-    let hold = format!("BEGIN; SELECT FROM postcommit.delivery_queue WHERE notification_id = '{}' FOR UPDATE", leases[1].key.notification);
+    let hold = format!(
+        "BEGIN; SELECT FROM postcommit.delivery_queue WHERE notification_id = '{}' FOR UPDATE",
+        leases[1].key.notification
+    );
     stranger.batch_execute(&hold).await.unwrap();
     let renew = async || world.store.renew(&leases, std::time::Duration::from_secs(60)).await.unwrap();
     let kept = renew().await;

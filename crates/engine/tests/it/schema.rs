@@ -15,7 +15,10 @@ fn golden(name: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(text == expected, "the schema differs from {name}; look at the difference, then run this test with UPDATE_GOLDEN=1");
+    assert!(
+        text == expected,
+        "the schema differs from {name}; look at the difference, then run this test with UPDATE_GOLDEN=1"
+    );
 }
 
 const POSTGRES_DUMP: &str = "
@@ -42,8 +45,10 @@ async fn the_postgres_schema_is_the_one_checked_in() {
     let world = World::postgres().await;
     let rows = world.sql(POSTGRES_DUMP, vec![]).await;
     // Role names contain the database's OID.
-    let lines: Vec<String> =
-        rows.iter().map(|row| row.get::<String>(0).unwrap().replace(&world.role("tenant"), "postcommit_tenant_OID")).collect();
+    let lines: Vec<String> = rows
+        .iter()
+        .map(|row| row.get::<String>(0).unwrap().replace(&world.role("tenant"), "postcommit_tenant_OID"))
+        .collect();
     golden("postgres/schema.golden", &(lines.join("\n") + "\n"));
 }
 
@@ -118,12 +123,28 @@ on_both! {
 #[tokio::test]
 async fn the_quick_check_passes_only_values_within_every_limit() {
     let world = World::postgres().await;
-    let fields = ["event_type", "idempotency_key", "entity", "title", "channels", "payload", "recipients", "priority", "expires_at"];
+    let fields = [
+        "event_type",
+        "idempotency_key",
+        "entity",
+        "title",
+        "channels",
+        "payload",
+        "recipients",
+        "priority",
+        "expires_at",
+    ];
     let attempt = async |field: &str, value: &str| {
         let mut values = ["'e'", "'k'", "'1'", "'t'", "'{email}'", "'{}'", "'[]'", "5", "NULL"].map(str::to_owned);
         values[fields.iter().position(|known| *known == field).unwrap()] = value.to_owned();
-        let named: Vec<String> = fields.iter().zip(&values).map(|(field, value)| format!("{field} => {value}")).collect();
-        world.store.db().execute_one(&format!("SELECT postcommit.enqueue({})", named.join(", ")), vec![]).await.map(drop)
+        let named: Vec<String> =
+            fields.iter().zip(&values).map(|(field, value)| format!("{field} => {value}")).collect();
+        world
+            .store
+            .db()
+            .execute_one(&format!("SELECT postcommit.enqueue({})", named.join(", ")), vec![])
+            .await
+            .map(drop)
     };
     for (field, value) in [
         ("event_type", "''"),
@@ -154,7 +175,8 @@ async fn partitions_are_made_far_ahead_and_the_default_catches_the_rest() {
     assert_eq!((health.months_ahead, health.in_default), (24, 0));
     assert_eq!(world.store.make_partitions_once().await.unwrap(), 0, "nothing to do twice");
     // As if no server had run for years: this month's partition does not exist.
-    let month: String = world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
+    let month: String =
+        world.sql("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')", vec![]).await[0].get(0).unwrap();
     for table in ["notification", "delivery_ledger", "attempt"] {
         world.execute(&format!("DROP TABLE postcommit.{table}_{month}"), vec![]).await;
     }
@@ -178,7 +200,9 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
         world.store.db().execute(statements).await.map(drop).map_err(|e| e.to_string())
     };
     as_role("producer", "SELECT postcommit.enqueue('a', '{}', 'k', entity => 'e')").await.unwrap();
-    as_role("producer", "SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k2\"}]')").await.unwrap();
+    as_role("producer", "SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k2\"}]')")
+        .await
+        .unwrap();
     as_role("producer", "SELECT postcommit.cancel('default', 'e')").await.unwrap();
     let tables = "SELECT c.oid::regclass::text \
             FROM pg_class c \
@@ -195,7 +219,10 @@ async fn the_producer_role_can_enqueue_and_read_nothing() {
         "settle_duplicate(1, 'a', 'b', gen_random_uuid(), false, 'a', 'b', '{}')",
     ] {
         assert!(
-            as_role("producer", &format!("SELECT postcommit.{function}")).await.unwrap_err().contains("permission denied"),
+            as_role("producer", &format!("SELECT postcommit.{function}"))
+                .await
+                .unwrap_err()
+                .contains("permission denied"),
             "{function}"
         );
     }
@@ -347,7 +374,11 @@ async fn a_lock_in_the_way_of_a_result_delays_it_and_loses_nothing() {
     let mut dispatcher = postcommit_engine::dispatch::Dispatcher::new(world.tools(impatient)).await.unwrap();
     let passing = tokio::spawn(async move { dispatcher.pass(None).await });
     let waiting = "SELECT count(*) FROM pg_stat_database WHERE datname = current_database() AND xact_rollback > 2";
-    world.until("settling was refused a few times", async || world.sql(waiting, vec![]).await[0].get::<i64>(0).unwrap() > 0).await;
+    world
+        .until("settling was refused a few times", async || {
+            world.sql(waiting, vec![]).await[0].get::<i64>(0).unwrap() > 0
+        })
+        .await;
     lock.rollback().await.unwrap();
     passing.await.unwrap().unwrap();
     let row = world.delivery(id).await;

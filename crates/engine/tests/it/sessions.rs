@@ -12,7 +12,12 @@ use crate::world::World;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn login(world: &World) -> Login {
-    Login { tenant: world.tenant, key_id: None, actor: "login:ada".into(), scopes: Scopes::from_names(&["operate"]).unwrap() }
+    Login {
+        tenant: world.tenant,
+        key_id: None,
+        actor: "login:ada".into(),
+        scopes: Scopes::from_names(&["operate"]).unwrap(),
+    }
 }
 
 fn past() -> Timestamp {

@@ -67,7 +67,8 @@ async fn stranger(url: &str) -> Client {
 async fn known(client: &Client) -> Vec<(&'static str, &'static str)> {
     let mut known = vec![];
     for (name, value) in HOSTILE {
-        let row = client.query_one("SELECT current_setting($1, true) IS NOT NULL OR $1 LIKE '%.%'", &[name]).await.unwrap();
+        let row =
+            client.query_one("SELECT current_setting($1, true) IS NOT NULL OR $1 LIKE '%.%'", &[name]).await.unwrap();
         if row.get(0) {
             known.push((*name, *value));
         }
@@ -93,18 +94,20 @@ fn assignment(name: &str, value: &str) -> String {
 /// Enqueues, delivers, settles, lists, and fires a trigger, through a store that was opened under the setting.
 async fn use_everything(world: &World, store: &Store, label: &str) {
     let title = format!("C:\\temp\\new 'quoted' {label}");
-    let version = async || -> i64 { world.sql("SELECT version FROM postcommit.provider_version", vec![]).await[0].get(0).unwrap() };
+    let version = async || -> i64 {
+        world.sql("SELECT version FROM postcommit.provider_version", vec![]).await[0].get(0).unwrap()
+    };
     let before = version().await;
     let draft = world.draft(&format!("p-{}", label.replace(['.', ' '], "-")), "capture", json!({}));
     assert!(store.create_provider(world.tenant, &draft).await.unwrap(), "{label}");
     assert!(version().await > before, "{label}: the trigger of providers");
-    let note =
-        json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"user": "zoë"}], "title": title, "payload": {"at": 1.5}});
+    let note = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}, {"user": "zoë"}], "title": title, "payload": {"at": 1.5}});
     let id = store.enqueue(&serde_json::from_value(note).unwrap()).await.unwrap();
     Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
     let states: Vec<String> = world.deliveries(id).await.iter().map(|row| row.state.clone()).collect();
     assert_eq!(states, ["sent", "delivered"], "{label}");
-    let listed = store.notification_rows(&NotificationFilter { limit: 10, ..NotificationFilter::default() }).await.unwrap();
+    let listed =
+        store.notification_rows(&NotificationFilter { limit: 10, ..NotificationFilter::default() }).await.unwrap();
     assert_eq!(listed.rows[0].title.as_deref(), Some(title.as_str()), "{label}");
     assert!(store.inbox_unread(world.tenant, "zoë").await.unwrap() > 0, "{label}");
     assert!(!store.is_read_only().await.unwrap(), "{label}");
@@ -140,7 +143,10 @@ async fn under_all_of_them_together_the_schema_is_made_and_works() {
     let world = World::on(fresh).await;
     use_everything(&world, &world.store, "all").await;
     // A partition has its parent's access method, whichever session creates it.
-    admin.batch_execute("SET default_table_access_method = 'other'; SELECT postcommit.make_partitions(30)").await.unwrap();
+    admin
+        .batch_execute("SET default_table_access_method = 'other'; SELECT postcommit.make_partitions(30)")
+        .await
+        .unwrap();
     let kinds = world
         .sql(
             "SELECT count(*) \
@@ -158,7 +164,10 @@ async fn under_all_of_them_together_the_schema_is_made_and_works() {
 async fn a_database_that_was_made_read_only_is_reported_as_such() {
     let world = World::postgres().await;
     let admin = stranger(&world.url).await;
-    admin.batch_execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database(&admin).await)).await.unwrap();
+    admin
+        .batch_execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database(&admin).await))
+        .await
+        .unwrap();
     assert!(Store::open(&world.url).await.unwrap().is_read_only().await.unwrap());
 }
 
@@ -184,7 +193,8 @@ async fn verdicts(client: &Client) -> Vec<String> {
     ] {
         let sql = "SELECT postcommit.enqueue('a', '{}', $1, action_url => $2)";
         let answer = client.query(sql, &[&Uuid::new_v4().to_string(), &url]).await;
-        verdicts.push(answer.map_or_else(|error| error.as_db_error().unwrap().message().to_owned(), |_| "taken".into()));
+        verdicts
+            .push(answer.map_or_else(|error| error.as_db_error().unwrap().message().to_owned(), |_| "taken".into()));
     }
     verdicts
 }
@@ -204,7 +214,8 @@ async fn a_producers_own_settings_change_nothing_of_what_is_stored() {
     // parameters.
     plain.execute(SINGLE, &[&"plain"]).await.unwrap();
     plain.execute(MANY, &[&"plain-many"]).await.unwrap();
-    let (single, many, links) = (stored(&plain, "plain").await, stored(&plain, "plain-many").await, verdicts(&plain).await);
+    let (single, many, links) =
+        (stored(&plain, "plain").await, stored(&plain, "plain-many").await, verdicts(&plain).await);
     assert_eq!(single["expires_at"].as_f64().unwrap() - single["due_at"].as_f64().unwrap(), 720.0 * 3600.0);
     for (setting, value) in known(&plain).await {
         // Settings that end or refuse statements of the producer, or hide rows from it, are left out.
@@ -258,7 +269,9 @@ async fn both_pools_commit_at_least_synchronously_whatever_the_settings() {
     let world = World::postgres().await;
     let admin = stranger(&world.url).await;
     let name = database(&admin).await;
-    for (weak, held) in [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")] {
+    for (weak, held) in
+        [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")]
+    {
         for place in places(&name) {
             admin.batch_execute(&format!("{place} SET synchronous_commit = {weak}")).await.unwrap();
             assert_eq!(commits(&Store::open(&world.url).await.unwrap()).await, [held; 2], "{place} {weak}");
@@ -321,7 +334,10 @@ async fn a_login_for_which_no_trigger_fires_is_refused() {
     let database = cluster.postgres().database().await;
     let admin = stranger(&database.url).await;
     admin
-        .batch_execute(&format!("CREATE ROLE little LOGIN; ALTER DATABASE {} SET session_replication_role = replica", database.name()))
+        .batch_execute(&format!(
+            "CREATE ROLE little LOGIN; ALTER DATABASE {} SET session_replication_role = replica",
+            database.name()
+        ))
         .await
         .unwrap();
     let little = database.url.replacen("postgres@", "little@", 1);

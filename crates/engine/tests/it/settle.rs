@@ -34,7 +34,9 @@ fn target_of(delivery: &Delivery) -> DeliveryKey {
 async fn places(world: &World, table: &str) -> Vec<(i32, i32, Option<String>, Option<String>)> {
     let sql = format!("SELECT n, lane, channel, target FROM postcommit.{table} ORDER BY notification_id, n");
     let rows = world.sql(&sql, vec![]).await;
-    rows.iter().map(|row| (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap(), row.get(3).unwrap())).collect()
+    rows.iter()
+        .map(|row| (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap(), row.get(3).unwrap()))
+        .collect()
 }
 
 fn routed(lane: i32) -> (i32, i32, Option<String>, Option<String>) {
@@ -43,7 +45,13 @@ fn routed(lane: i32) -> (i32, i32, Option<String>, Option<String>) {
 
 async fn keys(world: &World, table: &str) -> BTreeSet<DeliveryKey> {
     let rows = world.sql(&format!("SELECT tenant, notification_id, n FROM postcommit.{table}"), vec![]).await;
-    rows.iter().map(|row| DeliveryKey { tenant: row.get(0).unwrap(), notification: row.get(1).unwrap(), n: row.get(2).unwrap() }).collect()
+    rows.iter()
+        .map(|row| DeliveryKey {
+            tenant: row.get(0).unwrap(),
+            notification: row.get(1).unwrap(),
+            n: row.get(2).unwrap(),
+        })
+        .collect()
 }
 
 /// Enqueues and claims one notification.

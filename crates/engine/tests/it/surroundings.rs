@@ -24,7 +24,10 @@ const HOLD: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_holds_a_snapshot_is_named() {
-    let cluster = tokio::task::spawn_blocking(|| Cluster::start_with(&["max_prepared_transactions=4", "wal_level=logical"])).await.unwrap();
+    let cluster =
+        tokio::task::spawn_blocking(|| Cluster::start_with(&["max_prepared_transactions=4", "wal_level=logical"]))
+            .await
+            .unwrap();
     let world = World::on(cluster.postgres().database().await).await;
     let of = async |name: &str| held(&world.store, i64::MAX).await.into_iter().find(|one| one.name == name);
 
@@ -40,10 +43,15 @@ async fn a_session_that_holds_a_snapshot_is_named() {
         (Holder::Session, Some(pid), Some("postgres"), Some("idle in transaction"))
     );
     assert!(found.age.is_some());
-    assert!(world.store.held_snapshots(Duration::from_secs(3600), i64::MAX).await.unwrap().is_empty(), "not for an hour yet");
+    assert!(
+        world.store.held_snapshots(Duration::from_secs(3600), i64::MAX).await.unwrap().is_empty(),
+        "not for an hour yet"
+    );
 
     // A login that may not see the sessions of others still sees the user, and that many transactions have passed.
-    idle.batch_execute("ROLLBACK; CREATE ROLE watcher LOGIN; GRANT USAGE ON SCHEMA postcommit TO watcher").await.unwrap();
+    idle.batch_execute("ROLLBACK; CREATE ROLE watcher LOGIN; GRANT USAGE ON SCHEMA postcommit TO watcher")
+        .await
+        .unwrap();
     idle.batch_execute(HOLD).await.unwrap();
     let little = Store::open(&world.url.replacen("postgres@", "watcher@", 1)).await.unwrap();
     let found = held(&little, 0).await.into_iter().find(|one| one.name == "report").unwrap();

@@ -25,7 +25,8 @@ async fn acme(world: &World, guarantee: Guarantee) -> i32 {
 
 async fn enqueue_for(world: &World, tenant: &str, recipients: usize) -> Uuid {
     let to: Vec<_> = (0..recipients).map(|i| json!({"email": format!("guest{i}@example.com")})).collect();
-    let note: Notification = serde_json::from_value(json!({"event_type": "a", "tenant": tenant, "recipients": to})).unwrap();
+    let note: Notification =
+        serde_json::from_value(json!({"event_type": "a", "tenant": tenant, "recipients": to})).unwrap();
     world.store.enqueue(&note).await.unwrap()
 }
 

@@ -22,8 +22,12 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 
 /// Source files of the product, by their path below `crates`. Files that hold only tests are left out.
 fn sources() -> Vec<(String, String)> {
-    let read = |path: PathBuf| (path.strip_prefix(crates()).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap());
-    let all = ["postcommit", "channel", "engine", "server"].iter().flat_map(|name| files(&crates().join(name).join("src"), "rs"));
+    let read = |path: PathBuf| {
+        (path.strip_prefix(crates()).unwrap().display().to_string(), std::fs::read_to_string(&path).unwrap())
+    };
+    let all = ["postcommit", "channel", "engine", "server"]
+        .iter()
+        .flat_map(|name| files(&crates().join(name).join("src"), "rs"));
     all.filter(|path| path.file_name().is_some_and(|name| name != "tests.rs")).map(read).collect()
 }
 
@@ -60,7 +64,8 @@ fn there_is_no_sql_outside_store_and_db() {
 #[test]
 fn nothing_connects_outwards_but_egress() {
     // Sockets and resolvers, and whole HTTP clients.
-    let sockets = ["TcpStream::connect", "TcpSocket", "UdpSocket", "UnixStream::connect", "lookup_host", "ToSocketAddrs"];
+    let sockets =
+        ["TcpStream::connect", "TcpSocket", "UdpSocket", "UnixStream::connect", "lookup_host", "ToSocketAddrs"];
     let http = ["hyper::client", "HttpConnector", "reqwest", "connect_async("];
     // Clients of mail and brokers resolve and connect by themselves, past the filter of addresses. They may run over a
     // stream of `Egress::dial`, but not dial: `connect_with_transport` of lettre is fine, for example.
@@ -85,7 +90,10 @@ fn no_driver_is_told_by_its_name() {
 
 #[test]
 fn there_is_one_clock() {
-    assert_eq!(strays(&["SystemTime::now", "Instant::now"], |path| path == "channel/src/clock.rs"), Vec::<String>::new());
+    assert_eq!(
+        strays(&["SystemTime::now", "Instant::now"], |path| path == "channel/src/clock.rs"),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -93,7 +101,10 @@ fn dependencies_between_parts_point_one_way() {
     // The compiler checks that crates/channel does not use the store: it does not depend on crates/engine.
     let forbidden: [(&str, &[&str]); 14] = [
         ("engine/src/store", &["postcommit_channel::driver", "crate::dispatch", "postcommit_channel::egress"]),
-        ("engine/src/db", &["crate::store", "postcommit_channel::driver", "crate::dispatch", "postcommit_channel::model"]),
+        (
+            "engine/src/db",
+            &["crate::store", "postcommit_channel::driver", "crate::dispatch", "postcommit_channel::model"],
+        ),
         ("channel/src/model", &["crate::driver", "crate::egress", "tokio", "std::fs", "std::net"]),
         ("channel/src/egress", &["crate::driver", "crate::model"]),
         ("server/src/auth", &["crate::api", "crate::ui", "crate::read", "crate::router"]),
@@ -156,7 +167,8 @@ fn functions_triggers_and_views_have_one_definition() {
 #[test]
 fn no_module_has_a_catch_all_name() {
     let drawers = ["util", "utils", "helper", "helpers", "common", "types", "manager", "misc", "shared"];
-    let stems: Vec<String> = sources().iter().map(|(path, _)| Path::new(path).file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    let stems: Vec<String> =
+        sources().iter().map(|(path, _)| Path::new(path).file_stem().unwrap().to_str().unwrap().to_owned()).collect();
     assert!(stems.iter().all(|stem| !drawers.contains(&stem.as_str())), "{stems:?}");
 }
 
@@ -170,8 +182,10 @@ fn every_statement_is_counted() {
 #[test]
 fn files_stay_readable() {
     let all = files(&crates(), "rs").into_iter().filter(|path| !path.display().to_string().contains("/target/"));
-    let long: Vec<_> =
-        all.map(|path| (std::fs::read_to_string(&path).unwrap().lines().count(), path)).filter(|(lines, _)| *lines > 600).collect();
+    let long: Vec<_> = all
+        .map(|path| (std::fs::read_to_string(&path).unwrap().lines().count(), path))
+        .filter(|(lines, _)| *lines > 600)
+        .collect();
     assert!(long.is_empty(), "which noun is missing? {long:?}");
 }
 

@@ -26,7 +26,11 @@ struct Cost {
 impl Cost {
     fn of(asked: Trips, deliveries: u64) -> Self {
         let each = |count: u64| count as f64 * 1000.0 / deliveries as f64;
-        Self { trips: each(asked.trips - asked.prepared), statements: each(asked.statements), commits: each(asked.commits) }
+        Self {
+            trips: each(asked.trips - asked.prepared),
+            statements: each(asked.statements),
+            commits: each(asked.commits),
+        }
     }
 
     fn is_within(self, bound: Self) -> bool {

@@ -14,7 +14,12 @@ async fn enqueue(world: &World, field: &str, value: Value) -> Result<u64, String
     let names: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     let places: Vec<String> = (1..=fields.len()).map(|place| format!("${place}")).collect();
     let sql = format!("INSERT INTO postcommit.enqueue ({}) VALUES ({})", names.join(", "), places.join(", "));
-    world.store.db().execute_one(&sql, fields.into_iter().map(|(_, value)| value).collect()).await.map_err(|problem| problem.to_string())
+    world
+        .store
+        .db()
+        .execute_one(&sql, fields.into_iter().map(|(_, value)| value).collect())
+        .await
+        .map_err(|problem| problem.to_string())
 }
 
 const FIELDS: [&str; 19] = [
@@ -47,9 +52,15 @@ async fn bytes_are_refused_in_every_column_by_the_field_and_what_is_allowed() {
     assert_eq!(columns, FIELDS, "a new column is asked for its type too");
     for field in FIELDS {
         let said = enqueue(&world, field, Value::Bytes(b"acme".to_vec())).await.unwrap_err();
-        assert!(said.starts_with(&format!("postcommit: {field} is bytes; ")) && said.contains("allowed"), "{field}: {said}");
+        assert!(
+            said.starts_with(&format!("postcommit: {field} is bytes; ")) && said.contains("allowed"),
+            "{field}: {said}"
+        );
     }
-    assert_eq!(world.count("notification").await + world.count("idempotency").await + world.count("delivery_queue").await, 0);
+    assert_eq!(
+        world.count("notification").await + world.count("idempotency").await + world.count("delivery_queue").await,
+        0
+    );
     assert_eq!(world.count("tenant").await, 1, "no tenant of that name was made on the way");
 }
 
@@ -69,9 +80,12 @@ async fn bytes_are_refused_where_the_caller_would_ignore_what_is_refused() {
 #[tokio::test]
 async fn whole_numbers_are_accepted_as_their_digits() {
     let world = World::sqlite().await;
-    for (field, value) in
-        [("entity", Value::Int(42)), ("title", Value::Int(7)), ("schema_version", Value::Int(3)), ("priority", Value::Int(9))]
-    {
+    for (field, value) in [
+        ("entity", Value::Int(42)),
+        ("title", Value::Int(7)),
+        ("schema_version", Value::Int(3)),
+        ("priority", Value::Int(9)),
+    ] {
         enqueue(&world, field, value).await.unwrap();
         world.execute("DELETE FROM postcommit.idempotency", vec![]).await;
     }
@@ -89,9 +103,12 @@ async fn whole_numbers_are_accepted_as_their_digits() {
 #[tokio::test]
 async fn text_after_a_nul_is_checked() {
     let world = World::sqlite().await;
-    for (field, value) in
-        [("tenant", "acme\0<script>"), ("action_url", "https://h.example/\0 javascript:"), ("title", "a\0b"), ("entity", "a\0b")]
-    {
+    for (field, value) in [
+        ("tenant", "acme\0<script>"),
+        ("action_url", "https://h.example/\0 javascript:"),
+        ("title", "a\0b"),
+        ("entity", "a\0b"),
+    ] {
         assert!(enqueue(&world, field, value.into()).await.unwrap_err().contains(field), "{field}");
     }
     assert_eq!(world.count("tenant").await, 1);

@@ -9,8 +9,8 @@ use postcommit_channel::model::{Scope, Scopes};
 use postcommit_engine::db::DbError;
 use postcommit_engine::dispatch::Dispatcher;
 use postcommit_engine::store::{
-    Act, AuditFilter, DeliveryFilter, Folder, GroupBy, JobDraft, KeyDraft, KeyFilter, KpiSettings, Login, NotificationFilter, Position,
-    SlotLength, Store, TimeRange,
+    Act, AuditFilter, DeliveryFilter, Folder, GroupBy, JobDraft, KeyDraft, KeyFilter, KpiSettings, Login,
+    NotificationFilter, Position, SlotLength, Store, TimeRange,
 };
 use rusqlite::Connection;
 use serde_json::json;
@@ -19,8 +19,20 @@ use uuid::Uuid;
 use crate::world::World;
 
 /// Text columns that hold JSON or ids. In any other text column every text is valid.
-const HAS_SHAPE: [&str; 12] =
-    ["payload", "recipients", "channels", "data", "settings", "policy", "scopes", "details", "filter", "id", "notification_id", "position"];
+const HAS_SHAPE: [&str; 12] = [
+    "payload",
+    "recipients",
+    "channels",
+    "data",
+    "settings",
+    "policy",
+    "scopes",
+    "details",
+    "filter",
+    "id",
+    "notification_id",
+    "position",
+];
 
 fn file_of(world: &World) -> &Path {
     Path::new(world.url.strip_prefix("sqlite:").unwrap())
@@ -38,28 +50,44 @@ async fn filled() -> World {
         })
         .await;
     // A provider that tells hosts apart, and a held host.
-    let draft = postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("hooks", "webhook", json!({})) };
+    let draft =
+        postcommit_channel::model::ProviderDraft { is_default: false, ..world.draft("hooks", "webhook", json!({})) };
     let hooks = world.provider(draft).await;
     world.store.hold_host(hooks, "slow.example:443", None, Duration::from_secs(3600)).await.unwrap();
     let first = world.enqueue("first", json!({"entity": "booking:1", "title": "one", "recipients": [{"email": "guest@example.com"}, {"user": "alice"}], "source": {"site": "s1"}, "data": {"in_app": {"x": 1}}})).await;
     world.pass().await;
     world
         .store
-        .note(postcommit_engine::store::AuditEntry::new(world.tenant, "test.note", first.to_string()).details(json!({"x": 1})))
+        .note(
+            postcommit_engine::store::AuditEntry::new(world.tenant, "test.note", first.to_string())
+                .details(json!({"x": 1})),
+        )
         .await
         .unwrap();
-    world.enqueue("waiting", json!({"entity": "booking:2", "due_at": "2099-01-01T00:00:00Z", "expires_at": "2100-01-01T00:00:00Z"})).await;
+    world
+        .enqueue(
+            "waiting",
+            json!({"entity": "booking:2", "due_at": "2099-01-01T00:00:00Z", "expires_at": "2100-01-01T00:00:00Z"}),
+        )
+        .await;
     world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
     world
         .store
-        .create_key(world.tenant, &KeyDraft { name: "k".into(), scopes: [Scope::Read].into_iter().collect(), expires_at: None })
+        .create_key(
+            world.tenant,
+            &KeyDraft { name: "k".into(), scopes: [Scope::Read].into_iter().collect(), expires_at: None },
+        )
         .await
         .unwrap();
     let scopes: Scopes = [Scope::Read].into_iter().collect();
     let login = Login { tenant: world.tenant, key_id: None, actor: "cli:me".into(), scopes };
     world.store.create_session(&login, Duration::from_secs(60)).await.unwrap();
     world.store.create_login_link(&login, Duration::from_secs(60)).await.unwrap();
-    world.store.create_job(None, &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: Some(1) }).await.unwrap();
+    world
+        .store
+        .create_job(None, &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: Some(1) })
+        .await
+        .unwrap();
     world.store.create_tenant("acme").await.unwrap();
     world
         .execute(
@@ -101,7 +129,9 @@ async fn filled() -> World {
 /// Reads every list and what a start reads. Returns the errors.
 async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
     let mut failed = Vec::new();
-    let mut note = |what: &str, looked: Result<(), DbError>| failed.extend(looked.err().map(|problem| format!("{what}: {problem}")));
+    let mut note = |what: &str, looked: Result<(), DbError>| {
+        failed.extend(looked.err().map(|problem| format!("{what}: {problem}")))
+    };
     let all = NotificationFilter { limit: 50, ..NotificationFilter::default() };
     let deliveries = DeliveryFilter { limit: 50, ..DeliveryFilter::default() };
     let (long, text) = (Duration::from_secs(3600), |text: &str| Some(text.to_owned()));
@@ -136,7 +166,10 @@ async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
         note(&format!("delivery_rows {filter:?}"), store.delivery_rows(&filter).await.map(drop));
     }
     note("attempts_since", store.attempts_since(Timestamp::from_micros(0), Uuid::nil(), 50).await.map(drop));
-    note("entity_rows", store.entity_rows(tenant, "booking:1", Some(Position::behind(Uuid::max())), 50).await.map(drop));
+    note(
+        "entity_rows",
+        store.entity_rows(tenant, "booking:1", Some(Position::behind(Uuid::max())), 50).await.map(drop),
+    );
     note("jobs", store.jobs(None, None, 50).await.map(drop));
     note("next_slice_in", store.next_slice_in().await.map(drop));
     for user in ["alice", "bob"] {
@@ -146,7 +179,8 @@ async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
     }
     note("kpis", store.kpis(None, true, long, long).await.map(drop));
     for by in [GroupBy::State, GroupBy::Channel, GroupBy::Site] {
-        let span = TimeRange::new(SlotLength::Minute, Timestamp::from_micros(now.as_micros() - 3_600_000_000), now).unwrap();
+        let span =
+            TimeRange::new(SlotLength::Minute, Timestamp::from_micros(now.as_micros() - 3_600_000_000), now).unwrap();
         note("series", store.series(None, span, by).await.map(drop));
     }
     note("fold", store.fold_rollups_once(&KpiSettings::default()).await.map(drop));
@@ -205,7 +239,8 @@ async fn deliver_another(filled: &World, store: &Store) -> Option<String> {
     if let Err(problem) = dispatcher.pass(None).await {
         return Some(format!("pass: {problem}"));
     }
-    let rows = store.delivery_rows(&DeliveryFilter::of_notification(id)).await.map(|page| page.rows).unwrap_or_default();
+    let rows =
+        store.delivery_rows(&DeliveryFilter::of_notification(id)).await.map(|page| page.rows).unwrap_or_default();
     (!rows.iter().any(|row| row.state == "sent")).then(|| format!("another tenant's delivery was not sent: {rows:?}"))
 }
 
@@ -215,15 +250,27 @@ async fn plant_everywhere(wanted: fn(&str) -> bool) {
     let (mut failed, mut cases) = (Vec::new(), 0);
     let columns = columns_of(&Connection::open(file_of(&filled)).unwrap());
     for (table, column, kind) in columns.iter().filter(|(table, ..)| wanted(table)) {
+        // The mark of the functions' version: `migrate`, which runs at every start, writes it again.
+        if (table.as_str(), column.as_str()) == ("postcommit_migration", "name") {
+            continue;
+        }
         for value in planted_into(column, kind) {
             let Some(url) = planted(&filled, folder.path(), table, column, value) else { continue };
             cases += 1;
             let (store, place) = (Store::open(&url).await.unwrap(), format!("{table}.{column} = {value}"));
             let told = store.unreadable().await.unwrap();
-            if value == "x'ff'" && kind != "BLOB" && !told.iter().any(|found| found.table == *table && found.column == *column) {
+            if value == "x'ff'"
+                && kind != "BLOB"
+                && !told.iter().any(|found| found.table == *table && found.column == *column)
+            {
                 failed.push(format!("{place}: doctor would not tell"));
             }
-            failed.extend(look_at_everything(&store, filled.tenant).await.into_iter().map(|problem| format!("{place}: {problem}")));
+            failed.extend(
+                look_at_everything(&store, filled.tenant)
+                    .await
+                    .into_iter()
+                    .map(|problem| format!("{place}: {problem}")),
+            );
             failed.extend(deliver_another(&filled, &store).await.map(|problem| format!("{place}: {problem}")));
         }
     }
@@ -232,7 +279,9 @@ async fn plant_everywhere(wanted: fn(&str) -> bool) {
 }
 
 fn is_of_deliveries(table: &str) -> bool {
-    ["notification", "delivery", "attempt", "idempotency", "cancel", "stale", "key_conflict"].iter().any(|part| table.contains(part))
+    ["notification", "delivery", "attempt", "idempotency", "cancel", "stale", "key_conflict"]
+        .iter()
+        .any(|part| table.contains(part))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -261,7 +310,11 @@ async fn a_due_time_that_is_not_a_number_stops_nothing_else() {
         world.capture(json!({})).await;
         world.enqueue("bad", json!({})).await;
         let file = Connection::open(file_of(&world)).unwrap();
-        assert_eq!(file.execute(&format!("UPDATE postcommit_delivery_queue SET {column} = {value}"), []).unwrap(), 1, "{column}");
+        assert_eq!(
+            file.execute(&format!("UPDATE postcommit_delivery_queue SET {column} = {value}"), []).unwrap(),
+            1,
+            "{column}"
+        );
         let good = world.enqueue("good", json!({})).await;
         let running = world.run().await;
         world.until("the other is sent", async || world.delivery(good).await.state == "sent").await;
@@ -278,10 +331,14 @@ async fn an_unreadable_row_is_shown_as_unreadable() {
     assert!(plant(&file, "postcommit_delivery_ledger", "attempts", "x'ff'"));
     assert!(plant(&file, "postcommit_notification", "title", "x'ff'"));
     assert!(plant(&file, "postcommit_job", "filter", "'[7]'"));
-    let names: Vec<String> = world.store.tenant_rows(None, 50).await.unwrap().into_iter().map(|tenant| tenant.name).collect();
+    let names: Vec<String> =
+        world.store.tenant_rows(None, 50).await.unwrap().into_iter().map(|tenant| tenant.name).collect();
     assert_eq!(names, ["unreadable: x'61ff'", "default"]);
     for provider in world.store.providers().await.unwrap() {
-        assert!(provider.is_paused() && provider.paused.unwrap().contains("timeout_ms"), "its lane is closed, with the reason");
+        assert!(
+            provider.is_paused() && provider.paused.unwrap().contains("timeout_ms"),
+            "its lane is closed, with the reason"
+        );
     }
     let filter = DeliveryFilter {
         states: vec!["sent".into(), "delivered".into(), "skipped".into(), "parked".into()],
@@ -289,16 +346,34 @@ async fn an_unreadable_row_is_shown_as_unreadable() {
         ..DeliveryFilter::default()
     };
     let rows = world.store.delivery_rows(&filter).await.unwrap().rows;
-    assert!(!rows.is_empty() && rows.iter().all(|row| row.last_error.as_deref().unwrap().starts_with("unreadable: attempts")), "{rows:?}");
-    let rows = world.store.notification_rows(&NotificationFilter { limit: 9, ..NotificationFilter::default() }).await.unwrap().rows;
+    assert!(
+        !rows.is_empty()
+            && rows.iter().all(|row| row.last_error.as_deref().unwrap().starts_with("unreadable: attempts")),
+        "{rows:?}"
+    );
+    let rows = world
+        .store
+        .notification_rows(&NotificationFilter { limit: 9, ..NotificationFilter::default() })
+        .await
+        .unwrap()
+        .rows;
     assert!(rows.iter().all(|row| row.title.as_deref() == Some("unreadable: x'ff'")), "{rows:?}");
     let jobs = world.store.jobs(None, None, 9).await.unwrap();
     assert!(jobs[0].last_error.as_deref().unwrap().contains("filter"), "{jobs:?}");
-    let told: Vec<String> =
-        world.store.unreadable().await.unwrap().into_iter().map(|found| format!("{}.{}", found.table, found.column)).collect();
-    for place in
-        ["postcommit_tenant.name", "postcommit_provider.timeout_ms", "postcommit_delivery_ledger.attempts", "postcommit_notification.title"]
-    {
+    let told: Vec<String> = world
+        .store
+        .unreadable()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|found| format!("{}.{}", found.table, found.column))
+        .collect();
+    for place in [
+        "postcommit_tenant.name",
+        "postcommit_provider.timeout_ms",
+        "postcommit_delivery_ledger.attempts",
+        "postcommit_notification.title",
+    ] {
         assert!(told.contains(&place.to_owned()), "{told:?}");
     }
 }
@@ -307,7 +382,8 @@ async fn an_unreadable_row_is_shown_as_unreadable() {
 async fn a_notification_whose_text_is_bytes_is_parked_and_not_sent() {
     let world = World::sqlite().await;
     world.capture(json!({})).await;
-    let (broken, well) = (world.enqueue("broken", json!({"title": "x"})).await, world.enqueue("well", json!({"title": "y"})).await);
+    let (broken, well) =
+        (world.enqueue("broken", json!({"title": "x"})).await, world.enqueue("well", json!({"title": "y"})).await);
     let file = Connection::open(file_of(&world)).unwrap();
     file.execute("UPDATE postcommit_notification SET title = x'ff' WHERE event_type = 'broken'", []).unwrap();
     world.pass().await;

@@ -22,16 +22,27 @@ async fn one_lane(world: &World) -> i32 {
 }
 
 async fn to(world: &World, server: &HttpServer, key: &str) -> Uuid {
-    world.enqueue("booking.confirmed", json!({"idempotency_key": key, "recipients": [{"webhook": server.url("/hook?token=hush")}]})).await
+    world
+        .enqueue(
+            "booking.confirmed",
+            json!({"idempotency_key": key, "recipients": [{"webhook": server.url("/hook?token=hush")}]}),
+        )
+        .await
 }
 
 /// The state, reason and code after one attempt that got this reply.
-async fn after_one(world: &World, reply: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> (String, String, String) {
+async fn after_one(
+    world: &World,
+    reply: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+) -> (String, String, String) {
     let server = HttpServer::start(reply);
     let id = to(world, &server, &Uuid::new_v4().to_string()).await;
     world.pass().await;
     let row = world.delivery(id).await;
-    assert!(!format!("{row:?}{:?}", world.attempts(id).await).contains("hush"), "the URL's secret is kept nowhere but in the target");
+    assert!(
+        !format!("{row:?}{:?}", world.attempts(id).await).contains("hush"),
+        "the URL's secret is kept nowhere but in the target"
+    );
     (row.state, row.reason.unwrap_or_default(), row.error_code.unwrap_or_default())
 }
 

@@ -182,14 +182,18 @@ impl World {
     /// Enqueues by plain SQL, without the SDK's checks.
     pub async fn enqueue_by_sql(&self, event_type: &str, recipients: &str) -> Uuid {
         let sql = match self.is_postgres() {
-            true => format!("SELECT postcommit.enqueue('{event_type}', '{{}}', 'by-sql', recipients => '{recipients}')"),
+            true => {
+                format!("SELECT postcommit.enqueue('{event_type}', '{{}}', 'by-sql', recipients => '{recipients}')")
+            }
             false => format!(
                 "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients) \
                     VALUES ('{event_type}', '{{}}', 'by-sql', '{recipients}')"
             ),
         };
         self.execute(&sql, vec![]).await;
-        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = 'by-sql'", vec![]).await[0].get(0).unwrap()
+        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = 'by-sql'", vec![]).await[0]
+            .get(0)
+            .unwrap()
     }
 
     /// Enqueues a payload that serde_json would not preserve unchanged.
@@ -204,11 +208,16 @@ impl World {
             ),
         };
         self.execute(&sql, vec![]).await;
-        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = $1", vec![key.to_string().into()]).await[0].get(0).unwrap()
+        self.sql("SELECT id FROM postcommit.notification WHERE idempotency_key = $1", vec![key.to_string().into()])
+            .await[0]
+            .get(0)
+            .unwrap()
     }
 
     pub fn tools(&self, store: Store) -> Tools {
-        let egress = Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() }).unwrap();
+        let egress =
+            Egress::new(&EgressSettings { allow: vec!["127.0.0.0/8".parse().unwrap()], ..EgressSettings::default() })
+                .unwrap();
         Tools {
             store,
             egress,
@@ -277,7 +286,11 @@ impl World {
     /// Lets all leases run out.
     pub async fn expire_leases(&self) {
         let past: Timestamp = Timestamp::from_micros(1_000_000);
-        self.execute("UPDATE postcommit.delivery_queue SET lease_until = $1 WHERE lease_token IS NOT NULL", vec![past.into()]).await;
+        self.execute(
+            "UPDATE postcommit.delivery_queue SET lease_until = $1 WHERE lease_token IS NOT NULL",
+            vec![past.into()],
+        )
+        .await;
     }
 
     /// Makes the database refuse such writes.

@@ -12,7 +12,8 @@ use crate::{Error, Notification, enqueue as shared};
 /// [`Error::Conflict`] for a strict notification whose key was used with other content; [`Error::Database`] otherwise.
 pub fn enqueue(connection: &Connection, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::sqlite_channels(note));
-    let inserted = connection.prepare_cached(shared::SQLITE_ENQUEUE).and_then(|mut s| s.execute(params_from_iter(&arguments)));
+    let inserted =
+        connection.prepare_cached(shared::SQLITE_ENQUEUE).and_then(|mut s| s.execute(params_from_iter(&arguments)));
     let first = || id_of_key(connection, note);
     match inserted {
         Ok(_) => first(),

@@ -53,7 +53,12 @@ pub mod postgres {
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn cancel(connection: &mut PgConnection, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+    pub async fn cancel(
+        connection: &mut PgConnection,
+        tenant: &str,
+        entity: &str,
+        event_type: Option<&str>,
+    ) -> Result<u64, Error> {
         let query = query_scalar::<_, i32>(shared::POSTGRES_CANCEL).bind(tenant).bind(entity).bind(event_type);
         Ok(u64::from(query.fetch_one(connection).await.map_err(database)?.unsigned_abs()))
     }
@@ -115,7 +120,12 @@ pub mod sqlite {
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn cancel(connection: &mut SqliteConnection, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+    pub async fn cancel(
+        connection: &mut SqliteConnection,
+        tenant: &str,
+        entity: &str,
+        event_type: Option<&str>,
+    ) -> Result<u64, Error> {
         let count = query_scalar::<_, i64>(shared::SQLITE_CANCELLABLE).bind(tenant).bind(entity).bind(event_type);
         let count = count.fetch_one(&mut *connection).await.map_err(database)?;
         let cancel = query(shared::SQLITE_CANCEL).bind(tenant).bind(entity).bind(event_type);

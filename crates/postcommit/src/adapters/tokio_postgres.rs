@@ -17,7 +17,10 @@ use crate::{Error, Notification, enqueue as shared};
 pub async fn enqueue(client: &impl GenericClient, note: &Notification) -> Result<Uuid, Error> {
     let arguments = shared::arguments(note, shared::postgres_channels(note));
     let parameters: Vec<&(dyn ToSql + Sync)> = arguments.iter().map(|a| a as _).collect();
-    let row = client.query_one(shared::POSTGRES_ENQUEUE, &parameters).await.map_err(|e| conflict(e, slice::from_ref(note)))?;
+    let row = client
+        .query_one(shared::POSTGRES_ENQUEUE, &parameters)
+        .await
+        .map_err(|e| conflict(e, slice::from_ref(note)))?;
     shared::parse_id(row.get(0))
 }
 
@@ -37,13 +40,20 @@ pub async fn enqueue_many(client: &impl GenericClient, notes: &[Notification]) -
 ///
 /// # Errors
 /// [`Error::Database`].
-pub async fn cancel(client: &impl GenericClient, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+pub async fn cancel(
+    client: &impl GenericClient,
+    tenant: &str,
+    entity: &str,
+    event_type: Option<&str>,
+) -> Result<u64, Error> {
     let row = client.query_one(shared::POSTGRES_CANCEL, &[&tenant, &entity, &event_type]).await.map_err(database)?;
     Ok(u64::from(row.get::<_, i32>(0).unsigned_abs()))
 }
 
 fn conflict(error: PgError, notes: &[Notification]) -> Error {
-    let known = error.as_db_error().and_then(|db| shared::postgres_conflict(db.code().code(), db.message(), db.detail(), notes));
+    let known = error
+        .as_db_error()
+        .and_then(|db| shared::postgres_conflict(db.code().code(), db.message(), db.detail(), notes));
     known.unwrap_or_else(|| database(error))
 }
 

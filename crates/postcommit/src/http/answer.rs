@@ -55,7 +55,10 @@ impl Answer {
     pub(super) fn new(status: u16, headers: &HeaderMap, body: Bytes) -> Self {
         // The server writes `Retry-After` in seconds. A proxy may write a date, which is ignored: the client then
         // chooses the wait.
-        let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok()).map(Duration::from_secs);
+        let after = headers
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+            .map(Duration::from_secs);
         Self { status, after, body }
     }
 
@@ -72,8 +75,11 @@ impl Answer {
     /// Reads the body of a successful response. Any other response becomes an error.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
         match self.status {
-            200..=299 => serde_json::from_slice(&self.body).map_err(|e| Error::unavailable(format!("an answer that cannot be read: {e}"))),
-            300..=399 => Err(Error::refused(self.status, "redirect", "a redirect, which is not followed; is the URL right?")),
+            200..=299 => serde_json::from_slice(&self.body)
+                .map_err(|e| Error::unavailable(format!("an answer that cannot be read: {e}"))),
+            300..=399 => {
+                Err(Error::refused(self.status, "redirect", "a redirect, which is not followed; is the URL right?"))
+            }
             status => Err(serde_json::from_slice::<Problem>(&self.body).unwrap_or_default().into_error(status)),
         }
     }

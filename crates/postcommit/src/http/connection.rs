@@ -72,15 +72,20 @@ impl Connections {
             return self.read(kept, response).await;
         }
         let mut sender = self.open().await.map_err(|error| Unsettled::new(shown("cannot connect", &error)))?;
-        let response = sender.send_request(request.map(Full::new)).await.map_err(|error| Unsettled::new(shown("no answer", &error)))?;
+        let response = sender
+            .send_request(request.map(Full::new))
+            .await
+            .map_err(|error| Unsettled::new(shown("no answer", &error)))?;
         self.read(sender, response).await
     }
 
     async fn read(&self, sender: Sender, response: Response<Incoming>) -> Result<Answer, Unsettled> {
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-            Some(_) => Unsettled::new(format!("an answer of more than {ANSWER_BYTES} bytes")),
-            None => Unsettled::new(shown("the answer is incomplete", &*error)),
+        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| {
+            match error.downcast_ref::<LengthLimitError>() {
+                Some(_) => Unsettled::new(format!("an answer of more than {ANSWER_BYTES} bytes")),
+                None => Unsettled::new(shown("the answer is incomplete", &*error)),
+            }
         })?;
         self.keep(sender);
         Ok(Answer::new(head.status.as_u16(), &head.headers, body.to_bytes()))
@@ -148,7 +153,8 @@ async fn connector(extra: Vec<CertificateDer<'static>>) -> io::Result<TlsConnect
     if roots.is_empty() {
         return Err(io::Error::other("the system has no root certificates; give root_certificates"));
     }
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();
     let mut config = builder.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))

@@ -63,11 +63,15 @@ async fn c12_enqueue_and_cancel_in_one_transaction_sends_nothing<A: Adapter>(mut
 
 async fn c12_a_cancel_of_a_delivery_being_sent_is_recorded_and_not_counted<A: Adapter>(mut world: World<A>) {
     let id = world.enqueue(&booking("k").build().unwrap()).await.unwrap();
-    let queue = if A::KIND == crate::adapter::Kind::Sqlite { "postcommit_delivery_queue" } else { "postcommit.delivery_queue" };
+    let queue =
+        if A::KIND == crate::adapter::Kind::Sqlite { "postcommit_delivery_queue" } else { "postcommit.delivery_queue" };
     world.run(&format!("UPDATE {queue} SET lease_token = '00000000-0000-4000-8000-000000000001'")).await;
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 0);
     assert_eq!(world.count("delivery_queue").await, 1);
-    assert_eq!(world.all("SELECT CAST(notification_id AS text) FROM postcommit.cancel_request").await, [id.to_string()]);
+    assert_eq!(
+        world.all("SELECT CAST(notification_id AS text) FROM postcommit.cancel_request").await,
+        [id.to_string()]
+    );
 }
 
 async fn c12_a_cancelled_key_stays_used<A: Adapter>(mut world: World<A>) {

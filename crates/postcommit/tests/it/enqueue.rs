@@ -182,7 +182,10 @@ async fn e13_provenance_is_stored_with_both_times<A: Adapter>(mut world: World<A
     assert_eq!(there.to_string(), "2026-03-15T09:29:58.123456Z");
     // SQLite's clock has a resolution of milliseconds, and rounds.
     let tick = Duration::from_millis(2);
-    assert!(before <= received.plus(tick) && received <= after.plus(tick), "received {received}, enqueued {before} to {after}");
+    assert!(
+        before <= received.plus(tick) && received <= after.plus(tick),
+        "received {received}, enqueued {before} to {after}"
+    );
 }
 
 async fn unicode_is_stored_unchanged<A: Adapter>(mut world: World<A>) {
@@ -258,7 +261,10 @@ async fn d4_enqueue_writes_the_queue_and_nothing_else<A: Adapter>(mut world: Wor
     // No server runs here, and the recipient's host does not exist: enqueue succeeds nevertheless.
     let note = booking("k").to(Recipient::webhook("https://nowhere.invalid/hook")).build().unwrap();
     let id = world.enqueue(&note).await.unwrap();
-    assert_eq!(world.all("SELECT CAST(notification_id AS text) FROM postcommit.delivery_queue").await, [id.to_string()]);
+    assert_eq!(
+        world.all("SELECT CAST(notification_id AS text) FROM postcommit.delivery_queue").await,
+        [id.to_string()]
+    );
     assert_eq!(world.all("SELECT status FROM postcommit.notification_status").await, ["pending"]);
     for table in ["attempt", "delivery_ledger", "cancel_request", "key_conflict", "stale_settle", "provider"] {
         assert_eq!(world.count(table).await, 0, "{table}");

@@ -57,7 +57,11 @@ async fn a_request_is_what_the_contract_says() {
     assert_eq!(requests[0].header("authorization"), Some(format!("Bearer {KEY}").as_str()));
     assert_eq!(requests[0].header("content-type"), Some("application/json"));
     assert_eq!(first["idempotency_key"], "booking:1:confirmed:1");
-    assert_eq!((&first["tenant"], &first["strict"]), (&Value::Null, &Value::Null), "the key has a tenant; HTTP is always strict");
+    assert_eq!(
+        (&first["tenant"], &first["strict"]),
+        (&Value::Null, &Value::Null),
+        "the key has a tenant; HTTP is always strict"
+    );
     assert_eq!(requests[1].json()["tenant"], "other");
     assert_eq!(server.connections(), 1, "the connection is kept");
 }
@@ -119,7 +123,9 @@ async fn refusals_are_final_and_typed() {
 async fn a_conflict_names_the_key_and_the_first_id() {
     let server = HttpServer::start(|_| problem(409, "key-conflict", json!({"first": ID})));
     match client(&server).enqueue(&note()).await.unwrap_err() {
-        Error::Conflict { key, first } => assert_eq!((key.as_str(), first.to_string().as_str()), ("booking:1:confirmed:1", ID)),
+        Error::Conflict { key, first } => {
+            assert_eq!((key.as_str(), first.to_string().as_str()), ("booking:1:confirmed:1", ID))
+        }
         other => panic!("{other}"),
     }
 }
@@ -144,7 +150,8 @@ async fn invalid_responses_end_in_an_error() {
         (Reply::json(202, json!({"ID": 1})), "an answer that cannot be read"),
     ];
     for (reply, expected) in broken {
-        let slow_enough = if matches!(reply, Reply::Hang) { Duration::from_millis(200) } else { postcommit_testkit::GUARD };
+        let slow_enough =
+            if matches!(reply, Reply::Hang) { Duration::from_millis(200) } else { postcommit_testkit::GUARD };
         let server = HttpServer::start(move |_| reply.clone());
         let client = Client::builder(server.url(""), KEY).repeats(0).timeout(slow_enough).build().unwrap();
         let error = client.enqueue(&note()).await.unwrap_err();
@@ -173,7 +180,8 @@ async fn a_kept_connection_that_was_closed_costs_no_try() {
 #[tokio::test]
 async fn each_notification_of_a_batch_has_its_own_result() {
     let server = HttpServer::start(|_| {
-        let conflict = json!({"type": "urn:postcommit:problem:key-conflict", "status": 409, "detail": "used", "first": ID});
+        let conflict =
+            json!({"type": "urn:postcommit:problem:key-conflict", "status": 409, "detail": "used", "first": ID});
         let results = json!([{"status": 202, "id": ID, "duplicate": false}, {"status": 409, "problem": conflict}]);
         Reply::json(200, json!({"accepted": 1, "duplicates": 0, "refused": 1, "results": results}))
     });
@@ -201,7 +209,9 @@ async fn neither_errors_nor_debug_show_the_key() {
 async fn tls_server(name: &str) -> (String, String) {
     let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions().unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let config = config.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

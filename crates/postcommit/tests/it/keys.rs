@@ -48,7 +48,11 @@ async fn a5_a_key_is_remembered_across_transactions<A: Adapter>(mut world: World
 
 async fn a5_due_time_and_priority_are_not_content<A: Adapter>(mut world: World<A>) {
     let first = world.enqueue(&booking("k").build().unwrap()).await.unwrap();
-    let later = booking("k").priority(9).due_at(std::time::SystemTime::now()).correlation_id("other").source(Source::site("other"));
+    let later = booking("k")
+        .priority(9)
+        .due_at(std::time::SystemTime::now())
+        .correlation_id("other")
+        .source(Source::site("other"));
     assert_eq!(world.enqueue(&later.strict().build().unwrap()).await.unwrap(), first);
     assert_eq!(world.count("key_conflict").await, 0);
     assert_eq!(world.stored(first).await["priority"], 5);
@@ -151,7 +155,8 @@ fn with_payload(key: &str, payload: &str) -> Notification {
 }
 
 async fn d3_key_order_in_the_payload_is_not_other_content<A: Adapter>(mut world: World<A>) {
-    let texts = [r#"{"b": [1, {"y": null, "x": "é"}], "a": 1.50}"#, "{\"a\":1.50,\n\"b\":[1,{\"x\":\"\\u00e9\",\"y\":null}]}"];
+    let texts =
+        [r#"{"b": [1, {"y": null, "x": "é"}], "a": 1.50}"#, "{\"a\":1.50,\n\"b\":[1,{\"x\":\"\\u00e9\",\"y\":null}]}"];
     let first = world.enqueue(&with_payload("k", texts[0])).await.unwrap();
     let mut strict = with_payload("k", texts[1]);
     strict.strict = true;
@@ -159,10 +164,14 @@ async fn d3_key_order_in_the_payload_is_not_other_content<A: Adapter>(mut world:
     // serde_json sorts keys by default. Other languages do not.
     let unsorted = r#"'{"b": [1, {"y": null, "x": "é"}], "a": 1.5}'"#;
     match A::KIND {
-        Kind::Postgres => world.run(&format!("SELECT postcommit.enqueue('level.high', {unsorted}, 'k', strict => true)")).await,
+        Kind::Postgres => {
+            world.run(&format!("SELECT postcommit.enqueue('level.high', {unsorted}, 'k', strict => true)")).await
+        }
         Kind::Sqlite => {
             let columns = "event_type, payload, idempotency_key, strict";
-            world.run(&format!("INSERT INTO postcommit_enqueue ({columns}) VALUES ('level.high', {unsorted}, 'k', 1)")).await;
+            world
+                .run(&format!("INSERT INTO postcommit_enqueue ({columns}) VALUES ('level.high', {unsorted}, 'k', 1)"))
+                .await;
         }
     }
     assert_eq!(world.count("notification").await, 1);
@@ -171,7 +180,13 @@ async fn d3_key_order_in_the_payload_is_not_other_content<A: Adapter>(mut world:
 
 async fn d3_number_spelling_and_array_order_are_other_content<A: Adapter>(mut world: World<A>) {
     world.enqueue(&with_payload("k", r#"{"a": [1, 2]}"#)).await.unwrap();
-    for other in [r#"{"a": [2, 1]}"#, r#"{"a": [1, 2.0]}"#, r#"{"a": ["1", 2]}"#, r#"{"a": [1, 2, null]}"#, r#"{"a": {"0": 1, "1": 2}}"#] {
+    for other in [
+        r#"{"a": [2, 1]}"#,
+        r#"{"a": [1, 2.0]}"#,
+        r#"{"a": ["1", 2]}"#,
+        r#"{"a": [1, 2, null]}"#,
+        r#"{"a": {"0": 1, "1": 2}}"#,
+    ] {
         let mut strict = with_payload("k", other);
         strict.strict = true;
         let refused = world.enqueue(&strict).await.unwrap_err();

@@ -14,7 +14,12 @@ fn crates_with(feature: &str) -> BTreeSet<String> {
         .output()
         .unwrap();
     assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
-    String::from_utf8(tree.stdout).unwrap().split_whitespace().filter(|word| *word != "(*)").map(str::to_owned).collect()
+    String::from_utf8(tree.stdout)
+        .unwrap()
+        .split_whitespace()
+        .filter(|word| *word != "(*)")
+        .map(str::to_owned)
+        .collect()
 }
 
 fn refute(crates: &BTreeSet<String>, heavy: &[&str]) {
@@ -28,7 +33,10 @@ fn refute(crates: &BTreeSet<String>, heavy: &[&str]) {
 fn sdk_alone_is_light() {
     let crates = crates_with("tokio-postgres");
     assert!(crates.contains("tokio_postgres"), "this is not the SDK's tree: {crates:?}");
-    refute(&crates, &["axum", "reqwest", "lettre", "minijinja", "rusqlite", "rustls", "sqlx", "hyper", "postcommit_engine"]);
+    refute(
+        &crates,
+        &["axum", "reqwest", "lettre", "minijinja", "rusqlite", "rustls", "sqlx", "hyper", "postcommit_engine"],
+    );
 }
 
 /// HTTP/1.1 and TLS only: no URL parser, no HTTP/2, no cookies, no decompression.
@@ -36,6 +44,20 @@ fn sdk_alone_is_light() {
 fn sdk_with_http_is_light() {
     let crates = crates_with("http");
     assert!(crates.contains("hyper"), "this is not the SDK's tree: {crates:?}");
-    refute(&crates, &["axum", "reqwest", "h2", "url", "idna", "tower_http", "rusqlite", "sqlx", "tokio_postgres", "postcommit_engine"]);
+    refute(
+        &crates,
+        &[
+            "axum",
+            "reqwest",
+            "h2",
+            "url",
+            "idna",
+            "tower_http",
+            "rusqlite",
+            "sqlx",
+            "tokio_postgres",
+            "postcommit_engine",
+        ],
+    );
     assert!(crates.len() <= 65, "{} crates: {crates:?}", crates.len());
 }

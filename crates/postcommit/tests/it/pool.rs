@@ -23,7 +23,9 @@ async fn a1_with_the_hook_a_dropped_begin_on_postgres_loses_nothing() {
     Store::open(&database.url).await.unwrap().db().migrate().await.unwrap();
     let pool = PgPoolOptions::new()
         .max_connections(1)
-        .after_release(|connection, _| Box::pin(async move { sqlx::query("ROLLBACK").execute(connection).await.map(|_| true) }))
+        .after_release(|connection, _| {
+            Box::pin(async move { sqlx::query("ROLLBACK").execute(connection).await.map(|_| true) })
+        })
         .connect(&database.url)
         .await
         .unwrap();
@@ -34,7 +36,8 @@ async fn a1_with_the_hook_a_dropped_begin_on_postgres_loses_nothing() {
     let mut connection = pool.acquire().await.unwrap();
     adapters::sqlx::postgres::enqueue(&mut connection, &booking("k").build().unwrap()).await.unwrap();
     let mut onlooker = sqlx::PgConnection::connect(&database.url).await.unwrap();
-    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM postcommit.notification").fetch_one(&mut onlooker).await.unwrap();
+    let count: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM postcommit.notification").fetch_one(&mut onlooker).await.unwrap();
     assert_eq!(count, 1);
 }
 
@@ -53,6 +56,7 @@ async fn a1_without_a_hook_a_dropped_begin_on_sqlite_loses_nothing() {
     }
     // As another process sees it.
     let mut onlooker = sqlx::SqliteConnection::connect_with(&options).await.unwrap();
-    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM postcommit_notification").fetch_one(&mut onlooker).await.unwrap();
+    let count: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM postcommit_notification").fetch_one(&mut onlooker).await.unwrap();
     assert_eq!(count, 100);
 }

@@ -36,7 +36,10 @@ async fn assert_enqueued_panics_with_the_notifications_it_found<A: Adapter>(mut 
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let text = panic_of(async move { world.assert_enqueued("booking.confirmed", Some("999")).await }).await.unwrap();
-    assert!(text.starts_with(r#"expected a notification "booking.confirmed" about "999" in this transaction"#), "{text}");
+    assert!(
+        text.starts_with(r#"expected a notification "booking.confirmed" about "999" in this transaction"#),
+        "{text}"
+    );
     assert!(text.ends_with(r#"it sees [("booking.confirmed", Some("12345"))]"#), "{text}");
 }
 
@@ -53,7 +56,10 @@ async fn refute_enqueued_panics_when_a_notification_matches<A: Adapter>(mut worl
     world.run("BEGIN").await;
     world.enqueue(&booking("k").build().unwrap()).await.unwrap();
     let text = panic_of(async move { world.refute_enqueued("booking.confirmed", Some("12345")).await }).await.unwrap();
-    assert!(text.starts_with(r#"expected no notification "booking.confirmed" about "12345" in this transaction"#), "{text}");
+    assert!(
+        text.starts_with(r#"expected no notification "booking.confirmed" about "12345" in this transaction"#),
+        "{text}"
+    );
 }
 
 async fn refute_enqueued_finds_a_match_among_many_notifications<A: Adapter>(mut world: World<A>) {

@@ -107,7 +107,10 @@ pub async fn count<A: Adapter>(app: &mut A, table: &str) -> usize {
 
 /// A notification for the cases, each of which changes the fields it tests.
 pub fn booking(key: &str) -> Builder {
-    Notification::event("booking.confirmed", json!({"bookingId": 12345})).key(key).entity("12345").to(Recipient::email("guest@example.com"))
+    Notification::event("booking.confirmed", json!({"bookingId": 12345}))
+        .key(key)
+        .entity("12345")
+        .to(Recipient::email("guest@example.com"))
 }
 
 const STORED_POSTGRES: &str = "SELECT json_build_object('event_type', event_type, 'payload', payload, 'idempotency_key', idempotency_key,

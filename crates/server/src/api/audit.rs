@@ -43,7 +43,11 @@ pub async fn list_audit(
     Paged(wanted, page): Paged<AuditQuery>,
 ) -> Result<Json<Listing<AuditRow>>, Problem> {
     let limit = page.limit();
-    let names = [("actor", wanted.actor.as_deref()), ("action", wanted.action.as_deref()), ("subject", wanted.subject.as_deref())];
+    let names = [
+        ("actor", wanted.actor.as_deref()),
+        ("action", wanted.action.as_deref()),
+        ("subject", wanted.subject.as_deref()),
+    ];
     check_lengths(&names, limits::NAME_CHARS)?;
     let filter = AuditFilter {
         tenant: caller.whose(),

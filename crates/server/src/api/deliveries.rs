@@ -74,16 +74,20 @@ pub struct DeliveryDone {
 async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<DeliveryDone>, Problem> {
     let store = caller.store(app);
     match acts::on_ids(&store, caller.whose(), act, &[Some(id)]).await?.pop() {
-        Some(Acted::Done) => {
-            Ok(Json(DeliveryDone { id: id.to_string(), state: if act == Act::Retry { "pending" } else { "discarded" }.into() }))
-        }
+        Some(Acted::Done) => Ok(Json(DeliveryDone {
+            id: id.to_string(),
+            state: if act == Act::Retry { "pending" } else { "discarded" }.into(),
+        })),
         Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
         _ => Err(Problem::not_found("delivery")),
     }
 }
 
 fn not_parked(state: &str) -> Problem {
-    Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}; only what is parked can be retried or discarded"))
+    Problem::new(
+        ProblemKind::StateConflict,
+        format!("the delivery is {state}; only what is parked can be retried or discarded"),
+    )
 }
 
 /// Sets a parked delivery back to pending, with its counters reset. A delivery that was sent is not sent again.
@@ -248,7 +252,9 @@ fn refused(error: FilterError) -> Problem {
     match error {
         FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),
         FilterError::Stuck => Problem::invalid("filter.stuck", error.to_string()),
-        FilterError::Empty => Problem::invalid("filter", format!(r#"{error}; {{"state": "parked"}} is all that is parked"#)),
+        FilterError::Empty => {
+            Problem::invalid("filter", format!(r#"{error}; {{"state": "parked"}} is all that is parked"#))
+        }
     }
 }
 

@@ -50,7 +50,11 @@ pub struct PassResult {
 /// most 30 seconds.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
     responses((status = 200, description = "Done", body = PassResult), ProblemResponses))]
-pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): Params<PassQuery>) -> Result<Json<PassResult>, Problem> {
+pub async fn dispatch(
+    State(app): State<AppState>,
+    Ops(_): Ops,
+    Params(bound): Params<PassQuery>,
+) -> Result<Json<PassResult>, Problem> {
     let seconds = bound.seconds.unwrap_or(30);
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("seconds", format!("is {seconds}; 1 to {SECONDS_MAX} are allowed")));
@@ -65,10 +69,11 @@ pub async fn dispatch(State(app): State<AppState>, Ops(_): Ops, Params(bound): P
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more = match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass ended without a result"))?? {
-        dispatch::PassOutcome::Done { more } => more,
-        dispatch::PassOutcome::Elsewhere => return Err(under_way()),
-    };
+    let more =
+        match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass ended without a result"))?? {
+            dispatch::PassOutcome::Done { more } => more,
+            dispatch::PassOutcome::Elsewhere => return Err(under_way()),
+        };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Ok(Json(PassResult {
         sent: count(&tally.sent),

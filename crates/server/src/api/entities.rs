@@ -96,8 +96,12 @@ pub async fn cancel_entity(
 ) -> Result<Json<Cancelled>, Problem> {
     let length = what.event_type.as_ref().map_or(1, |name| name.chars().count());
     if !(1..=limits::NAME_CHARS).contains(&length) {
-        return Err(Problem::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
+        return Err(Problem::invalid(
+            "event_type",
+            format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS),
+        ));
     }
-    let (cancelled, under_way) = caller.store(&app).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
+    let (cancelled, under_way) =
+        caller.store(&app).cancel_entity(caller.tenant(), &entity, what.event_type.as_deref()).await?;
     Ok(Json(Cancelled { cancelled, under_way }))
 }

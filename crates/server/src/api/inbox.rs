@@ -63,7 +63,19 @@ pub struct InboxMessage {
 
 impl From<InboxRow> for InboxMessage {
     fn from(row: InboxRow) -> Self {
-        let InboxRow { id, position, event_type, entity, title, body, action_url, data, created_at, read_at, archived_at } = row;
+        let InboxRow {
+            id,
+            position,
+            event_type,
+            entity,
+            title,
+            body,
+            action_url,
+            data,
+            created_at,
+            read_at,
+            archived_at,
+        } = row;
         Self { id, position, event_type, entity, title, body, action_url, data, created_at, read_at, archived_at }
     }
 }
@@ -96,11 +108,19 @@ pub struct InboxListing {
 /// A user's messages, newest first.
 #[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), InboxQuery, PageQuery, TenantQuery), responses((status = 200, description = "A page", body = InboxListing), ProblemResponses))]
-pub async fn list_inbox(visitor: Visitor, Paged(wanted, page): Paged<InboxQuery>) -> Result<Json<InboxListing>, Problem> {
+pub async fn list_inbox(
+    visitor: Visitor,
+    Paged(wanted, page): Paged<InboxQuery>,
+) -> Result<Json<InboxListing>, Problem> {
     let (before, limit) = (page.place()?, page.limit());
     let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder, before, limit + 1).await?;
     let Listing { items, next } = Listing::of(found.messages, limit, |message| message.position);
-    Ok(Json(InboxListing { items: items.into_iter().map(Into::into).collect(), next, unread: found.unread, position: found.position }))
+    Ok(Json(InboxListing {
+        items: items.into_iter().map(Into::into).collect(),
+        next,
+        unread: found.unread,
+        position: found.position,
+    }))
 }
 
 /// How many messages are unread.
@@ -190,7 +210,10 @@ pub async fn archive_message(visitor: Visitor, Path((_, id)): Path<(String, Stri
 /// Moves a message out of the archive; it stays read or unread.
 #[utoipa::path(post, path = "/v1/inbox/{user}/{id}/unarchive", tag = "inbox", security(("key" = ["operate"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), ("id" = String, Path), TenantQuery), responses((status = 200, description = "Done", body = Marked), ProblemResponses))]
-pub async fn unarchive_message(visitor: Visitor, Path((_, id)): Path<(String, String)>) -> Result<Json<Marked>, Problem> {
+pub async fn unarchive_message(
+    visitor: Visitor,
+    Path((_, id)): Path<(String, String)>,
+) -> Result<Json<Marked>, Problem> {
     mark(&visitor, &id, Mark::Unarchive).await
 }
 

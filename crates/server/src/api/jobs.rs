@@ -28,7 +28,11 @@ pub async fn list_jobs(
 /// The progress of a job.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The job", body = Job), ProblemResponses))]
-pub async fn get_job(State(app): State<AppState>, Reader(caller): Reader, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+pub async fn get_job(
+    State(app): State<AppState>,
+    Reader(caller): Reader,
+    Id(id): Id<Uuid>,
+) -> Result<Json<Job>, Problem> {
     let job = caller.store(&app).job(caller.whose(), id).await?;
     job.map(Json).ok_or_else(|| Problem::not_found("job"))
 }
@@ -36,9 +40,17 @@ pub async fn get_job(State(app): State<AppState>, Reader(caller): Reader, Id(id)
 /// Stops a job after the slice that is under way. What was done stays done.
 #[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "It does no more", body = Job), ProblemResponses))]
-pub async fn cancel_job(State(app): State<AppState>, Operator(caller): Operator, Id(id): Id<Uuid>) -> Result<Json<Job>, Problem> {
+pub async fn cancel_job(
+    State(app): State<AppState>,
+    Operator(caller): Operator,
+    Id(id): Id<Uuid>,
+) -> Result<Json<Job>, Problem> {
     let store = caller.store(&app);
     let was_open = store.cancel_job(caller.whose(), id).await?;
     let job = store.job(caller.whose(), id).await?.ok_or_else(|| Problem::not_found("job"))?;
-    if was_open { Ok(Json(job)) } else { Err(Problem::new(ProblemKind::StateConflict, format!("the job is {}", job.state))) }
+    if was_open {
+        Ok(Json(job))
+    } else {
+        Err(Problem::new(ProblemKind::StateConflict, format!("the job is {}", job.state)))
+    }
 }

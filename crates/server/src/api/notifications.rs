@@ -8,7 +8,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
 use postcommit_channel::model::DeliveryState;
-use postcommit_engine::store::{Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status};
+use postcommit_engine::store::{
+    Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status,
+};
 use postcommit_engine::trace::{Begun, SpanKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -141,10 +143,9 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut all = headers.get_all(IDEMPOTENCY_KEY).iter();
     match (all.next(), all.next()) {
         (None, _) => Ok(None),
-        (Some(only), None) => only
-            .to_str()
-            .map(Some)
-            .map_err(|_| Problem::invalid("Idempotency-Key", "must be plain ASCII in a header; use the body's field for others")),
+        (Some(only), None) => only.to_str().map(Some).map_err(|_| {
+            Problem::invalid("Idempotency-Key", "must be plain ASCII in a header; use the body's field for others")
+        }),
         _ => Err(Problem::invalid("Idempotency-Key", "is given more than once")),
     }
 }
@@ -191,7 +192,12 @@ impl Enqueueing {
 
     pub(super) fn end(self, app: &App, count: usize) {
         if let Some(begun) = self.0 {
-            app.tools.tracer.end(begun.ended("enqueue", SpanKind::Producer, vec![("postcommit.count", count.to_string())], None));
+            app.tools.tracer.end(begun.ended(
+                "enqueue",
+                SpanKind::Producer,
+                vec![("postcommit.count", count.to_string())],
+                None,
+            ));
         }
     }
 }
@@ -259,9 +265,12 @@ pub struct EnqueuedItem {
 impl From<Result<Enqueued, Problem>> for EnqueuedItem {
     fn from(result: Result<Enqueued, Problem>) -> Self {
         match result {
-            Ok(Enqueued { id, duplicate }) => {
-                Self { status: if duplicate { 200 } else { 202 }, id: Some(id), duplicate: Some(duplicate), problem: None }
-            }
+            Ok(Enqueued { id, duplicate }) => Self {
+                status: if duplicate { 200 } else { 202 },
+                id: Some(id),
+                duplicate: Some(duplicate),
+                problem: None,
+            },
             Err(problem) => {
                 let body = problem.body();
                 Self { status: body.status, id: None, duplicate: None, problem: Some(body) }
@@ -285,7 +294,10 @@ pub async fn enqueue_notifications(
     let trace = Enqueueing::below(&app, traced);
     let count = batch.notifications.len();
     if !(1..=limits::BATCH).contains(&count) {
-        return Err(Problem::invalid("notifications", format!("has {count} entries; 1 to {} are allowed", limits::BATCH)));
+        return Err(Problem::invalid(
+            "notifications",
+            format!("has {count} entries; 1 to {} are allowed", limits::BATCH),
+        ));
     }
     let mut results: Vec<Option<EnqueuedItem>> = Vec::with_capacity(count);
     let (mut sound, mut places) = (Vec::new(), Vec::new());
@@ -308,12 +320,21 @@ pub async fn enqueue_notifications(
     }
     let results: Vec<EnqueuedItem> = results.into_iter().flatten().collect();
     let having = |duplicate: bool| results.iter().filter(|item| item.duplicate == Some(duplicate)).count();
-    Ok(Json(EnqueuedMany { accepted: having(false), duplicates: having(true), refused: count - having(false) - having(true), results }))
+    Ok(Json(EnqueuedMany {
+        accepted: having(false),
+        duplicates: having(true),
+        refused: count - having(false) - having(true),
+        results,
+    }))
 }
 
 /// A client that hung up will repeat the batch, perhaps without keys: do not begin it.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
-    if waits.has_left() { Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued")) } else { Ok(()) }
+    if waits.has_left() {
+        Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued"))
+    } else {
+        Ok(())
+    }
 }
 
 /// Which notifications to list.
@@ -357,10 +378,19 @@ pub struct NotificationQuery {
 }
 
 impl NotificationQuery {
-    fn filter(self, page: &PageQuery, whose: Option<i32>, stuck_after: Duration) -> Result<NotificationFilter, Problem> {
-        let words: Vec<String> = self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
+    fn filter(
+        self,
+        page: &PageQuery,
+        whose: Option<i32>,
+        stuck_after: Duration,
+    ) -> Result<NotificationFilter, Problem> {
+        let words: Vec<String> =
+            self.title.iter().flat_map(|title| title.split_whitespace()).map(str::to_owned).collect();
         if words.len() > TITLE_WORDS {
-            return Err(Problem::invalid("title", format!("has {} words; at most {TITLE_WORDS} are allowed", words.len())));
+            return Err(Problem::invalid(
+                "title",
+                format!("has {} words; at most {TITLE_WORDS} are allowed", words.len()),
+            ));
         }
         let names = [
             ("channel", self.channel.as_deref()),

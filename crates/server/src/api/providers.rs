@@ -101,13 +101,20 @@ impl From<ProviderError> for Problem {
             ProviderError::Field(problem) | ProviderError::Untestable(problem) => Self::of_field(&problem),
             ProviderError::Exists(_) => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
             ProviderError::TooMany => Self::new(ProblemKind::StateConflict, error.to_string()).about("name"),
-            ProviderError::Outdated { .. } => Self::new(ProblemKind::StateConflict, error.to_string()).about("revision"),
+            ProviderError::Outdated { .. } => {
+                Self::new(ProblemKind::StateConflict, error.to_string()).about("revision")
+            }
             ProviderError::Overtaken(_) => Self::new(ProblemKind::StateConflict, error.to_string()).retry_after(1),
             ProviderError::Unknown(_) => Self::not_found("provider"),
-            ProviderError::Waited(..) | ProviderError::InApp => Self::new(ProblemKind::StateConflict, error.to_string()),
+            ProviderError::Waited(..) | ProviderError::InApp => {
+                Self::new(ProblemKind::StateConflict, error.to_string())
+            }
             ProviderError::Secrets(problem) => {
                 tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
-                Self::new(ProblemKind::Unavailable, "the server's key for secrets is not available; its log has details")
+                Self::new(
+                    ProblemKind::Unavailable,
+                    "the server's key for secrets is not available; its log has details",
+                )
             }
             ProviderError::Database(problem) => problem.into(),
         }
@@ -230,7 +237,11 @@ fn guarantees() -> Object {
     let names = Guarantee::ALL.into_iter().map(|guarantee| Value::from(guarantee.name()));
     let about = "What happens when an outcome is unclear; none is the driver's default.";
     let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
-    ObjectBuilder::new().schema_type(text_or_null).enum_values(Some(names.chain([Value::Null]))).description(Some(about)).build()
+    ObjectBuilder::new()
+        .schema_type(text_or_null)
+        .enum_values(Some(names.chain([Value::Null])))
+        .description(Some(about))
+        .build()
 }
 
 /// Distinguishes a field that is left out from null.
@@ -265,7 +276,10 @@ pub async fn create_provider(
     let made = workshop(&app, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
-    Ok((StatusCode::CREATED, Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret })))
+    Ok((
+        StatusCode::CREATED,
+        Json(MadeProvider { provider: shown(&app, &store, &caller, &name).await?, signing_secret }),
+    ))
 }
 
 async fn shown(app: &App, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
@@ -303,7 +317,11 @@ pub async fn update_provider(
 /// Removes a provider that no delivery waits for.
 #[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
     responses((status = 204, description = "It is gone"), ProblemResponses))]
-pub async fn delete_provider(State(app): State<AppState>, Editor(caller): Editor, Id(name): Id<String>) -> Result<StatusCode, Problem> {
+pub async fn delete_provider(
+    State(app): State<AppState>,
+    Editor(caller): Editor,
+    Id(name): Id<String>,
+) -> Result<StatusCode, Problem> {
     workshop(&app, &caller.store_of_one(&app)).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -342,7 +360,9 @@ pub async fn pause_provider(
     match host_of(why.host.as_deref())? {
         None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
         Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == CloseOutcome::TooMany => {
-            let detail = format!("{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+            let detail = format!(
+                "{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider"
+            );
             return Err(Problem::new(ProblemKind::StateConflict, detail).about("host"));
         }
         Some(_) => {}

@@ -22,12 +22,20 @@ impl PartialSchema for To {
             object([("user", text(limits::NAME_CHARS).description(Some("A user by the application's id")))]),
             object([("list", address().description(Some("A named list")))]),
             object([("email", address().pattern(Some("^[^@]+@[^@]+$")).description(Some("A mail address")))]),
-            object([("phone", text(16).pattern(Some(r"^\+[0-9]{7,15}$")).description(Some("A phone number in E.164")))]),
+            object([(
+                "phone",
+                text(16).pattern(Some(r"^\+[0-9]{7,15}$")).description(Some("A phone number in E.164")),
+            )]),
             object([("slack", url().description(Some("A Slack incoming webhook. The URL is a secret")))]),
             object([("teams", url().description(Some("A Teams workflow webhook. The URL is a secret")))]),
             object([("webhook", url().description(Some("An endpoint that receives signed JSON")))]),
             object([
-                ("provider", text(limits::SHORT_NAME_CHARS).pattern(Some("^[A-Za-z0-9_.-]+$")).description(Some("A provider by its name"))),
+                (
+                    "provider",
+                    text(limits::SHORT_NAME_CHARS)
+                        .pattern(Some("^[A-Za-z0-9_.-]+$"))
+                        .description(Some("A provider by its name")),
+                ),
                 ("address", address().description(Some("An address that it understands"))),
             ]),
         ];
@@ -43,7 +51,9 @@ fn text(most: usize) -> ObjectBuilder {
 /// All of these fields and no others.
 fn object<const N: usize>(fields: [(&str, ObjectBuilder); N]) -> ObjectBuilder {
     fields.into_iter().fold(
-        ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(AdditionalProperties::FreeForm(false))),
+        ObjectBuilder::new()
+            .schema_type(Type::Object)
+            .additional_properties(Some(AdditionalProperties::FreeForm(false))),
         |object, (name, field)| object.property(name, field).required(name),
     )
 }

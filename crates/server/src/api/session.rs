@@ -47,6 +47,9 @@ pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: H
         // The session ends whatever tenant the query names.
         caller.store_of_all(&app).end_session(token).await?;
     }
-    Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, format!("{COOKIE}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0"))])
+    Ok((
+        StatusCode::NO_CONTENT,
+        [(header::SET_COOKIE, format!("{COOKIE}=; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=0"))],
+    )
         .into_response())
 }

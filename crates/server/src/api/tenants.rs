@@ -70,17 +70,29 @@ pub async fn suspend_tenant(
     let id = find(&app, &name).await?;
     let suspended = caller.store_of_all(&app).suspend_tenant(id, &why.reason).await?;
     app.auth.forget();
-    if suspended { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is suspended already")) }
+    if suspended {
+        shown(&app, id).await
+    } else {
+        Err(Problem::new(ProblemKind::StateConflict, "the tenant is suspended already"))
+    }
 }
 
 /// Resumes a suspended tenant.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
     responses((status = 200, description = "It goes on", body = TenantRow), ProblemResponses))]
-pub async fn resume_tenant(State(app): State<AppState>, Ops(caller): Ops, Id(name): Id<String>) -> Result<Json<TenantRow>, Problem> {
+pub async fn resume_tenant(
+    State(app): State<AppState>,
+    Ops(caller): Ops,
+    Id(name): Id<String>,
+) -> Result<Json<TenantRow>, Problem> {
     let id = find(&app, &name).await?;
     let resumed = caller.store_of_all(&app).resume_tenant(id).await?;
     app.auth.forget();
-    if resumed { shown(&app, id).await } else { Err(Problem::new(ProblemKind::StateConflict, "the tenant is not suspended")) }
+    if resumed {
+        shown(&app, id).await
+    } else {
+        Err(Problem::new(ProblemKind::StateConflict, "the tenant is not suspended"))
+    }
 }
 
 /// What to change.
@@ -118,7 +130,9 @@ impl From<TenantError> for Problem {
     fn from(error: TenantError) -> Self {
         match error {
             TenantError::Refused(problem) => Self::of_field(&problem),
-            TenantError::Taken(name) => Self::new(ProblemKind::StateConflict, format!("there is a tenant {name:?} already")).about("name"),
+            TenantError::Taken(name) => {
+                Self::new(ProblemKind::StateConflict, format!("there is a tenant {name:?} already")).about("name")
+            }
             TenantError::Database(problem) => problem.into(),
         }
     }

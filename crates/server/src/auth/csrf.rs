@@ -60,7 +60,10 @@ pub async fn keep_form_token(request: Request, next: Next) -> Response {
 
 fn is_form(headers: &HeaderMap) -> bool {
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    media_type.split(';').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded"))
+    media_type
+        .split(';')
+        .next()
+        .is_some_and(|name| name.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded"))
 }
 
 /// Whether a request comes from our own pages. Browsers name the origin of a change; other clients name none.

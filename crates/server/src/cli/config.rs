@@ -20,8 +20,11 @@ impl Config {
         match self {
             Self::Default => output::print(DEFAULTS.trim_end()),
             Self::Show => {
-                let rows: Vec<_> =
-                    layers.origins().into_iter().map(|o| json!({"setting": o.name, "value": o.value, "origin": o.origin})).collect();
+                let rows: Vec<_> = layers
+                    .origins()
+                    .into_iter()
+                    .map(|o| json!({"setting": o.name, "value": o.value, "origin": o.origin}))
+                    .collect();
                 output::list(
                     format,
                     &rows,

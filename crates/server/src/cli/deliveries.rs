@@ -94,7 +94,11 @@ impl List {
         };
         let page = store.delivery_rows(&filter).await?;
         let tenant = super::tenant_column(store, filter.tenant).await?;
-        output::list(format, &page.rows, &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>());
+        output::list(
+            format,
+            &page.rows,
+            &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>(),
+        );
         super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
@@ -120,20 +124,29 @@ fn missing(id: DeliveryId) -> Failure {
 async fn show(format: Format, store: &Store, id: DeliveryId) -> CommandResult {
     let row = store.delivery_row(None, id).await?.ok_or_else(|| missing(id))?;
     let key = store.delivery_key(None, id).await?.ok_or_else(|| missing(id))?;
-    let attempts: Vec<_> = store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
-    let (captured, story) = (captured(store, key.tenant).await?, store.notification_details(None, id.notification).await?);
+    let attempts: Vec<_> =
+        store.attempts(key.tenant, id.notification).await?.into_iter().filter(|a| a.delivery == row.id).collect();
+    let (captured, story) =
+        (captured(store, key.tenant).await?, store.notification_details(None, id.notification).await?);
     let mut told = json!(row);
     told["attempt_log"] = json!(attempts);
     output::one(format, &told, |_| {
         let past = story.iter().flat_map(|story| history(story, &row.id));
-        std::iter::once(format!("{}  {}", row.id, standing(&row, &captured))).chain(fields(&row)).chain(past).collect::<Vec<_>>().join("\n")
+        std::iter::once(format!("{}  {}", row.id, standing(&row, &captured)))
+            .chain(fields(&row))
+            .chain(past)
+            .collect::<Vec<_>>()
+            .join("\n")
     });
     Ok(Exit::Ok)
 }
 
 /// The fields of a delivery, most important first.
 fn fields(row: &DeliveryRow) -> Vec<String> {
-    let error = row.error_code.as_ref().map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
+    let error = row
+        .error_code
+        .as_ref()
+        .map(|code| row.last_error.as_ref().map_or_else(|| code.clone(), |text| format!("{code}: {text}")));
     let fields = [
         ("event type", Some(row.event_type.clone())),
         ("tenant", Some(row.tenant.clone())),
@@ -204,8 +217,12 @@ async fn tail(format: Format, store: &Store, since: u64, no_follow: bool) -> Com
         let now = store.now().await?.as_micros();
         let start = if printed.is_empty() { from } else { from.max(now - REACH) };
         // Two days back: a retry of an older notification is not followed.
-        let oldest =
-            Uuid::new_v7(uuid::Timestamp::from_unix_time(u64::try_from((now - 172_800_000_000).max(0) / 1_000_000).unwrap_or(0), 0, 0, 0));
+        let oldest = Uuid::new_v7(uuid::Timestamp::from_unix_time(
+            u64::try_from((now - 172_800_000_000).max(0) / 1_000_000).unwrap_or(0),
+            0,
+            0,
+            0,
+        ));
         for attempt in store.attempts_since(Timestamp::from_micros(start), oldest, 1000).await? {
             if printed.insert((attempt.delivery.clone(), attempt.seq)) {
                 output::one(format, &attempt, |a| {

@@ -59,9 +59,10 @@ impl Dispatch {
                 d["sent"], d["again"], d["parked"], d["dropped"]
             )
         });
-        if let (Some(id), true) =
-            (self.id, done.as_object().is_some_and(|counts| counts.values().all(|count| count == 0 || count.is_boolean())))
-        {
+        if let (Some(id), true) = (
+            self.id,
+            done.as_object().is_some_and(|counts| counts.values().all(|count| count == 0 || count.is_boolean())),
+        ) {
             let status = looked.notification_row(id).await?.map_or_else(|| "gone".into(), |row| row.status);
             say!(
                 "postcommit: nothing was done: it is {status}; a paused or held provider keeps what waits for it (`postcommit providers list`)"

@@ -94,7 +94,11 @@ async fn clock(store: &Store) -> Result<CheckResult, Failure> {
     let seconds = apart / 1_000_000;
     Ok(match seconds.abs() {
         0..=5 => finding("clock", "ok", "this host and the database agree"),
-        _ => finding("clock", "warning", format!("the database's clock is {seconds} s ahead of this host's; check time synchronisation")),
+        _ => finding(
+            "clock",
+            "warning",
+            format!("the database's clock is {seconds} s ahead of this host's; check time synchronisation"),
+        ),
     })
 }
 
@@ -112,7 +116,10 @@ async fn partitions(store: &Store) -> Result<Vec<CheckResult>, Failure> {
         finding(
             "partitions",
             "warning",
-            format!("{} rows are in default partitions; SELECT postcommit.make_partitions() moves them", health.in_default),
+            format!(
+                "{} rows are in default partitions; SELECT postcommit.make_partitions() moves them",
+                health.in_default
+            ),
         )
     });
     Ok(std::iter::once(ahead).chain(caught).collect())
@@ -136,11 +143,11 @@ fn delivering(there: &Attendance, now: Timestamp) -> CheckResult {
             finding("delivering", "ok", format!("by passes, the last one {pass} s ago; {waiting}"))
         }
         _ => {
-            let last =
-                ago(there.last_worker_at.max(there.last_pass_at)).map(|s| format!(", none was heard of for {s} s")).unwrap_or_default();
+            let last = ago(there.last_worker_at.max(there.last_pass_at))
+                .map(|s| format!(", none was heard of for {s} s"))
+                .unwrap_or_default();
             let result = if there.due + there.jobs > 0 { "problem" } else { "warning" };
-            let what =
-                "start `postcommit serve` or `postcommit serve --role worker`, or let cron run `postcommit dispatch --once` every minute";
+            let what = "start `postcommit serve` or `postcommit serve --role worker`, or let cron run `postcommit dispatch --once` every minute";
             finding("delivering", result, format!("no process delivers{last}; {waiting}: {what}"))
         }
     }
@@ -166,7 +173,9 @@ async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
     let health = store.queue_health().await?;
     let waiting = format!("{} waiting, {} parked", health.waiting, health.parked);
     let mut findings = vec![match health.oldest_due_s {
-        0..=600 if health.parked > 0 => finding("queue", "warning", format!("{waiting}: `postcommit deliveries list --state parked`")),
+        0..=600 if health.parked > 0 => {
+            finding("queue", "warning", format!("{waiting}: `postcommit deliveries list --state parked`"))
+        }
         0..=600 => finding("queue", "ok", waiting),
         late => finding(
             "queue",
@@ -180,7 +189,10 @@ async fn queue(store: &Store) -> Result<Vec<CheckResult>, Failure> {
         findings.push(finding(
             "leases",
             "warning",
-            format!("{} results came after their lease had run out; if this grows, raise dispatch.lease_s", health.stale_settles),
+            format!(
+                "{} results came after their lease had run out; if this grows, raise dispatch.lease_s",
+                health.stale_settles
+            ),
         ));
     }
     Ok(findings)
@@ -205,16 +217,24 @@ fn swallows(one: &Provider, all: &[Provider]) -> bool {
 }
 
 fn swallowing(one: &Provider, found: CheckResult) -> CheckResult {
-    let takes =
-        if one.channel == "*" { "every channel without another default".to_owned() } else { format!("the channel {}", one.channel) };
+    let takes = if one.channel == "*" {
+        "every channel without another default".to_owned()
+    } else {
+        format!("the channel {}", one.channel)
+    };
     let detail = format!("{}: it takes {takes}; it records and sends nothing", found.detail);
     finding("provider", "warning", detail)
 }
 
 fn provider(settings: &Settings, provider: &Provider, tenant: &str) -> CheckResult {
     let flag = if tenant == "default" { String::new() } else { format!(" --tenant {tenant}") };
-    let detail =
-        |text: String| if flag.is_empty() { format!("{}: {text}", provider.name) } else { format!("{tenant}/{}: {text}", provider.name) };
+    let detail = |text: String| {
+        if flag.is_empty() {
+            format!("{}: {text}", provider.name)
+        } else {
+            format!("{tenant}/{}: {text}", provider.name)
+        }
+    };
     if let Some(why) = &provider.paused {
         return finding(
             "provider",
@@ -250,8 +270,14 @@ mod tests {
         let ago = |seconds: i64| Some(Timestamp::from_micros(now.as_micros() - seconds * 1_000_000));
         let judged = |pass, due| {
             let oldest_due_at = ago(due).filter(|_| due > 0);
-            let there =
-                Attendance { workers: 0, last_worker_at: None, last_pass_at: ago(pass), due: i64::from(due > 0), oldest_due_at, jobs: 0 };
+            let there = Attendance {
+                workers: 0,
+                last_worker_at: None,
+                last_pass_at: ago(pass),
+                due: i64::from(due > 0),
+                oldest_due_at,
+                jobs: 0,
+            };
             delivering(&there, now).result
         };
         for (pass, due, expected) in [

@@ -95,7 +95,8 @@ impl Enqueue {
             say!("postcommit: no recipient is named: the notification will be parked");
         }
         let (key, strict) = (note.note().idempotency_key.clone(), note.note().strict);
-        let gone = || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
+        let gone =
+            || Failure::new(Exit::Failed, "the database did not say what became of it; repeat it under the same key");
         let accepted = store.accept(vec![note]).await.pop().ok_or_else(gone)?.map_err(super::refused)?;
         let Accepted { id, duplicate, conflict } = accepted;
         if conflict && strict {
@@ -157,7 +158,9 @@ pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Comm
     let started = clock::monotonic();
     let mut look = tokio::time::interval(Duration::from_millis(100));
     let mut status = String::from("pending");
-    while ["pending", "sending", "retrying"].contains(&status.as_str()) && started.elapsed() < Duration::from_secs(timeout) {
+    while ["pending", "sending", "retrying"].contains(&status.as_str())
+        && started.elapsed() < Duration::from_secs(timeout)
+    {
         look.tick().await;
         let gone = || Failure::new(Exit::NotFound, format!("notification {id} is gone"));
         status = store.notification_row(id).await?.ok_or_else(gone)?.status;
@@ -165,9 +168,10 @@ pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Comm
     super::notifications::show(format, store, id).await?;
     match status.as_str() {
         "sent" | "delivered" => Ok(Exit::Ok),
-        "pending" | "sending" | "retrying" => {
-            Err(Failure::new(Exit::Failed, format!("not finished within {timeout} s: {}", why_not_yet(store, id).await?)))
-        }
+        "pending" | "sending" | "retrying" => Err(Failure::new(
+            Exit::Failed,
+            format!("not finished within {timeout} s: {}", why_not_yet(store, id).await?),
+        )),
         _ => Ok(Exit::Failed),
     }
 }
@@ -175,14 +179,22 @@ pub async fn wait(format: Format, store: &Store, id: Uuid, timeout: u64) -> Comm
 /// What an unfinished notification waits for.
 async fn why_not_yet(store: &Store, id: Uuid) -> Result<String, Failure> {
     let now = store.now().await?;
-    let waiting = store.delivery_rows(&DeliveryFilter::of_notification(id)).await?.rows.into_iter().find(|d| d.next_attempt_at.is_some());
+    let waiting = store
+        .delivery_rows(&DeliveryFilter::of_notification(id))
+        .await?
+        .rows
+        .into_iter()
+        .find(|d| d.next_attempt_at.is_some());
     let Some(waiting) = waiting else { return Ok("it is being settled".into()) };
     let lane = store.providers().await?.into_iter().find(|p| Some(&p.name) == waiting.provider.as_ref());
     Ok(match (lane.and_then(|lane| lane.paused), waiting.next_attempt_at) {
         (Some(why), _) => format!("its provider is paused: {why}"),
         (None, Some(at)) if at > now => format!("it is {}, next at {at}", waiting.state),
         _ if store.attendance().await?.workers == 0 => {
-            format!("it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`", waiting.state)
+            format!(
+                "it is {}, and no process delivers: start `postcommit serve` or `postcommit serve --role worker`",
+                waiting.state
+            )
         }
         _ => format!("it is {}, and its turn has not come; `postcommit doctor` looks for the cause", waiting.state),
     })
@@ -227,7 +239,9 @@ pub fn read_text(text: &str) -> Result<String, String> {
 fn recipient(text: &str) -> Result<Recipient, Failure> {
     let (kind, value) = text.split_once(':').unwrap_or(("", text));
     let recipient = match kind {
-        "email" | "user" | "list" | "phone" | "slack" | "teams" | "webhook" => Recipient::from_json(&json!({ kind: value })),
+        "email" | "user" | "list" | "phone" | "slack" | "teams" | "webhook" => {
+            Recipient::from_json(&json!({ kind: value }))
+        }
         "provider" => value
             .split_once(':')
             .map(|(name, address)| Recipient::at(name, address))

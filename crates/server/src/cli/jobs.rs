@@ -63,7 +63,10 @@ impl Jobs {
                 let was_open = store.cancel_job(None, *id).await?;
                 let job = found(&store, *id).await?;
                 if !was_open {
-                    return Err(Failure::new(Exit::Refused, format!("the job is {}: there is nothing left to end", job.state)));
+                    return Err(Failure::new(
+                        Exit::Refused,
+                        format!("the job is {}: there is nothing left to end", job.state),
+                    ));
                 }
                 print(format, &job);
                 Ok(Exit::Ok)
@@ -104,14 +107,20 @@ pub fn print(format: Format, job: &Job) {
             ("tenant", Some(job.tenant_name.clone().unwrap_or_else(|| "(all)".into()))),
             ("which", Some(which(job))),
             ("done", Some(progress(job))),
-            ("skipped", (job.skipped > 0).then(|| format!("{}: another process or operator had moved them", job.skipped))),
+            (
+                "skipped",
+                (job.skipped > 0).then(|| format!("{}: another process or operator had moved them", job.skipped)),
+            ),
             ("pace", Some(format!("{} a second", job.pace_per_s))),
             ("asked", Some(format!("{} by {}", job.asked_at, job.asked_by))),
             ("finished", job.finished_at.map(|at| at.to_string())),
             ("last error", job.last_error.clone()),
         ];
         let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<12}{}", value.as_ref()?)));
-        std::iter::once(format!("{}  {} {}", job.id, job.kind.name(), job.state)).chain(lines).collect::<Vec<_>>().join("\n")
+        std::iter::once(format!("{}  {} {}", job.id, job.kind.name(), job.state))
+            .chain(lines)
+            .collect::<Vec<_>>()
+            .join("\n")
     });
 }
 
@@ -154,7 +163,13 @@ impl ProgressBar {
         let looked_at = usize::try_from((job.done + job.skipped).min(job.total)).unwrap_or(0);
         let full = looked_at * BAR / usize::try_from(job.total).unwrap_or(0).max(1);
         let line = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
-        let _ = write!(std::io::stderr(), "\r\x1b[K{} {line} {}  {} s", job.kind.name(), progress(job), self.since.elapsed().as_secs());
+        let _ = write!(
+            std::io::stderr(),
+            "\r\x1b[K{} {line} {}  {} s",
+            job.kind.name(),
+            progress(job),
+            self.since.elapsed().as_secs()
+        );
     }
 }
 

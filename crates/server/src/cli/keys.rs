@@ -75,8 +75,13 @@ impl Keys {
             Self::Revoke { id } => revoke(format, &store, id).await,
             Self::LoginLink { tenant: named, scopes } => {
                 let scopes = Scopes::from_names(scopes).map_err(|e| Failure::new(Exit::Usage, e))?;
-                let link =
-                    login_link(&store, known_tenant(&store, named).await?, scopes, &settings.api.base_url(&settings.server.url())).await?;
+                let link = login_link(
+                    &store,
+                    known_tenant(&store, named).await?,
+                    scopes,
+                    &settings.api.base_url(&settings.server.url()),
+                )
+                .await?;
                 output::one(format, &json!({"link": link, "lasts_s": LINK_LASTS.as_secs()}), |_| link.clone());
                 Ok(Exit::Ok)
             }
@@ -101,7 +106,10 @@ impl Create {
 async fn revoke(format: Format, store: &Store, given: &str) -> CommandResult {
     // Of a whole key only the public part is used and printed.
     let id = given.strip_prefix("pc_").map_or(given, |rest| rest.split('_').next().unwrap_or(rest));
-    let key = store.key_row(None, id).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
+    let key = store
+        .key_row(None, id)
+        .await?
+        .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no key {id:?}")))?;
     let revoked = store.revoke_key(key.tenant, id).await?;
     let result = if revoked { "revoked" } else { "was revoked before" };
     output::one(format, &json!({"key": id, "result": result}), |_| format!("key {id} {result}"));

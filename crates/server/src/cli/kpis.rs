@@ -37,11 +37,15 @@ impl Show {
 
 fn text(kpis: &Kpis) -> String {
     let all = SiteKpi { site: "all".into(), kpi: kpis.total.clone() };
-    let named =
-        |one: &SiteKpi| SiteKpi { site: if one.site.is_empty() { "(no site)".into() } else { one.site.clone() }, kpi: one.kpi.clone() };
+    let named = |one: &SiteKpi| SiteKpi {
+        site: if one.site.is_empty() { "(no site)".into() } else { one.site.clone() },
+        kpi: one.kpi.clone(),
+    };
     let rows: Vec<SiteKpi> = std::iter::once(all).chain(kpis.sites.iter().map(named)).collect();
     let (minutes, stuck) = (kpis.interval_s / 60, kpis.stuck_after_s);
-    let legend = format!("delivered and failed: in the last {minutes} minutes; stuck: for longer than {stuck} s; oldest: seconds");
+    let legend = format!(
+        "delivered and failed: in the last {minutes} minutes; stuck: for longer than {stuck} s; oldest: seconds"
+    );
     let shut = shut(&kpis.shut).map(|shut| format!("\n{shut}")).unwrap_or_default();
     format!("{}\n\n{legend}{shut}", output::table(&rows, COLUMNS))
 }
@@ -54,7 +58,8 @@ fn shut(shut: &ClosedCount) -> Option<String> {
         ("hosts paused", shut.hosts_paused),
         ("hosts held", shut.hosts_held),
     ];
-    let told: Vec<String> = counts.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{what}: {count}")).collect();
+    let told: Vec<String> =
+        counts.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{what}: {count}")).collect();
     (!told.is_empty()).then(|| format!("{}; `postcommit providers show NAME` says why", told.join(", ")))
 }
 
@@ -79,7 +84,8 @@ fn parked(parked: &Parked) -> String {
         ("outcome_unknown", parked.outcome_unknown),
         ("config", parked.config),
     ];
-    let told: Vec<String> = reasons.iter().filter(|(_, count)| *count > 0).map(|(reason, count)| format!("{count} {reason}")).collect();
+    let told: Vec<String> =
+        reasons.iter().filter(|(_, count)| *count > 0).map(|(reason, count)| format!("{count} {reason}")).collect();
     if told.is_empty() { "0".into() } else { format!("{} ({})", parked.total, told.join(", ")) }
 }
 

@@ -27,7 +27,10 @@ impl Migrate {
         }
         // Before it is opened: opening would make the file.
         if self.roles && !settings.database.url.starts_with("postgres") {
-            return Err(Failure::new(Exit::Refused, "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed"));
+            return Err(Failure::new(
+                Exit::Refused,
+                "SQLite has no roles; --roles is for PostgreSQL. Nothing was changed",
+            ));
         }
         let store = Store::open(&settings.database.url).await?;
         if self.dry_run {
@@ -46,7 +49,11 @@ impl Migrate {
         let problem = store.db().check_isolation().await.err().map(|problem| problem.to_string());
         let done = serde_json::json!({"from": before, "to": LATEST, "applied": names, "roles": roles, "grants": migrated.grants, "problem": problem});
         output::one(format, &done, |_| {
-            let roles = if roles.is_empty() { String::new() } else { format!("; roles and grants are set: {}", roles.join(", ")) };
+            let roles = if roles.is_empty() {
+                String::new()
+            } else {
+                format!("; roles and grants are set: {}", roles.join(", "))
+            };
             match names.len() {
                 0 if migrated.arranged && problem.is_none() => {
                     format!("schema version {LATEST}: grants and policies were put in order{roles}")

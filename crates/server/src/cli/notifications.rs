@@ -83,7 +83,11 @@ impl List {
         };
         let page = store.notification_rows(&filter).await?;
         let tenant = super::tenant_column(store, filter.tenant).await?;
-        output::list(format, &page.rows, &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>());
+        output::list(
+            format,
+            &page.rows,
+            &COLUMNS.into_iter().filter(|(name, _)| tenant || *name != "tenant").collect::<Vec<_>>(),
+        );
         super::say_more(format, page.more);
         Ok(Exit::Ok)
     }
@@ -122,8 +126,11 @@ pub(super) async fn captured(store: &Store, tenant: i32) -> Result<HashSet<Strin
 /// The result of a cancellation. Nothing left to cancel is not a failure.
 pub(super) fn taken_back(format: Format, cancelled: i64, under_way: i64) -> CommandResult {
     output::one(format, &json!({"cancelled": cancelled, "under_way": under_way}), |_| {
-        let late =
-            if under_way > 0 { format!("; {under_way} under way, too late for this attempt, not tried again") } else { String::new() };
+        let late = if under_way > 0 {
+            format!("; {under_way} under way, too late for this attempt, not tried again")
+        } else {
+            String::new()
+        };
         format!("{cancelled} cancelled{late}")
     });
     Ok(Exit::Ok)
@@ -161,7 +168,11 @@ fn text(story: &NotificationDetails, captured: &HashSet<String>) -> String {
 
 /// The history of one delivery in order: attempts, and acts of operators.
 pub(super) fn history(story: &NotificationDetails, delivery: &str) -> Vec<String> {
-    let attempts = story.attempts.iter().filter(|attempt| attempt.delivery == delivery).map(|attempt| (attempt.at, attempt_line(attempt)));
+    let attempts = story
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.delivery == delivery)
+        .map(|attempt| (attempt.at, attempt_line(attempt)));
     let acts = story.acts.iter().filter(|act| act.subject == delivery).map(|act| (act.at, act_line(act)));
     let mut all: Vec<_> = attempts.chain(acts).collect();
     all.sort_by_key(|(at, _)| *at);
@@ -209,6 +220,7 @@ fn attempt_line(a: &AttemptRow) -> String {
         .unwrap_or_default();
     let reference = a.provider_ref.as_ref().map(|r| format!("  {r}")).unwrap_or_default();
     // The other side's answer matters when an attempt failed.
-    let said = a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
+    let said =
+        a.excerpt.as_ref().filter(|_| a.code.is_some()).map(|e| format!("\n       answer: {e}")).unwrap_or_default();
     format!("     {} {}  {}  {} ms{reference}{error}{said}", a.seq, a.at, a.outcome, a.latency_ms)
 }

@@ -144,7 +144,9 @@ impl Providers {
             Self::Resume { name, tenant, host } => {
                 let (tenant, provider) = find(&store, tenant, name).await?;
                 match host {
-                    Some(host) => shut::resume_host(&store, tenant, &provider, host).await.and_then(|result| say(format, name, &result)),
+                    Some(host) => shut::resume_host(&store, tenant, &provider, host)
+                        .await
+                        .and_then(|result| say(format, name, &result)),
                     None if store.resume_lane(provider.id).await? => say(format, name, "resumed"),
                     None => say(format, name, "was neither paused nor held"),
                 }
@@ -228,7 +230,8 @@ impl Description {
     fn secrets(&self) -> Result<Secrets, Failure> {
         let pair = |text: &String| {
             // The value is a secret: it is not repeated.
-            let (name, value) = text.split_once('=').ok_or_else(|| usage("--secret: write NAME=VALUE, NAME=@FILE or NAME=-"))?;
+            let (name, value) =
+                text.split_once('=').ok_or_else(|| usage("--secret: write NAME=VALUE, NAME=@FILE or NAME=-"))?;
             let value = read_text(value).map_err(|e| usage(format!("--secret {name}: {e}")))?;
             Ok((name.to_owned(), Secret::new(value.trim())))
         };
@@ -268,7 +271,10 @@ impl From<ProviderError> for Failure {
 }
 
 async fn find(store: &Store, tenant: &str, name: &str) -> Result<(i32, Provider), Failure> {
-    let id = store.tenant(tenant).await?.ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {tenant:?}")))?;
+    let id = store
+        .tenant(tenant)
+        .await?
+        .ok_or_else(|| Failure::new(Exit::NotFound, format!("there is no tenant {tenant:?}")))?;
     let provider = store.provider(id, name).await?.ok_or_else(|| unknown(name))?;
     Ok((id, provider))
 }
@@ -301,14 +307,17 @@ fn after(gone: &Provider, all: &[Provider]) -> String {
     if !(gone.is_default && gone.enabled) {
         return format!("what names it from then on is parked; the channel {} does not depend on it", gone.channel);
     }
-    let serving = |channel: &str| all.iter().find(|p| p.name != gone.name && p.is_default && p.enabled && p.channel == channel);
+    let serving =
+        |channel: &str| all.iter().find(|p| p.name != gone.name && p.is_default && p.enabled && p.channel == channel);
     let note = |next: &Provider| match driver::destination(&next.driver) {
         Destination::Record => ", which records and sends nothing",
         _ => "",
     };
     match serving(&gone.channel).or_else(|| serving("*")) {
         Some(next) => format!("the channel {} then goes to {}{}", gone.channel, next.name, note(next)),
-        None if gone.channel == "*" => "nothing then serves a channel without a default of its own: what comes for one is parked".into(),
+        None if gone.channel == "*" => {
+            "nothing then serves a channel without a default of its own: what comes for one is parked".into()
+        }
         None => format!("nothing then serves the channel {}: what comes for it is parked", gone.channel),
     }
 }
@@ -339,7 +348,11 @@ fn text(provider: &Value) -> String {
     ];
     let lines = fields.iter().filter_map(|(name, value)| Some(format!("  {name:<13}{}", value.as_ref()?)));
     let hosts = shut::lines(&provider["hosts"]);
-    std::iter::once(format!("{}  {}", plain(&provider["name"]), lane(provider))).chain(lines).chain(hosts).collect::<Vec<_>>().join("\n")
+    std::iter::once(format!("{}  {}", plain(&provider["name"]), lane(provider)))
+        .chain(lines)
+        .chain(hosts)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn lane(provider: &Value) -> String {

@@ -52,7 +52,8 @@ impl Tenants {
                 Ok(Exit::Ok)
             }
             Self::Suspend { name, reason } => {
-                let suspended = store.suspend_tenant(known_tenant(&store, name).await?, reason).await.map_err(failure)?;
+                let suspended =
+                    store.suspend_tenant(known_tenant(&store, name).await?, reason).await.map_err(failure)?;
                 said(format, name, if suspended { "suspended" } else { "was suspended already" })
             }
             Self::Resume { name } => {

@@ -34,11 +34,19 @@ const POLICY: HeaderValue = HeaderValue::from_static("default-src 'self'; frame-
 
 /// The service behind the door: an [`axum::Router`], or another service that answers requests.
 pub trait Serves:
-    Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+    Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
 {
 }
 impl<S> Serves for S where
-    S: Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+    S: Service<Request<Body>, Response = Response<AnswerBody>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -64,7 +72,9 @@ struct RouteNote(Arc<OnceLock<String>>);
 /// Lets the door log the routes of `router`. Call it after the last route is added.
 pub fn named_routes(router: Router) -> Router {
     router.route_layer(from_fn(async |request: RouterRequest, next: Next| {
-        if let (Some(note), Some(path)) = (request.extensions().get::<RouteNote>(), request.extensions().get::<MatchedPath>()) {
+        if let (Some(note), Some(path)) =
+            (request.extensions().get::<RouteNote>(), request.extensions().get::<MatchedPath>())
+        {
             let _ = note.0.set(path.as_str().to_owned());
         }
         next.run(request).await
@@ -108,7 +118,13 @@ impl<S: Serves> Visit<S> {
     async fn respond(self: Arc<Self>, mut request: Request<Incoming>) -> Response<AnswerBody> {
         let id = RequestId::of(request.headers());
         let client = Client::of(self.peer, self.by_tls, request.headers(), &self.settings.trusted_proxies);
-        let mut line = RequestLog { began: clock::monotonic(), method: None, note: RouteNote::default(), id, client: client.address };
+        let mut line = RequestLog {
+            began: clock::monotonic(),
+            method: None,
+            note: RouteNote::default(),
+            id,
+            client: client.address,
+        };
         let mut response = if let Some(refusal) = self.exchange.refusal() {
             refusal.response()
         } else {
@@ -150,7 +166,8 @@ impl RequestId {
     /// The request id of the caller if it is plain and short, otherwise a new one.
     fn of(headers: &HeaderMap) -> Self {
         let plain = |text: &&str| {
-            (1..=REQUEST_ID_CHARS).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+            (1..=REQUEST_ID_CHARS).contains(&text.len())
+                && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
         let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(plain);
         given.map_or_else(Self::new, |given| Self(given.to_owned()))

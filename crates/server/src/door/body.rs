@@ -91,7 +91,9 @@ impl HttpBody for Body {
         }
         match Pin::new(&mut this.inner).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => this.arrived(frame),
-            Poll::Ready(Some(Err(_))) => this.fail(DoorRefusal::bad("the request's body ends early, or its chunks are malformed")),
+            Poll::Ready(Some(Err(_))) => {
+                this.fail(DoorRefusal::bad("the request's body ends early, or its chunks are malformed"))
+            }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(this.poll_patience(cx));

@@ -200,7 +200,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
         let waiting = if self.buffer.is_empty() && !self.is_first { Deadline::NextRequest } else { Deadline::Head };
         if self.waiting != Some(waiting) {
             self.waiting = Some(waiting);
-            let length = if waiting == Deadline::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
+            let length =
+                if waiting == Deadline::Head { self.settings.header_deadline() } else { self.settings.idle_deadline() };
             self.clock.as_mut().reset(Instant::from_std(clock::monotonic() + length));
         }
     }
@@ -216,7 +217,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CheckedStream<S> {
     fn hand_on_body(&mut self, out: &mut ReadBuf<'_>) -> io::Result<()> {
         let ReadState::Request(0, body) = &mut self.reading else { return Ok(()) };
         let room = out.remaining().min(self.buffer.len());
-        let length = body.take(&self.buffer[..room]).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
+        let length = body
+            .take(&self.buffer[..room])
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))?;
         self.hand_on(length, out);
         Ok(())
     }
@@ -301,7 +304,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CheckedStream<S> {
         this.unless_stalled(cx, written)
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write_vectored(cx, slices);
         this.unless_stalled(cx, written)

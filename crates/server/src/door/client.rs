@@ -90,7 +90,9 @@ mod tests {
     fn it_is_secure_by_tls_here_or_at_a_trusted_proxy() {
         let trusted = ["10.0.0.0/8".parse().unwrap()];
         let headers = HeaderMap::from_iter([(FORWARDED_PROTO, "https".parse().unwrap())]);
-        let secure = |peer: &str, by_tls, headers: &HeaderMap| Client::of(peer.parse().unwrap(), by_tls, headers, &trusted).secure;
+        let secure = |peer: &str, by_tls, headers: &HeaderMap| {
+            Client::of(peer.parse().unwrap(), by_tls, headers, &trusted).secure
+        };
         assert!(secure("10.0.0.1", false, &headers));
         assert!(!secure("203.0.113.9", false, &headers));
         assert!(secure("203.0.113.9", true, &HeaderMap::new()));

@@ -49,17 +49,19 @@ impl ConnectionLimit {
         let mut state = self.state();
         if state.inside >= self.connections {
             let limit = self.connections;
-            return Err(
-                state.refuse(DoorRefusal::full(format!("{limit} connections are open, which is the limit; try again later"), limit))
-            );
+            return Err(state.refuse(DoorRefusal::full(
+                format!("{limit} connections are open, which is the limit; try again later"),
+                limit,
+            )));
         }
         if let Some(address) = address {
             let held = state.by_address.entry(address).or_default();
             if *held >= self.per_address {
                 let limit = self.per_address;
-                return Err(
-                    state.refuse(DoorRefusal::full(format!("{limit} connections from this address are open, which is the limit"), limit))
-                );
+                return Err(state.refuse(DoorRefusal::full(
+                    format!("{limit} connections from this address are open, which is the limit"),
+                    limit,
+                )));
             }
             *held += 1;
         }
@@ -136,7 +138,9 @@ mod tests {
     #[test]
     fn there_is_room_for_so_many_and_for_so_many_of_one() {
         let limit = ConnectionLimit::new(3, 2, Metrics::default());
-        let enter = |peer: &str, is_proxy| limit.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned());
+        let enter = |peer: &str, is_proxy| {
+            limit.enter(peer.parse().unwrap(), is_proxy).map_err(|refusal| refusal.detail().to_owned())
+        };
         let first = enter("192.0.2.1", false).unwrap();
         let _second = enter("192.0.2.1", false).unwrap();
         assert!(enter("192.0.2.1", false).err().unwrap().starts_with("2 connections from this address"));

@@ -47,7 +47,9 @@ pub fn find(bytes: &[u8], seen: usize, body_limit: u64) -> HeadSearch {
 fn stray_line_end(bytes: &[u8], from: usize) -> Option<DoorRefusal> {
     for at in from..bytes.len() {
         match bytes[at] {
-            b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Some(DoorRefusal::bad("a line of the header does not end in CR LF")),
+            b'\n' if at == 0 || bytes[at - 1] != b'\r' => {
+                return Some(DoorRefusal::bad("a line of the header does not end in CR LF"));
+            }
             b'\r' if bytes.get(at + 1).is_some_and(|next| *next != b'\n') => {
                 return Some(DoorRefusal::bad("there is a stray CR in the header"));
             }
@@ -108,7 +110,8 @@ fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Doo
 
 fn content_length(value: &[u8]) -> Result<Framing, DoorRefusal> {
     // Digits alone: Rust's parser takes a sign, too.
-    let digits = std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
+    let digits =
+        std::str::from_utf8(value).ok().filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()));
     let Some(digits) = digits else { return Err(DoorRefusal::bad("Content-Length is not a number")) };
     // A number that does not fit is too large for any limit.
     Ok(Framing::Length(digits.parse().unwrap_or(u64::MAX)))
@@ -127,7 +130,9 @@ fn check_target(target: &str) -> Result<(), DoorRefusal> {
         return Err(DoorRefusal::bad("the path holds an empty segment"));
     }
     let is_named_by_others = NAMED_BY_OTHERS.iter().any(|prefix| path.starts_with(prefix));
-    path.split('/').enumerate().try_for_each(|(place, segment)| check_segment(segment, is_named_by_others && place == 3))
+    path.split('/')
+        .enumerate()
+        .try_for_each(|(place, segment)| check_segment(segment, is_named_by_others && place == 3))
 }
 
 fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefusal> {
@@ -137,7 +142,9 @@ fn check_segment(segment: &str, is_named_by_others: bool) -> Result<(), DoorRefu
             None => return Err(DoorRefusal::bad("the path holds a % that encodes nothing")),
             Some(0..0x20 | 0x7f) => return Err(DoorRefusal::bad("the path holds an encoded control character")),
             Some(b'/' | b'\\') if is_named_by_others => {}
-            Some(b'/' | b'\\' | b'.') => return Err(DoorRefusal::bad("the path holds an encoded slash, backslash or dot")),
+            Some(b'/' | b'\\' | b'.') => {
+                return Err(DoorRefusal::bad("the path holds an encoded slash, backslash or dot"));
+            }
             Some(_) => {}
         }
     }
@@ -169,7 +176,11 @@ mod tests {
     fn a_plain_head_is_found_with_its_body() {
         let get = "GET /v1/x?a=%2f.. HTTP/1.1\r\nhost: h\r\n\r\n";
         assert_eq!(found(get), HeadSearch::Head(get.len(), Framing::Length(0)));
-        assert_eq!(found(&format!("{get}\nrest\r")), HeadSearch::Head(get.len(), Framing::Length(0)), "what follows is not the head's");
+        assert_eq!(
+            found(&format!("{get}\nrest\r")),
+            HeadSearch::Head(get.len(), Framing::Length(0)),
+            "what follows is not the head's"
+        );
         let post = "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 12\r\n\r\n";
         assert_eq!(found(post), HeadSearch::Head(post.len(), Framing::Length(12)));
         let chunks = "POST / HTTP/1.1\r\nhost: h\r\nTransfer-Encoding: Chunked\r\n\r\n";
@@ -263,7 +274,10 @@ mod tests {
             "/v1/inbox/CORP%5Calice/stream",
             "/v1/entities/a%5c7/cancel",
         ] {
-            assert!(matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)), "{target}");
+            assert!(
+                matches!(found(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n")), HeadSearch::Head(..)),
+                "{target}"
+            );
         }
     }
 

@@ -34,7 +34,9 @@ impl DoorRefusal {
     }
 
     pub fn slow_body(bytes_per_s: u64) -> Self {
-        let detail = format!("the request's body must come at {bytes_per_s} bytes a second or faster, and within server.body_deadline_ms");
+        let detail = format!(
+            "the request's body must come at {bytes_per_s} bytes a second or faster, and within server.body_deadline_ms"
+        );
         Self { kind: TOO_SLOW, title: "The request came too slowly", detail: detail.into(), limit: Some(bytes_per_s) }
     }
 
@@ -45,12 +47,22 @@ impl DoorRefusal {
 
     pub fn large_header(limit: usize) -> Self {
         let detail = format!("the request's header may have {limit} bytes at most");
-        Self { kind: HEADER_TOO_LARGE, title: "The header is too large", detail: detail.into(), limit: u64::try_from(limit).ok() }
+        Self {
+            kind: HEADER_TOO_LARGE,
+            title: "The header is too large",
+            detail: detail.into(),
+            limit: u64::try_from(limit).ok(),
+        }
     }
 
     pub fn many_headers(limit: usize) -> Self {
         let detail = format!("the request may have {limit} header fields at most");
-        Self { kind: HEADER_TOO_LARGE, title: "The header is too large", detail: detail.into(), limit: u64::try_from(limit).ok() }
+        Self {
+            kind: HEADER_TOO_LARGE,
+            title: "The header is too large",
+            detail: detail.into(),
+            limit: u64::try_from(limit).ok(),
+        }
     }
 
     /// The handler panicked; the log has the message.

@@ -63,16 +63,18 @@ impl ServerSettings {
         }
         // A stream holds a connection for hours: streams must not use all of them.
         if self.streams >= self.connections {
-            return Err(format!("server.streams: is {}; fewer than server.connections ({}) are allowed", self.streams, self.connections));
+            return Err(format!(
+                "server.streams: is {}; fewer than server.connections ({}) are allowed",
+                self.streams, self.connections
+            ));
         }
         Ok(())
     }
 
     fn validate_place(&self) -> Result<(), String> {
-        let listen: SocketAddr = self
-            .listen
-            .parse()
-            .map_err(|_| format!("server.listen: {:?} is not an address and port such as 127.0.0.1:7410", self.listen))?;
+        let listen: SocketAddr = self.listen.parse().map_err(|_| {
+            format!("server.listen: {:?} is not an address and port such as 127.0.0.1:7410", self.listen)
+        })?;
         if !listen.ip().is_loopback() && !self.allow_public {
             return Err(format!(
                 "server.listen: {listen} can be reached from outside; allowed are loopback addresses, or any with server.allow_public = true"

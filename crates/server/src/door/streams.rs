@@ -62,7 +62,13 @@ impl Drop for OpenStream {
 
 impl Streams {
     pub(super) fn new(most: usize, stop: watch::Receiver<Stop>, metrics: Metrics) -> Self {
-        Self { places: Arc::new(Semaphore::new(most)), held: OpenByTenant::default(), share: (most / 2).max(1), stop, metrics }
+        Self {
+            places: Arc::new(Semaphore::new(most)),
+            held: OpenByTenant::default(),
+            share: (most / 2).max(1),
+            stop,
+            metrics,
+        }
     }
 
     /// A place, unless all are taken, or half of them by that tenant.

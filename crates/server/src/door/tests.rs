@@ -49,7 +49,9 @@ fn routes(signals: Signals) -> Router {
         .route("/html", get(async || ([(header::CACHE_CONTROL, "max-age=60")], Html("<p>"))))
         .route(
             "/client",
-            get(async |Extension(client): Extension<Client>, Extension(id): Extension<RequestId>| format!("{client:?} {}", id.0)),
+            get(async |Extension(client): Extension<Client>, Extension(id): Extension<RequestId>| {
+                format!("{client:?} {}", id.0)
+            }),
         )
         .route("/wait", get(wait))
         .route("/stream", get(endless))
@@ -65,7 +67,11 @@ async fn wait(Extension(signals): Extension<Signals>) -> &'static str {
 }
 
 /// One line, and then nothing until the end. The query is whose it is.
-async fn endless(Extension(streams): Extension<Streams>, Extension(signals): Extension<Signals>, uri: Uri) -> AnswerBody {
+async fn endless(
+    Extension(streams): Extension<Streams>,
+    Extension(signals): Extension<Signals>,
+    uri: Uri,
+) -> AnswerBody {
     let tenant = uri.query().and_then(|query| query.parse().ok()).unwrap_or(1);
     let answer = match streams.begin(tenant) {
         Ok(answer) => answer,
@@ -104,7 +110,9 @@ impl Place {
         let (stop, stopped) = watch::channel(Stop::No);
         let (tell, told) = mpsc::unbounded_channel();
         let go = Arc::new(Notify::new());
-        let door = open(&settings, routes(Signals { tell, go: go.clone() }), stopped, GUARD, &Metrics::default()).await.unwrap();
+        let door = open(&settings, routes(Signals { tell, go: go.clone() }), stopped, GUARD, &Metrics::default())
+            .await
+            .unwrap();
         Self { door, stop, told, go }
     }
 
@@ -137,7 +145,8 @@ impl Visitor {
     /// One answer, as long as its Content-Length says.
     async fn hears(&mut self) -> String {
         let head = self.hears_head().await;
-        let length = head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
+        let length =
+            head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
         let mut body = vec![0; length];
         timeout(GUARD, self.0.read_exact(&mut body)).await.unwrap().unwrap();
         head + &String::from_utf8(body).unwrap()
@@ -147,7 +156,10 @@ impl Visitor {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(
-                timeout(GUARD, self.0.read_u8()).await.unwrap().unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&head))),
+                timeout(GUARD, self.0.read_u8())
+                    .await
+                    .unwrap()
+                    .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&head))),
             );
         }
         String::from_utf8(head).unwrap()
@@ -177,15 +189,27 @@ async fn every_answer_carries_what_it_must() {
         let made = visitor.asks(&format!("GET /fast HTTP/1.1\r\nhost: h\r\nx-request-id: {odd}\r\n\r\n")).await;
         let id = made.split("x-request-id: ").nth(1).unwrap().split("\r\n").next().unwrap();
         assert!(id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()), "{made}");
-        assert!(made.contains("x-content-type-options: nosniff\r\n") && made.contains("referrer-policy: no-referrer\r\n"), "{made}");
+        assert!(
+            made.contains("x-content-type-options: nosniff\r\n") && made.contains("referrer-policy: no-referrer\r\n"),
+            "{made}"
+        );
         assert!(made.contains("cache-control: no-store\r\n") && !made.contains("content-security-policy"), "{made}");
     }
     let html = place.get("/html").await;
     assert!(html.contains("cache-control: max-age=60\r\n"), "{html}");
-    assert!(html.contains("content-security-policy: default-src 'self'; frame-ancestors 'none'; base-uri 'none'\r\n"), "{html}");
+    assert!(
+        html.contains("content-security-policy: default-src 'self'; frame-ancestors 'none'; base-uri 'none'\r\n"),
+        "{html}"
+    );
     let refused = place.get("/../fast").await;
-    assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("x-request-id: ") && refused.contains("nosniff"), "{refused}");
-    assert!(refused.contains("content-type: application/problem+json\r\n") && refused.contains("connection: close\r\n"), "{refused}");
+    assert!(
+        refused.starts_with("HTTP/1.1 400") && refused.contains("x-request-id: ") && refused.contains("nosniff"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("content-type: application/problem+json\r\n") && refused.contains("connection: close\r\n"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
@@ -195,7 +219,13 @@ async fn requests_that_come_at_once_are_answered_in_turn() {
     let chunked = format!("{CHUNKS}5;x=y\r\nabcde\r\n2\r\nfg\r\n0\r\ntrailer: t\r\n\r\n");
     let get = "GET /fast HTTP/1.1\r\nhost: h\r\n\r\n";
     // The body of the first looks like a request; the last is refused, but in its turn.
-    visitor.says(&format!("{}{get}{chunked}{get}\r\n{}abcGET /.. HTTP/1.1\r\nhost: h\r\n\r\n{get}", post_of(get.len()), post_of(3))).await;
+    visitor
+        .says(&format!(
+            "{}{get}{chunked}{get}\r\n{}abcGET /.. HTTP/1.1\r\nhost: h\r\n\r\n{get}",
+            post_of(get.len()),
+            post_of(3)
+        ))
+        .await;
     assert!(visitor.hears().await.ends_with(&format!("{} bytes", get.len())));
     assert!(visitor.hears().await.ends_with("7 bytes"));
     assert!(visitor.hears().await.ends_with("fast"));
@@ -207,9 +237,12 @@ async fn requests_that_come_at_once_are_answered_in_turn() {
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused_with_the_limit() {
     let place = Place::with(|settings| settings.body_bytes = 2048).await;
-    assert!(place.visitor().await.asks(&format!("{}{}", post_of(2048), "x".repeat(2048))).await.ends_with("2048 bytes"));
+    assert!(
+        place.visitor().await.asks(&format!("{}{}", post_of(2048), "x".repeat(2048))).await.ends_with("2048 bytes")
+    );
     // By its length, before a byte of it: no word to go on either.
-    let announced = format!("POST /echo HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", 2049);
+    let announced =
+        format!("POST /echo HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", 2049);
     let mut visitor = place.visitor().await;
     let answer = visitor.asks(&announced).await;
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("\"limit\":2048"), "{answer}");

@@ -83,7 +83,9 @@ async fn watch(tls: Weak<Tls>, files: Files, mut hangup: Option<Signal>) {
 
 impl Files {
     fn read(certificate: &str, key: &str) -> Result<Self, String> {
-        let read = |setting: &str, path: &str| std::fs::read(Path::new(path)).map_err(|e| format!("server.{setting}: {path}: {e}"));
+        let read = |setting: &str, path: &str| {
+            std::fs::read(Path::new(path)).map_err(|e| format!("server.{setting}: {path}: {e}"))
+        };
         Ok(Self { certificate: read("tls_certificate", certificate)?, key: read("tls_key", key)? })
     }
 
@@ -95,10 +97,12 @@ impl Files {
             return Err(format!("server.tls_certificate: {certificate}: holds no certificate in PEM form"));
         }
         // The reader's own error could quote the key.
-        let secret =
-            PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| format!("server.tls_key: {key}: holds no private key in PEM form"))?;
+        let secret = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|_| format!("server.tls_key: {key}: holds no private key in PEM form"))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(|e| e.to_string())?;
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?;
         let config = builder.with_no_client_auth().with_single_cert(chain, secret);
         let mut config = config.map_err(|e| format!("server.tls_certificate: {certificate} with {key}: {e}"))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -54,9 +54,15 @@ mod tests {
         for good in ["*", "https://app.example.com", "http://localhost:3000", "http://[::1]:8080"] {
             assert_eq!(checked(good), Ok(()), "{good}");
         }
-        for bad in
-            ["", "app.example.com", "https://", "https://app.example.com/", "https://APP.example.com", "https://*.example.com", "null"]
-        {
+        for bad in [
+            "",
+            "app.example.com",
+            "https://",
+            "https://app.example.com/",
+            "https://APP.example.com",
+            "https://*.example.com",
+            "null",
+        ] {
             assert!(checked(bad).unwrap_err().starts_with("inbox.origins: "), "{bad}");
         }
     }

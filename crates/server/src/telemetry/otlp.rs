@@ -41,7 +41,11 @@ impl Exporter {
 ///
 /// # Errors
 /// When the endpoint or the egress cannot be used.
-pub fn start(settings: &TelemetrySettings, egress: &EgressSettings, metrics: &Metrics) -> Result<(Tracer, Option<Exporter>), String> {
+pub fn start(
+    settings: &TelemetrySettings,
+    egress: &EgressSettings,
+    metrics: &Metrics,
+) -> Result<(Tracer, Option<Exporter>), String> {
     let Some(url) = settings.traces_url()? else { return Ok((Tracer::default(), None)) };
     // The operator names the collector, not a user: it may be on this machine or in this network.
     let everywhere = ["0.0.0.0/0", "::/0"].iter().filter_map(|net| net.parse().ok()).collect();
@@ -112,7 +116,8 @@ impl Sending {
 }
 
 fn document(spans: &[Span]) -> Value {
-    let resource = json!({"attributes": [text("service.name", "postcommit"), text("service.version", env!("CARGO_PKG_VERSION"))]});
+    let resource =
+        json!({"attributes": [text("service.name", "postcommit"), text("service.version", env!("CARGO_PKG_VERSION"))]});
     let spans: Vec<Value> = spans.iter().map(span).collect();
     json!({"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": {"name": "postcommit"}, "spans": spans}]}]})
 }

@@ -17,7 +17,8 @@ const CHART: f64 = 200.0;
 const POINTS: usize = 40;
 
 /// Markers that distinguish lines without colour; the fifth line starts over.
-const MARKERS: [&str; 4] = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M0,-5L5,0L0,5L-5,0z", "M-4,-4H4V4H-4z", "M0,-5L5,4H-5z"];
+const MARKERS: [&str; 4] =
+    ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M0,-5L5,0L0,5L-5,0z", "M-4,-4H4V4H-4z", "M0,-5L5,4H-5z"];
 
 /// A named line and its points.
 pub type Line = (String, Vec<(f64, f64)>);
@@ -41,18 +42,28 @@ fn curve(i: usize, places: &[Option<(f64, f64)>]) -> String {
     let line: String = pairs.filter_map(|(a, b)| Some(segment((*a)?, (*b)?))).collect();
     let near = |n: usize| places.get(n).is_some_and(Option::is_some);
     let lonely = |n: usize| !near(n + 1) && (n == 0 || !near(n - 1));
-    let shown = places.iter().enumerate().filter(|(n, _)| places.len() <= POINTS || lonely(*n) || n % places.len().div_ceil(POINTS) == 0);
+    let shown = places
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| places.len() <= POINTS || lonely(*n) || n % places.len().div_ceil(POINTS) == 0);
     let marks: String = shown.filter_map(|(_, place)| place.map(|(p, y)| mark(i, p, y))).collect();
     format!(r#"<g class="line{}">{line}{marks}</g>"#, i % MARKERS.len())
 }
 
 /// A line's mark alone, for legends.
 pub fn key(i: usize) -> String {
-    format!(r#"<svg class="key line{}" width="12" height="12" aria-hidden="true">{}</svg>"#, i % MARKERS.len(), mark(i, 50.0, 6.0))
+    format!(
+        r#"<svg class="key line{}" width="12" height="12" aria-hidden="true">{}</svg>"#,
+        i % MARKERS.len(),
+        mark(i, 50.0, 6.0)
+    )
 }
 
 pub fn drawing(height: f64, label: &str, inside: &str) -> String {
-    format!(r#"<div class="plot"><svg width="100%" height="{height}" role="img" aria-label="{}">{inside}</svg></div>"#, escape(label))
+    format!(
+        r#"<div class="plot"><svg width="100%" height="{height}" role="img" aria-label="{}">{inside}</svg></div>"#,
+        escape(label)
+    )
 }
 
 /// A path cannot be placed at a percentage; a nested `svg` can.

@@ -50,9 +50,13 @@ pub async fn login(
 ) -> Result<Response, ProblemPage> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if !same_origin(text(header::ORIGIN), text(header::HOST)) {
-        return Err(Problem::new(ProblemKind::Forbidden, "the form was sent by another site; open the link itself").into());
+        return Err(
+            Problem::new(ProblemKind::Forbidden, "the form was sent by another site; open the link itself").into()
+        );
     }
-    let Form(Link { token: Some(token) }) = link? else { return Err(Problem::invalid("token", "token is missing").into()) };
+    let Form(Link { token: Some(token) }) = link? else {
+        return Err(Problem::invalid("token", "token is missing").into());
+    };
     let Some(begun) = app.store.redeem_login_link(&token, SESSION_LASTS).await? else {
         let refusal = Problem::new(ProblemKind::Unauthenticated, "the link was used or is too old");
         return Err(app.auth.link_failed(client.map(|client| client.address), refusal).into());

@@ -40,7 +40,8 @@ impl Place {
         let token = made["token"].as_str().unwrap().to_owned();
         let base_url = format!("http://{}", server.address);
         let file = url.trim_start_matches("sqlite:").to_owned();
-        let for_tests = [("POSTCOMMIT_URL", base_url), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
+        let for_tests =
+            [("POSTCOMMIT_URL", base_url), ("POSTCOMMIT_KEY", token), ("POSTCOMMIT_DATABASE_URL", url.clone())];
         let for_snippets = [("DATABASE_URL", url), ("DATABASE_FILE", file)];
         let environment = for_tests.into_iter().chain(for_snippets).collect();
         Self { server, environment, _folder: folder, _database: database }
@@ -72,7 +73,10 @@ fn python_command() -> Command {
 /// The tests of one folder. Each fails when a variable that it needs is missing.
 fn python_tests(folder: &str) -> Command {
     let mut command = python_command();
-    command.args(["-m", "unittest", "discover", "-t", ".", "-s"]).arg(Path::new("tests").join(folder)).current_dir(package("python"));
+    command
+        .args(["-m", "unittest", "discover", "-t", ".", "-s"])
+        .arg(Path::new("tests").join(folder))
+        .current_dir(package("python"));
     command
 }
 
@@ -84,7 +88,9 @@ async fn the_python_client_on_both_databases() {
             place.run(python_tests(folder));
         }
     }
-    for (place, name) in [(&postgres, "python-http-run"), (&postgres, "python-psycopg-run"), (&postgres, "python-sqlalchemy-run")] {
+    for (place, name) in
+        [(&postgres, "python-http-run"), (&postgres, "python-psycopg-run"), (&postgres, "python-sqlalchemy-run")]
+    {
         prints_an_id(place, name);
     }
     for name in ["python-http-run", "python-sqlite-run"] {
@@ -114,7 +120,10 @@ fn node(arguments: &[&str]) -> Command {
 
 fn built() {
     let compiler = "node_modules/typescript/bin/tsc";
-    assert!(package("typescript").join(compiler).exists(), "run npm ci in clients/typescript first, as scripts/test does");
+    assert!(
+        package("typescript").join(compiler).exists(),
+        "run npm ci in clients/typescript first, as scripts/test does"
+    );
     for project in ["tsconfig.json", "tsconfig.test.json"] {
         let output: Output = node(&[compiler, "-p", project]).output().unwrap();
         succeeds(project, &output);
@@ -161,8 +170,11 @@ for act in (lambda: client.enqueue("e"), lambda: next(client.inbox("u").stream()
 fn the_python_client_does_not_repeat_after_an_untrusted_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let server = server_with_untrusted_certificate(folder.path());
-    let ran =
-        python_command().args(["-c", PYTHON_UNTRUSTED]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
+    let ran = python_command()
+        .args(["-c", PYTHON_UNTRUSTED])
+        .env("POSTCOMMIT_URL", format!("https://{}", server.address))
+        .output()
+        .unwrap();
     let said = succeeds("python", &ran);
     assert!(said.matches("is not trusted: self").count() == 2 && !said.contains("secret"), "{said}");
 }
@@ -185,7 +197,8 @@ fn the_typescript_client_does_not_repeat_after_an_untrusted_certificate() {
     let server = server_with_untrusted_certificate(folder.path());
     let file = package("typescript").join("build").join("untrusted.mjs");
     std::fs::write(&file, NODE_UNTRUSTED).unwrap();
-    let ran = node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
+    let ran =
+        node(&[file.to_str().unwrap()]).env("POSTCOMMIT_URL", format!("https://{}", server.address)).output().unwrap();
     let said = succeeds("node", &ran);
     assert!(said.matches("is not trusted: ").count() == 2 && !said.contains("secret"), "{said}");
 }
@@ -210,7 +223,10 @@ async fn the_sdk_speaks_with(place: &Place) {
 
     let other = Notification::message("Hello", "world").build().unwrap();
     let results = client.enqueue_many(&[booking("See you later"), other]).await.unwrap();
-    assert!(matches!(&results[0], Err(Error::Conflict { key, .. }) if key == "booking:12345:confirmed:1"), "{results:?}");
+    assert!(
+        matches!(&results[0], Err(Error::Conflict { key, .. }) if key == "booking:12345:confirmed:1"),
+        "{results:?}"
+    );
     assert!(!results[1].as_ref().unwrap().duplicate);
 
     assert_eq!(client.status(first.id).await.unwrap().state, "pending");

@@ -54,7 +54,8 @@ fn user_tokens_follow_the_databases_clock() {
     for client in &clients {
         let minted = mint(client, 3600);
         let until = text(&minted, "expires_at");
-        let left = installation.count(&format!("SELECT extract(epoch FROM '{until}'::timestamptz - clock_timestamp())::int"));
+        let left =
+            installation.count(&format!("SELECT extract(epoch FROM '{until}'::timestamptz - clock_timestamp())::int"));
         assert!((1800..=3600).contains(&left), "{until} is {left} s from now");
         for reader in &clients {
             let _ = reader.clone().key(&text(&minted, "token")).get("/v1/inbox/zoe").expect(200);

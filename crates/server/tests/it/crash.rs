@@ -37,8 +37,11 @@ fn sweep(kind: Kind) {
     let ran = run_all(&cases, run_one);
     print!("{}", table(kind, &cases, &ran));
     println!("{} cases in {} s", cases.len(), started.elapsed().as_secs());
-    let violations: Vec<String> =
-        cases.iter().zip(&ran).flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}"))).collect();
+    let violations: Vec<String> = cases
+        .iter()
+        .zip(&ran)
+        .flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}")))
+        .collect();
     assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
 }
 
@@ -84,7 +87,8 @@ pub fn run_all<C: Sync, R: Send>(cases: &[C], run_one: impl Fn(&C) -> R + Sync) 
     thread::scope(|scope| {
         for _ in 0..CONCURRENCY {
             scope.spawn(|| {
-                while let Some((place, case)) = Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?)))
+                while let Some((place, case)) =
+                    Some(next.fetch_add(1, Ordering::SeqCst)).and_then(|place| Some((place, cases.get(place)?)))
                 {
                     let one = run_one(case);
                     ran.lock().unwrap().insert(place, one);
@@ -103,7 +107,10 @@ fn run_one(case: &Case) -> Ran {
 /// The result, or the message of the panic.
 pub fn caught<R>(run: impl FnOnce() -> R) -> Result<R, String> {
     std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let text = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         text.unwrap_or_else(|| "panicked".to_owned())
     })
 }
@@ -123,7 +130,8 @@ fn table(kind: Kind, cases: &[Case], ran: &[Ran]) -> String {
         "violations"
     );
     for action in Action::ALL {
-        let of_action: Vec<&Ran> = cases.iter().zip(ran).filter(|(case, _)| case.action == action).map(|(_, ran)| ran).collect();
+        let of_action: Vec<&Ran> =
+            cases.iter().zip(ran).filter(|(case, _)| case.action == action).map(|(_, ran)| ran).collect();
         let count = |wanted: fn(&Ran) -> bool| of_action.iter().filter(|ran| wanted(ran)).count();
         text += &format!(
             "{:<10} {:<6} {:>6} {:>6} {:>12} {:>14} {:>12} {:>14} {:>14} {:>10}\n",

@@ -85,7 +85,8 @@ fn enqueue(installation: &Installation, url: &str) -> Told {
            recipients => (SELECT jsonb_agg(jsonb_build_object('webhook', '{url}/' || n)) FROM generate_series(1, 2 - i % 2) AS n)), 2 - i % 2
          FROM generate_series(1, {NOTES}) AS i"
     );
-    let answer = |row: Vec<String>| Answer { key: row[0].clone(), id: row[1].clone(), targets: row[2].parse().unwrap() };
+    let answer =
+        |row: Vec<String>| Answer { key: row[0].clone(), id: row[1].clone(), targets: row[2].parse().unwrap() };
     Told(installation.rows(&sql).into_iter().map(answer).collect())
 }
 

@@ -41,7 +41,11 @@ async fn check(store: &Store, printed: &str) {
         let id: uuid::Uuid = row.get(0).unwrap();
         assert!(printed.contains(&id.to_string()), "{id} was not printed: {printed}");
     }
-    let queued = store.db().query("SELECT count(*) FROM postcommit.delivery_queue WHERE n = $1", vec![Value::Int(0)]).await.unwrap();
+    let queued = store
+        .db()
+        .query("SELECT count(*) FROM postcommit.delivery_queue WHERE n = $1", vec![Value::Int(0)])
+        .await
+        .unwrap();
     assert_eq!(queued[0].get::<i64>(0).unwrap(), i64::try_from(rows.len()).unwrap(), "each waits to be delivered");
 }
 
@@ -52,7 +56,8 @@ async fn a1_the_psql_snippet_does_what_the_page_says() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("snippet.sql");
     std::fs::write(&file, snippet("docs/enqueue.md", "psql-run")).unwrap();
-    let ran = Command::new("psql").arg(&database.url).args(["-v", "ON_ERROR_STOP=1", "-f"]).arg(&file).output().unwrap();
+    let ran =
+        Command::new("psql").arg(&database.url).args(["-v", "ON_ERROR_STOP=1", "-f"]).arg(&file).output().unwrap();
     check(&store, &succeeds("psql", &ran)).await;
 }
 
@@ -75,7 +80,8 @@ async fn a1_the_sqlite_shell_snippet_does_what_the_page_says() {
     let store = migrated(&format!("sqlite:{}", file.display())).await;
     let script = folder.path().join("snippet.sql");
     std::fs::write(&script, snippet("docs/enqueue.md", "sqlite-run")).unwrap();
-    let ran = Command::new("sqlite3").arg("-bail").arg(&file).stdin(std::fs::File::open(&script).unwrap()).output().unwrap();
+    let ran =
+        Command::new("sqlite3").arg("-bail").arg(&file).stdin(std::fs::File::open(&script).unwrap()).output().unwrap();
     check(&store, &succeeds("sqlite3", &ran)).await;
 }
 
@@ -84,8 +90,11 @@ async fn a1_the_python_snippet_for_sqlite_does_what_the_page_says() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("app.db");
     let store = migrated(&format!("sqlite:{}", file.display())).await;
-    let ran =
-        Command::new(python()).args(["-c", &snippet("docs/enqueue.md", "python-sqlite-run")]).env("DATABASE_FILE", &file).output().unwrap();
+    let ran = Command::new(python())
+        .args(["-c", &snippet("docs/enqueue.md", "python-sqlite-run")])
+        .env("DATABASE_FILE", &file)
+        .output()
+        .unwrap();
     check(&store, &succeeds("python", &ran)).await;
 }
 
@@ -107,19 +116,24 @@ fn commands(text: &str) -> Vec<&str> {
 /// Every `postcommit …` of the pages is an existing command.
 #[test]
 fn commands_in_the_documentation_exist() {
-    let known =
-        |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_postcommit")).args(words).arg("--help").output().unwrap().status.success();
+    let known = |words: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_postcommit")).args(words).arg("--help").output().unwrap().status.success()
+    };
     let mut seen = BTreeSet::new();
     for (page, text) in pages() {
         for line in commands(&text) {
-            let words: Vec<&str> =
-                line.split_whitespace().take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-')).take(2).collect();
+            let words: Vec<&str> = line
+                .split_whitespace()
+                .take_while(|word| word.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
+                .take(2)
+                .collect();
             // Skips text that is not a command, such as the version in the greeting.
             let Some(noun) = words.first().copied().filter(|noun| known(&[noun])) else {
                 assert!(!line.starts_with(|c: char| c.is_ascii_lowercase()), "{page}: postcommit {line}");
                 continue;
             };
-            let has_verbs = ["notifications", "deliveries", "jobs", "providers", "keys", "tenants", "config"].contains(&noun);
+            let has_verbs =
+                ["notifications", "deliveries", "jobs", "providers", "keys", "tenants", "config"].contains(&noun);
             let depth = if has_verbs { 2 } else { 1 };
             if seen.insert(words[..depth.min(words.len())].join(" ")) {
                 assert!(known(&words[..depth.min(words.len())]), "{page}: postcommit {line}");
@@ -160,9 +174,12 @@ fn the_requests_of_the_documentation_are_answered() {
             continue;
         }
         let here = app.address().to_string();
-        let command = command.replace("localhost:7410", &here).replace("https://notify.example.com", &format!("http://{here}"));
-        let ran = Command::new("sh").args(["-c", &command]).env("KEY", key).env("POSTCOMMIT_KEY", key).output().unwrap();
-        let answer: serde_json::Value = serde_json::from_str(&succeeds(&command, &ran)).unwrap_or_else(|e| panic!("{command}: {e}"));
+        let command =
+            command.replace("localhost:7410", &here).replace("https://notify.example.com", &format!("http://{here}"));
+        let ran =
+            Command::new("sh").args(["-c", &command]).env("KEY", key).env("POSTCOMMIT_KEY", key).output().unwrap();
+        let answer: serde_json::Value =
+            serde_json::from_str(&succeeds(&command, &ran)).unwrap_or_else(|e| panic!("{command}: {e}"));
         assert!(answer.get("type").is_none(), "{command}: {answer}");
         typed += 1;
     }

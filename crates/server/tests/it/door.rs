@@ -79,7 +79,9 @@ pub fn shell(settings: &[(&str, &str)]) -> Shell {
 pub fn after(first: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{first}; exec \"$0\" \"$@\"")]).arg(command.get_program()).args(command.get_args());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(command.get_current_dir().unwrap());
+    shell
+        .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .current_dir(command.get_current_dir().unwrap());
     shell
 }
 
@@ -155,7 +157,8 @@ fn read_head(stream: &mut impl Read) -> String {
 
 pub fn read_response(stream: &mut impl Read) -> String {
     let head = read_head(stream);
-    let length = head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
+    let length =
+        head.split("content-length: ").nth(1).map_or(0, |rest| rest.split("\r\n").next().unwrap().parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).unwrap();
     head + &String::from_utf8(body).unwrap()

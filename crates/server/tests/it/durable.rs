@@ -8,8 +8,13 @@ use crate::api::app::{address, text};
 use crate::installation::{Guarantee, Hooks, Installation, wait_until};
 
 /// Settings under which only a waiting commit flushes the log: a crash loses every other commit.
-const NEVER_BY_ITSELF: [&str; 5] =
-    ["synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB", "checkpoint_timeout=1h", "autovacuum=off"];
+const NEVER_BY_ITSELF: [&str; 5] = [
+    "synchronous_commit=off",
+    "wal_writer_delay=10s",
+    "wal_writer_flush_after=1GB",
+    "checkpoint_timeout=1h",
+    "autovacuum=off",
+];
 
 const PARKED: &str = "SELECT count(*) \
     FROM postcommit.delivery_ledger \
@@ -36,8 +41,10 @@ fn a_crash_of_postgresql_loses_nothing_acknowledged_whatever_its_settings() {
     installation.rows("CHECKPOINT");
 
     // Sent and not answered: announced, because it is sent at most once. This enqueue is durable in any case.
-    let enqueue =
-        format!("SELECT postcommit.enqueue('once', '{{}}', 'once', recipients => '[{{\"webhook\": \"{}\"}}]')", receiver.url("/hook"));
+    let enqueue = format!(
+        "SELECT postcommit.enqueue('once', '{{}}', 'once', recipients => '[{{\"webhook\": \"{}\"}}]')",
+        receiver.url("/hook")
+    );
     installation.rows(&format!("SET synchronous_commit = on; {enqueue}"));
     wait_until("the request to be out", || receiver.requests().len() == 1);
     // Accepted and due in the future, so that nothing is written for it later.

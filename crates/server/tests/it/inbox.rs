@@ -48,7 +48,8 @@ impl Place {
     async fn key(&self, tenant: &str, scopes: &[&str]) -> String {
         let tenant = self.store.tenant_or_new(tenant).await.unwrap();
         let scopes = Scopes::from_names(&scopes.iter().map(|scope| (*scope).to_owned()).collect::<Vec<_>>()).unwrap();
-        let made = self.store.create_key(tenant, &KeyDraft { name: "test".into(), scopes, expires_at: None }).await.unwrap();
+        let made =
+            self.store.create_key(tenant, &KeyDraft { name: "test".into(), scopes, expires_at: None }).await.unwrap();
         made.token.reveal().to_owned()
     }
 
@@ -61,7 +62,8 @@ impl Place {
             .env_remove("POSTCOMMIT_DATABASE_URL");
         let child = Child::spawn(command);
         let line = child.wait_for_line("http://127.0.0.1:");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).and_then(|at| at.trim().parse().ok());
+        let address =
+            line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).and_then(|at| at.trim().parse().ok());
         Server { child, address: address.unwrap_or_else(|| panic!("no address in {line:?}")) }
     }
 
@@ -69,11 +71,16 @@ impl Place {
     async fn enqueue(&self, user: &str, title: &str, action_url: &str) {
         let key = uuid::Uuid::new_v4();
         let columns = "event_type, payload, idempotency_key, recipients, title, body, action_url";
-        let values = format!("'demo.said', '{{}}', '{key}', '[{{\"user\": \"{user}\"}}]', '{title}', 'What it is about.', '{action_url}'");
+        let values = format!(
+            "'demo.said', '{{}}', '{key}', '[{{\"user\": \"{user}\"}}]', '{title}', 'What it is about.', '{action_url}'"
+        );
         let sql = match self.store.db().kind() {
             "postgres" => {
-                let named: Vec<String> =
-                    columns.split(", ").zip(values.split(", ")).map(|(name, value)| format!("{name} => {value}")).collect();
+                let named: Vec<String> = columns
+                    .split(", ")
+                    .zip(values.split(", "))
+                    .map(|(name, value)| format!("{name} => {value}"))
+                    .collect();
                 format!("SELECT postcommit.enqueue({})", named.join(", "))
             }
             _ => format!("INSERT INTO postcommit_enqueue ({columns}) VALUES ({values})"),
@@ -161,10 +168,15 @@ mod check {
         assert_eq!(page["items"][0]["action_url"], "https://example.com/x");
 
         let first = browser.get("/v1/inbox/alice?limit=2").expect(200).json();
-        let second = browser.get(&format!("/v1/inbox/alice?limit=2&cursor={}", first["next"].as_str().unwrap())).expect(200).json();
+        let second = browser
+            .get(&format!("/v1/inbox/alice?limit=2&cursor={}", first["next"].as_str().unwrap()))
+            .expect(200)
+            .json();
         assert_eq!((titles(&first), titles(&second), second.get("next")), (vec!["three", "two"], vec!["one"], None));
 
-        let act = |id: &Value, mark: &str| browser.send("POST", &format!("/v1/inbox/alice/{}/{mark}", id.as_str().unwrap()), None);
+        let act = |id: &Value, mark: &str| {
+            browser.send("POST", &format!("/v1/inbox/alice/{}/{mark}", id.as_str().unwrap()), None)
+        };
         let ids: Vec<Value> = page["items"].as_array().unwrap().iter().map(|message| message["id"].clone()).collect();
         assert_eq!(act(&ids[0], "read").expect(200).json(), json!({"id": ids[0], "unread": 2}));
         assert_eq!(act(&ids[0], "read").expect(200).json()["unread"], 2, "once more changes nothing");
@@ -173,7 +185,10 @@ mod check {
         assert_eq!(titles(&browser.get("/v1/inbox/alice?folder=archived").expect(200).json()), ["two"]);
         assert_eq!(act(&ids[1], "unarchive").expect(200).json()["unread"], 2);
         assert_eq!(act(&ids[0], "unread").expect(200).json()["unread"], 3);
-        let swept = browser.post("/v1/inbox/alice/read-all", &json!({"up_to": page["items"][1]["position"]})).expect(200).json();
+        let swept = browser
+            .post("/v1/inbox/alice/read-all", &json!({"up_to": page["items"][1]["position"]}))
+            .expect(200)
+            .json();
         assert_eq!(swept, json!({"read": 2, "unread": 1}));
         assert_eq!(browser.get("/v1/inbox/alice/unread-count").expect(200).json(), json!({"unread": 1}));
 
@@ -189,9 +204,16 @@ mod check {
         let token = server.token(&key, "alice");
         assert_eq!(server.with(&token).get("/v1/inbox/alice").expect(200).json()["unread"], 0);
         assert_eq!(problem(server.with(&token).get("/v1/inbox/bob")), (403, "forbidden".into()));
-        assert_eq!(problem(server.with(&token).send("POST", "/v1/inbox/alice/token", None)), (401, "unauthenticated".into()));
+        assert_eq!(
+            problem(server.with(&token).send("POST", "/v1/inbox/alice/token", None)),
+            (401, "unauthenticated".into())
+        );
         assert_eq!(problem(server.with(&token).get("/v1/notifications")), (401, "unauthenticated".into()));
-        assert_eq!(problem(server.client().get(&format!("/v1/inbox/alice?token={token}"))).0, 401, "in the query only for the stream");
+        assert_eq!(
+            problem(server.client().get(&format!("/v1/inbox/alice?token={token}"))).0,
+            401,
+            "in the query only for the stream"
+        );
         assert_eq!(problem(server.client().get("/v1/inbox/alice")), (401, "unauthenticated".into()));
         let forged = format!("{}x", &token[..token.len() - 1]);
         assert_eq!(problem(server.with(&forged).get("/v1/inbox/alice")), (401, "unauthenticated".into()));
@@ -205,7 +227,10 @@ mod check {
         assert_eq!(problem(server.with(&theirs).get("/v1/inbox/alice")), (403, "suspended".into()));
         let long = "x".repeat(256);
         assert_eq!(problem(server.with(&key).get(&format!("/v1/inbox/{long}"))), (422, "invalid".into()));
-        assert_eq!(problem(server.with(&key).send("POST", "/v1/inbox/alice/token?ttl_s=86401", None)), (422, "invalid".into()));
+        assert_eq!(
+            problem(server.with(&key).send("POST", "/v1/inbox/alice/token?ttl_s=86401", None)),
+            (422, "invalid".into())
+        );
         let logged = server.child.output().join("\n");
         assert!(logged.contains("/v1/inbox/{user}") && !logged.contains("pcu_"), "{logged}");
     }
@@ -236,7 +261,10 @@ mod check {
             client.send("OPTIONS", path, None)
         };
         let allowed = ask(&named, "https://app.example.com", "/v1/inbox/alice/stream");
-        assert_eq!((allowed.status, allowed.header("access-control-allow-origin")), (204, Some("https://app.example.com")));
+        assert_eq!(
+            (allowed.status, allowed.header("access-control-allow-origin")),
+            (204, Some("https://app.example.com"))
+        );
         assert!(allowed.header("access-control-allow-headers").unwrap().contains("Authorization"));
         for (server, origin, path) in [
             (&named, "https://evil.example.com", "/v1/inbox/alice/stream"),
@@ -247,7 +275,10 @@ mod check {
         }
         // A page of another origin can read the refusal too, because it must learn that its token has expired.
         let refused = named.client().with("Origin", "https://app.example.com").get("/v1/inbox/alice");
-        assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, Some("https://app.example.com")));
+        assert_eq!(
+            (refused.status, refused.header("access-control-allow-origin")),
+            (401, Some("https://app.example.com"))
+        );
         assert_eq!(refused.header("access-control-allow-credentials"), None, "cookies are never asked for");
         let script = named.client().get("/inbox.js").expect(200);
         assert_eq!(script.header("access-control-allow-origin"), Some("*"));

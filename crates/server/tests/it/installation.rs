@@ -197,7 +197,12 @@ impl Installation {
     }
 
     pub fn wait_until_quiet(&self) {
-        let left = || format!("the queue to be empty; left are {:#?}", self.rows("SELECT * FROM postcommit.delivery_queue LIMIT 5"));
+        let left = || {
+            format!(
+                "the queue to be empty; left are {:#?}",
+                self.rows("SELECT * FROM postcommit.delivery_queue LIMIT 5")
+            )
+        };
         assert!(within(GUARD, || self.is_quiet()), "waited for {}", left());
     }
 

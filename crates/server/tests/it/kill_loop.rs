@@ -45,7 +45,11 @@ fn kill_loop(kind: Kind, guarantee: Guarantee) {
         client.join().unwrap()
     });
     let _healthy = installation.serve();
-    assert!(within(4 * GUARD, || installation.is_quiet()), "{:?}", installation.rows("SELECT * FROM postcommit.delivery_queue LIMIT 5"));
+    assert!(
+        within(4 * GUARD, || installation.is_quiet()),
+        "{:?}",
+        installation.rows("SELECT * FROM postcommit.delivery_queue LIMIT 5")
+    );
     let records = Records::read(told, &installation, receiver.server(), receiver.counts());
     let counts = records.counts();
     println!("{kind:?}, {guarantee}: {kills} kills, {counts:?}");
@@ -55,7 +59,13 @@ fn kill_loop(kind: Kind, guarantee: Guarantee) {
 }
 
 /// Each server runs until it has made a random number of requests, and a random time longer.
-fn kill_again_and_again(installation: &Installation, receiver: &Receiver, notes: usize, kills: usize, chance: &mut Chance) {
+fn kill_again_and_again(
+    installation: &Installation,
+    receiver: &Receiver,
+    notes: usize,
+    kills: usize,
+    chance: &mut Chance,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let mut seen = 0;
     for _ in 0..kills {
@@ -72,14 +82,22 @@ fn kill_again_and_again(installation: &Installation, receiver: &Receiver, notes:
 fn enqueue_all(installation: &Installation, notes: usize, url: &str) -> Told {
     let note = |i: usize| {
         let event = Notification::event("load.made", json!({ "i": i })).key(format!("k{i}"));
-        addresses(url, 1 + i % 2).into_iter().fold(event, |event, address| event.to(Recipient::webhook(address))).build().unwrap()
+        addresses(url, 1 + i % 2)
+            .into_iter()
+            .fold(event, |event, address| event.to(Recipient::webhook(address)))
+            .build()
+            .unwrap()
     };
     let all: Vec<Notification> = (0..notes).map(note).collect();
     let mut told = Told::default();
     let mut enqueue = enqueuer(installation);
     for batch in all.chunks(TRANSACTION) {
         let ids = enqueue(batch);
-        let answer = |(note, id): (&Notification, String)| Answer { key: note.idempotency_key.clone(), id, targets: note.recipients.len() };
+        let answer = |(note, id): (&Notification, String)| Answer {
+            key: note.idempotency_key.clone(),
+            id,
+            targets: note.recipients.len(),
+        };
         told.0.extend(batch.iter().zip(ids).map(answer));
     }
     told
@@ -94,7 +112,8 @@ fn enqueuer(installation: &Installation) -> Enqueue {
             connection.busy_timeout(GUARD).unwrap();
             Box::new(move |batch| {
                 // Takes the write lock immediately: a transaction that began as a reader cannot wait for it.
-                let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
+                let transaction =
+                    connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).unwrap();
                 let ids = adapters::rusqlite::enqueue_many(&transaction, batch).unwrap();
                 transaction.commit().unwrap();
                 ids.iter().map(ToString::to_string).collect()

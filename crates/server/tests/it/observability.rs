@@ -39,7 +39,9 @@ fn named(file: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let metrics = words.filter(|word| word.starts_with("postcommit_") && *word != "postcommit_");
     // A histogram is named by its parts.
-    let family = |word: &str| ["_bucket", "_sum", "_count"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word).to_owned();
+    let family = |word: &str| {
+        ["_bucket", "_sum", "_count"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word).to_owned()
+    };
     metrics.map(family).collect()
 }
 
@@ -48,7 +50,10 @@ fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
     let shell = Shell::ready();
     let (_server, address) = serve(&shell);
     let answer = get(&address, "/metrics", "");
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("content-type: text/plain; version=0.0.4"),
+        "{answer}"
+    );
     let told: BTreeSet<String> =
         answer.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).map(str::to_owned).collect();
     for file in ["prometheus/alerts.yml", "grafana/postcommit.json"] {
@@ -57,21 +62,30 @@ fn a11_every_metric_that_alerts_and_dashboard_name_exists() {
         assert_eq!(named.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "{file}");
     }
     // The dashboard shows every metric.
-    let unseen: Vec<_> =
-        told.difference(&named("grafana/postcommit.json")).filter(|name| !name.ends_with("_timestamp_seconds")).cloned().collect();
+    let unseen: Vec<_> = told
+        .difference(&named("grafana/postcommit.json"))
+        .filter(|name| !name.ends_with("_timestamp_seconds"))
+        .cloned()
+        .collect();
     assert_eq!(unseen, Vec::<String>::new());
 }
 
 #[test]
 fn a11_promtool_accepts_rules_and_their_tests() {
-    let promtool = |arguments: &[&str]| Command::new("promtool").args(arguments).current_dir(deploy("prometheus")).output();
+    let promtool =
+        |arguments: &[&str]| Command::new("promtool").args(arguments).current_dir(deploy("prometheus")).output();
     let Ok(checked) = promtool(&["check", "rules", "alerts.yml"]) else {
         println!("promtool is not installed: the rules are checked elsewhere");
         return;
     };
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     let tested = promtool(&["test", "rules", "alerts_test.yml"]).unwrap();
-    assert!(tested.status.success(), "{}{}", String::from_utf8_lossy(&tested.stdout), String::from_utf8_lossy(&tested.stderr));
+    assert!(
+        tested.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&tested.stdout),
+        String::from_utf8_lossy(&tested.stderr)
+    );
 }
 
 #[test]
@@ -98,7 +112,9 @@ fn requests_and_deliveries_are_in_metrics() {
 #[test]
 fn on_other_addresses_than_loopback_metrics_need_a_token() {
     let token = "0123456789abcdef";
-    let shell = Shell::ready().with("POSTCOMMIT_METRICS_TOKEN", token).with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
+    let shell = Shell::ready()
+        .with("POSTCOMMIT_METRICS_TOKEN", token)
+        .with("POSTCOMMIT_SERVER_TRUSTED_PROXIES", "127.0.0.1/32");
     let (_server, address) = serve(&shell);
     let refused = get(&address, "/metrics", "");
     assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("with no proxy before it"), "{refused}");
@@ -113,7 +129,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// The spans that a collector received.
 fn spans(collector: &HttpServer) -> Vec<Value> {
-    let bodies = collector.requests().into_iter().map(|request| serde_json::from_slice::<Value>(&request.body).unwrap());
+    let bodies =
+        collector.requests().into_iter().map(|request| serde_json::from_slice::<Value>(&request.body).unwrap());
     let spans = bodies.flat_map(|body| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone());
     spans.collect()
 }
@@ -124,7 +141,19 @@ fn traces_reach_the_collector() {
     let shell = Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &collector.url(""));
     let (server, address) = serve(&shell);
     let source = format!("{{\"traceparent\": \"{PARENT}\"}}");
-    shell.run(&["enqueue", "a", "--to", "email:guest@example.com", "--source", &source, "--correlation-id", "c-1", "--wait"]).ends(0);
+    shell
+        .run(&[
+            "enqueue",
+            "a",
+            "--to",
+            "email:guest@example.com",
+            "--source",
+            &source,
+            "--correlation-id",
+            "c-1",
+            "--wait",
+        ])
+        .ends(0);
     get(&address, "/healthz", &format!("traceparent: {PARENT}\r\n"));
     get(&address, "/healthz", "traceparent: nonsense\r\n");
     // A stop sends the remaining spans.
@@ -133,7 +162,10 @@ fn traces_reach_the_collector() {
     let spans = spans(&collector);
     let named = |name: &str| spans.iter().filter(|span| span["name"] == name).cloned().collect::<Vec<_>>();
     let (send, request) = (named("send").remove(0), named("request"));
-    assert_eq!((&send["traceId"], &send["parentSpanId"]), (&"0af7651916cd43dd8448eb211c80319c".into(), &"b7ad6b7169203331".into()));
+    assert_eq!(
+        (&send["traceId"], &send["parentSpanId"]),
+        (&"0af7651916cd43dd8448eb211c80319c".into(), &"b7ad6b7169203331".into())
+    );
     assert_eq!(named("expand").len(), 1);
     assert!(send["attributes"].to_string().contains("c-1") && !format!("{spans:?}").contains("guest@"), "{send}");
     let traces: Vec<bool> = request.iter().map(|span| span["traceId"] == send["traceId"]).collect();
@@ -146,12 +178,15 @@ fn traces_reach_the_collector() {
 fn a_request_and_the_call_that_it_leads_to_are_one_trace() {
     let collector = HttpServer::start(|_| Reply::json(200, serde_json::json!({})));
     let receiver = HttpServer::start(|_| Reply::ok());
-    let shell =
-        Shell::ready().with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &collector.url("")).with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.0/8");
+    let shell = Shell::ready()
+        .with("POSTCOMMIT_TELEMETRY_OTLP_ENDPOINT", &collector.url(""))
+        .with("POSTCOMMIT_EGRESS_ALLOW", "127.0.0.0/8");
     shell.run(&["providers", "create", "hook", "--driver", "webhook"]).ends(0);
-    let key = shell.run(&["keys", "create", "test", "--scope", "enqueue", "--scope", "read", "-o", "json"]).ends(0).json();
+    let key =
+        shell.run(&["keys", "create", "test", "--scope", "enqueue", "--scope", "read", "-o", "json"]).ends(0).json();
     let (server, address) = serve(&shell);
-    let client = HttpClient::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
+    let client =
+        HttpClient::new(address.parse().unwrap()).key(key["token"].as_str().unwrap()).with("traceparent", PARENT);
     let note = serde_json::json!({"event_type": "a", "recipients": [{"webhook": receiver.url("/hook")}], "correlation_id": "c-7"});
     assert!(client.post("/v1/notifications", &note).expect(202).header("location").is_some());
     let told = block_on(receiver.wait_for(1))[0].header("traceparent").unwrap().to_owned();
@@ -203,11 +238,22 @@ const CANARIES: [&str; 8] = [
 fn plant(shell: &Shell, server: &HttpServer) {
     let hook = server.url("/canary-hook-path?token=canary-hook-path");
     let [secret, ..] = CANARIES;
-    shell.run(&["providers", "create", "hook", "--driver", "webhook", "--secret", &format!("secret=whsec_{secret}")]).ends(0);
+    shell
+        .run(&["providers", "create", "hook", "--driver", "webhook", "--secret", &format!("secret=whsec_{secret}")])
+        .ends(0);
     for event in ["fine", "again", "no"] {
-        let to = ["email:canary-mail@example.com", "phone:+4915755500099", &format!("webhook:{hook}")].map(str::to_owned);
-        let mut arguments =
-            vec!["enqueue", event, "--title", "canary-title", "--body", "canary-body", "--action-url", "https://example.com/canary-action"];
+        let to =
+            ["email:canary-mail@example.com", "phone:+4915755500099", &format!("webhook:{hook}")].map(str::to_owned);
+        let mut arguments = vec![
+            "enqueue",
+            event,
+            "--title",
+            "canary-title",
+            "--body",
+            "canary-body",
+            "--action-url",
+            "https://example.com/canary-action",
+        ];
         to.iter().for_each(|to| arguments.extend(["--to", to]));
         shell.run(&arguments).ends(0);
     }
@@ -282,7 +328,10 @@ fn e10_kpis_by_hand() {
     let goa = kpis["sites"].as_array().unwrap().iter().find(|site| site["site"] == "goa").unwrap();
     assert_eq!(goa["delivered"], 2);
     let shown = shell.run(&["kpis", "--by", "site"]).ends(0).stdout;
-    assert!(shown.contains("(no site)") && shown.contains("DELIVERED") && shown.contains("in the last 60 minutes"), "{shown}");
+    assert!(
+        shown.contains("(no site)") && shown.contains("DELIVERED") && shown.contains("in the last 60 minutes"),
+        "{shown}"
+    );
     assert!(shell.run(&["kpis", "--tenant", "nobody"]).ends(3).stderr.contains("there is no tenant"));
     shell.run(&["kpis", "--interval", "1"]).ends(2);
 }

@@ -67,7 +67,12 @@ pub struct Counts {
 
 impl Records {
     /// `journal` says how often each webhook id arrived; it comes from a file where the receiver writes one.
-    pub fn read(told: Told, installation: &Installation, receiver: &HttpServer, journal: HashMap<String, usize>) -> Self {
+    pub fn read(
+        told: Told,
+        installation: &Installation,
+        receiver: &HttpServer,
+        journal: HashMap<String, usize>,
+    ) -> Self {
         let pair = |row: Row| (row[0].clone(), row[1].clone());
         let notifications = installation.rows("SELECT id, idempotency_key FROM postcommit.notification");
         let ledger = installation.rows("SELECT notification_id, n, state, reason FROM postcommit.delivery_ledger");
@@ -90,7 +95,8 @@ impl Records {
     pub fn counts(&self) -> Counts {
         let of_state = |state: &str| self.ledger.iter().filter(|row| row.state == state).count();
         let requests = self.journal.values().sum();
-        let targets: HashMap<&str, usize> = self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
+        let targets: HashMap<&str, usize> =
+            self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
         Counts {
             notifications: self.notifications.len(),
             targets: targets.into_values().sum(),
@@ -103,27 +109,39 @@ impl Records {
 
     /// All violations, each with its evidence.
     pub fn violations(&self, guarantee: Guarantee) -> Vec<String> {
-        [self.durability(), self.no_limbo(), self.one_per_key(), self.keys_are_stable(), self.honesty(guarantee), self.repeats(guarantee)]
-            .concat()
+        [
+            self.durability(),
+            self.no_limbo(),
+            self.one_per_key(),
+            self.keys_are_stable(),
+            self.honesty(guarantee),
+            self.repeats(guarantee),
+        ]
+        .concat()
     }
 
     /// N1: every id that the client was told exists, under the key of its request.
     fn durability(&self) -> Vec<String> {
-        let known: HashSet<(&str, &str)> = self.notifications.iter().map(|(id, key)| (key.as_str(), id.as_str())).collect();
-        let lost: Vec<_> = self.told.0.iter().filter(|answer| !known.contains(&(answer.key.as_str(), answer.id.as_str()))).collect();
+        let known: HashSet<(&str, &str)> =
+            self.notifications.iter().map(|(id, key)| (key.as_str(), id.as_str())).collect();
+        let lost: Vec<_> =
+            self.told.0.iter().filter(|answer| !known.contains(&(answer.key.as_str(), answer.id.as_str()))).collect();
         violation("N1 told to the client, not in the database", &lost)
     }
 
     /// N2: nothing is left in the queue, and every recipient of every notification has exactly one outcome, under its
     /// own number.
     fn no_limbo(&self) -> Vec<String> {
-        let targets: HashMap<&str, usize> = self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
+        let targets: HashMap<&str, usize> =
+            self.told.0.iter().map(|answer| (answer.key.as_str(), answer.targets)).collect();
         let mut outcomes: HashMap<&str, Vec<&str>> = HashMap::new();
         for row in &self.ledger {
             outcomes.entry(&row.notification).or_default().push(&row.webhook_id);
         }
         outcomes.values_mut().for_each(|ids| ids.sort_unstable());
-        let wanted = |id: &str, key: &str| (1..=targets.get(key).copied().unwrap_or(1)).map(|n| format!("{id}_{n}")).collect::<Vec<_>>();
+        let wanted = |id: &str, key: &str| {
+            (1..=targets.get(key).copied().unwrap_or(1)).map(|n| format!("{id}_{n}")).collect::<Vec<_>>()
+        };
         let has_all = |id: &str, key: &str| outcomes.get(id).is_some_and(|ids| *ids == wanted(id, key));
         let odd: Vec<_> = self.notifications.iter().filter(|(id, key)| !has_all(id, key)).collect();
         let known: HashSet<&str> = self.notifications.iter().map(|(id, _)| id.as_str()).collect();
@@ -162,7 +180,9 @@ impl Records {
     /// N7: sent means that it arrived. A delivery that arrived and is not sent has an unknown outcome in the ledger.
     fn honesty(&self, guarantee: Guarantee) -> Vec<String> {
         let arrived = |row: &Finished| self.journal.contains_key(&row.webhook_id);
-        let unknown = |row: &Finished| guarantee == Guarantee::AtMostOnce && row.state == "parked" && row.reason == "outcome_unknown";
+        let unknown = |row: &Finished| {
+            guarantee == Guarantee::AtMostOnce && row.state == "parked" && row.reason == "outcome_unknown"
+        };
         let false_success: Vec<_> = self.ledger.iter().filter(|row| row.state == "sent" && !arrived(row)).collect();
         let false_failure: Vec<_> = self.ledger.iter().filter(|row| row.state != "sent" && !unknown(row)).collect();
         [
@@ -198,12 +218,18 @@ pub fn stale_settles(installation: &Installation) -> usize {
 
 fn finished(row: &Row) -> Finished {
     let [notification, n, state, reason] = row.as_slice() else { panic!("{row:?}") };
-    Finished { webhook_id: format!("{notification}_{n}"), notification: notification.clone(), state: state.clone(), reason: reason.clone() }
+    Finished {
+        webhook_id: format!("{notification}_{n}"),
+        notification: notification.clone(),
+        state: state.clone(),
+        reason: reason.clone(),
+    }
 }
 
 fn mislabelled(request: &postcommit_testkit::Request) -> Option<String> {
     let body: serde_json::Value = serde_json::from_slice(&request.body).unwrap_or_default();
-    let expected = format!("{}_{}", body["id"].as_str().unwrap_or_default(), request.path.rsplit('/').next().unwrap_or_default());
+    let expected =
+        format!("{}_{}", body["id"].as_str().unwrap_or_default(), request.path.rsplit('/').next().unwrap_or_default());
     let labelled = request.header("webhook-id").unwrap_or_default();
     (labelled != expected).then(|| format!("{labelled} instead of {expected}"))
 }

@@ -31,12 +31,18 @@ fn crash_sweep_of_refused_writes_on_sqlite() {
 fn sweep(kind: Kind) {
     let started = Instant::now();
     let cases = chosen(if full_form() { full(kind) } else { short(kind) });
-    let ran = run_all(&cases, |case: &Case| caught(|| case.run()).unwrap_or_else(|said| Ran { violations: vec![said], ..Ran::default() }));
+    let ran = run_all(&cases, |case: &Case| {
+        caught(|| case.run()).unwrap_or_else(|said| Ran { violations: vec![said], ..Ran::default() })
+    });
     let fired = table(&cases, &ran);
     println!("{} cases of refused writes in {} s", cases.len(), started.elapsed().as_secs());
-    let mut violations: Vec<String> =
-        cases.iter().zip(&ran).flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}"))).collect();
-    violations.extend(fired.iter().filter(|(_, fired)| **fired == 0).map(|(step, _)| format!("{step} was never refused")));
+    let mut violations: Vec<String> = cases
+        .iter()
+        .zip(&ran)
+        .flat_map(|(case, ran)| ran.violations.iter().map(move |what| format!("{case}: {what}")))
+        .collect();
+    violations
+        .extend(fired.iter().filter(|(_, fired)| **fired == 0).map(|(step, _)| format!("{step} was never refused")));
     assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
 }
 
@@ -69,9 +75,11 @@ fn table(cases: &[Case], ran: &[Ran]) -> BTreeMap<&'static str, usize> {
     let mut fired = BTreeMap::new();
     println!("\n{:<16} {:>6} {:>6} {:>9} {:>11}", "refused", "cases", "fired", "requests", "violations");
     for step in &STEPS {
-        let of_step: Vec<&Ran> = cases.iter().zip(ran).filter(|(case, _)| case.step.name == step.name).map(|(_, ran)| ran).collect();
+        let of_step: Vec<&Ran> =
+            cases.iter().zip(ran).filter(|(case, _)| case.step.name == step.name).map(|(_, ran)| ran).collect();
         let count = of_step.iter().filter(|ran| ran.fired).count();
-        let (requests, bad): (usize, usize) = of_step.iter().fold((0, 0), |(r, v), ran| (r + ran.requests, v + ran.violations.len()));
+        let (requests, bad): (usize, usize) =
+            of_step.iter().fold((0, 0), |(r, v), ran| (r + ran.requests, v + ran.violations.len()));
         println!("{:<16} {:>6} {count:>6} {requests:>9} {bad:>11}", step.name, of_step.len());
         if !of_step.is_empty() {
             fired.insert(step.name, count);

@@ -90,8 +90,12 @@ async fn read_head(socket: &mut BufReader<TcpStream>) -> io::Result<Option<Reque
     let (Some(method), Some(path), Some(version)) = (words.next(), words.next(), words.next()) else {
         return Err(malformed("request line"));
     };
-    let mut request =
-        Request { method: method.to_owned(), path: path.to_owned(), headers: read_headers(socket).await?, ..Request::default() };
+    let mut request = Request {
+        method: method.to_owned(),
+        path: path.to_owned(),
+        headers: read_headers(socket).await?,
+        ..Request::default()
+    };
     let close = request.header("connection") == Some("close");
     request.keep_alive = version == "HTTP/1.1" && !close;
     Ok(Some(request))

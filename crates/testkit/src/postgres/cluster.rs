@@ -50,7 +50,11 @@ impl Cluster {
             if came_up(&server) {
                 return Self { dir, port, server, settings };
             }
-            assert!(server.output().iter().any(|line| line.contains("in use")), "PostgreSQL does not start: {:#?}", server.output());
+            assert!(
+                server.output().iter().any(|line| line.contains("in use")),
+                "PostgreSQL does not start: {:#?}",
+                server.output()
+            );
         }
         panic!("no free port for PostgreSQL after {PORT_TRIES} tries");
     }
@@ -116,8 +120,13 @@ fn run_server(dir: &Path, port: u16, settings: &[String]) -> Child {
     let mut server = as_postgres("postgres", dir);
     server.args(["-D", "data", "-p", &port.to_string()]);
     // The socket directory is relative to the data directory, which is the server's working directory.
-    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=..", "fsync=on", "max_connections=100", "logging_collector=off"]
-    {
+    for setting in [
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=..",
+        "fsync=on",
+        "max_connections=100",
+        "logging_collector=off",
+    ] {
         server.args(["-c", setting]);
     }
     for setting in settings {

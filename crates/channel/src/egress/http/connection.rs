@@ -52,7 +52,8 @@ impl Connection {
     pub(super) async fn open(stream: DialledStream, endpoint: &Endpoint) -> Result<Box<Self>, EgressFailure> {
         let counter = stream.counter();
         let handshake = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = handshake.map_err(|error| endpoint.failure(Phase::Connect, "connect", &text(&error)))?;
+        let (sender, connection) =
+            handshake.map_err(|error| endpoint.failure(Phase::Connect, "connect", &text(&error)))?;
         Ok(Box::new(Self { sender, io: ConnectionIo { connection, ended: false }, counter }))
     }
 
@@ -161,7 +162,11 @@ impl ConnectionIo {
     ///
     /// A request handed over at the moment in which the connection ends stays in hyper's channel, neither sent nor
     /// given back. Without a look at the end such a call would wait for its whole timeout.
-    async fn run_for<T>(&mut self, hoped: impl Future<Output = T>, mut timer: Pin<&mut Sleep>) -> Result<Option<T>, Late> {
+    async fn run_for<T>(
+        &mut self,
+        hoped: impl Future<Output = T>,
+        mut timer: Pin<&mut Sleep>,
+    ) -> Result<Option<T>, Late> {
         // `hoped` changes only while the connection is advanced, so nothing else need wake this task for it. Being
         // woken for it too would be a second poll for each step.
         let mut hoped = pin!(unconstrained(hoped));

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use postcommit_channel::egress::{Deadline, DialledStream, Egress, EgressFailure, EgressSettings, Endpoint, Phase, Tls};
+use postcommit_channel::egress::{
+    Deadline, DialledStream, Egress, EgressFailure, EgressSettings, Endpoint, Phase, Tls,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;

@@ -73,7 +73,8 @@ async fn an_answer_that_is_not_http_leaves_it_unclear() {
     let huge = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "x".repeat(2 * ANSWER_BYTES));
     let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(1000));
     let two_lengths = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab";
-    for bytes in ["HTTP/1.1 banana\r\n\r\n", "220 mail.example ESMTP\r\n", "\0\0\u{12}\u{4}", two_lengths, &huge, &many] {
+    for bytes in ["HTTP/1.1 banana\r\n\r\n", "220 mail.example ESMTP\r\n", "\0\0\u{12}\u{4}", two_lengths, &huge, &many]
+    {
         let failure = failure_of(&Peer::answering(bytes).await).await;
         assert_eq!(seen(&failure), (Phase::Request, "bad_answer", true), "{:?}", bytes.get(..30));
     }
@@ -208,6 +209,7 @@ async fn the_request_is_sent_as_given_and_connection_headers_are_set_by_egress()
     }
     assert_eq!(answered(&egress(), call).await.status, 200);
     let host = format!("127.0.0.1:{}", peer.port);
-    let request = format!("POST /hook?q=1|2 HTTP/1.1\r\nwebhook-id: 42\r\nhost: {host}\r\ncontent-length: 5\r\n\r\nhello");
+    let request =
+        format!("POST /hook?q=1|2 HTTP/1.1\r\nwebhook-id: 42\r\nhost: {host}\r\ncontent-length: 5\r\n\r\nhello");
     assert_eq!(told.recv().await.unwrap(), request);
 }

@@ -41,7 +41,8 @@ async fn a_fresh_call_opens_its_own_connection() {
 
 #[tokio::test]
 async fn a_connection_is_not_reused_unless_its_answer_was_read_to_the_end() {
-    let too_long = format!("HTTP/1.1 200 OK\r\ncontent-length: {0}\r\n\r\n{1}", ANSWER_BYTES + 1, "x".repeat(ANSWER_BYTES + 1));
+    let too_long =
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {0}\r\n\r\n{1}", ANSWER_BYTES + 1, "x".repeat(ANSWER_BYTES + 1));
     let closing = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
     let old = "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok";
     for answer in [&too_long, closing, old] {

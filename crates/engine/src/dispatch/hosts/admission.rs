@@ -59,7 +59,13 @@ pub async fn take_slot(
 }
 
 /// Returns a delivery to its lane for later. It was not sent: no attempt is counted or logged.
-fn put_off(crew: &Crew, (delivery, note): (&Delivery, &StoredNotification), host: &str, PutOff { wait, code }: PutOff, now: Timestamp) {
+fn put_off(
+    crew: &Crew,
+    (delivery, note): (&Delivery, &StoredNotification),
+    host: &str,
+    PutOff { wait, code }: PutOff,
+    now: Timestamp,
+) {
     // Due at its expiry at the latest, where a check finds it expired.
     let at = now.plus(wait).min(note.expires_at.max(now));
     let detail = code.map(|_| waits_for(host));
@@ -106,7 +112,10 @@ pub async fn tell_host(
         }
         (Ok(Written::Outdated), _) => hosts.open(host),
         (Ok(Written::TooMany), _) => {
-            tracing::warn!(provider = name, "too many hosts of this lane are closed; this answer concerns its own delivery only");
+            tracing::warn!(
+                provider = name,
+                "too many hosts of this lane are closed; this answer concerns its own delivery only"
+            );
             hosts.open(host);
         }
         (Err(problem), _) => {

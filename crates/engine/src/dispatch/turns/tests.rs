@@ -45,7 +45,8 @@ impl Queue {
             claim.deliveries.extend(take(self.tenants.entry(-want.lane).or_default(), want.lane, want.quota));
         }
         for (after, until) in &search.between {
-            let mut with_rows: Vec<i32> = self.tenants.iter().filter(|(_, left)| **left > 0).map(|(tenant, _)| -tenant).collect();
+            let mut with_rows: Vec<i32> =
+                self.tenants.iter().filter(|(_, left)| **left > 0).map(|(tenant, _)| -tenant).collect();
             with_rows.extend(self.lanes.iter());
             with_rows.sort_unstable();
             with_rows.retain(|lane| (after + 1..*until).contains(lane) && search.around.binary_search(lane).is_err());
@@ -54,7 +55,8 @@ impl Queue {
             claim.searched.reached.push((*until, if with_rows.len() < most { *until } else { *seen.last().unwrap() }));
             let fresh: Vec<i32> = seen.iter().copied().filter(|lane| is_expansion(*lane)).collect();
             claim.searched.lanes.extend(seen.iter().filter(|lane| !is_expansion(**lane)));
-            let (each, mut left) = ((search.quota / i32::try_from(fresh.len().max(1)).unwrap() + 1).min(search.each), search.quota);
+            let (each, mut left) =
+                ((search.quota / i32::try_from(fresh.len().max(1)).unwrap() + 1).min(search.each), search.quota);
             for lane in fresh {
                 let taken = take(self.tenants.get_mut(&-lane).unwrap(), lane, each.min(left));
                 left -= i32::try_from(taken.len()).unwrap();
@@ -107,7 +109,9 @@ fn of_a_thousand_tenants_none_waits_for_long() {
     let mut turns = Turns::default();
     let mut given: HashMap<i32, i32> = HashMap::new();
     for _ in 0..40 {
-        round(&mut turns, &mut queue, 256, EVEN).into_iter().for_each(|(tenant, count)| *given.entry(tenant).or_default() += count);
+        round(&mut turns, &mut queue, 256, EVEN)
+            .into_iter()
+            .for_each(|(tenant, count)| *given.entry(tenant).or_default() += count);
     }
     let (least, most) = ((1..=1000).map(|tenant| given.get(&tenant).copied().unwrap_or(0)).min(), given.values().max());
     assert!(least >= Some(5) && most <= Some(&30), "{least:?} to {most:?}");

@@ -154,7 +154,12 @@ impl Store {
 
     /// Cancels the deliveries of an entity, or those of one event type, that are not sent yet. Returns the same counts
     /// as [`Store::cancel_notification`].
-    pub async fn cancel_entity(&self, tenant: i32, entity: &str, event_type: Option<&str>) -> Result<(i64, i64), DbError> {
+    pub async fn cancel_entity(
+        &self,
+        tenant: i32,
+        entity: &str,
+        event_type: Option<&str>,
+    ) -> Result<(i64, i64), DbError> {
         let about = |at: usize| {
             format!(
                 "EXISTS (SELECT 1
@@ -211,7 +216,10 @@ impl Store {
     }
 
     /// The state of a delivery, and the reason if it is parked.
-    pub(in crate::store) async fn state_of(&self, key: DeliveryKey) -> Result<Option<(String, Option<String>)>, DbError> {
+    pub(in crate::store) async fn state_of(
+        &self,
+        key: DeliveryKey,
+    ) -> Result<Option<(String, Option<String>)>, DbError> {
         let sql = "SELECT state, reason
             FROM postcommit.delivery
             WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
@@ -253,15 +261,25 @@ pub(in crate::store) async fn act_postgres(
     bound: Option<Timestamp>,
 ) -> Result<Vec<DeliveryKey>, DbError> {
     // Row by row along the primary key, whatever the statistics of a table that has just been emptied say.
-    transaction.batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off").await.map_err(postgres::refused)?;
+    transaction
+        .batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
+        .await
+        .map_err(postgres::refused)?;
     let statement = transaction.prepare_cached(&act.postgres()).await.map_err(postgres::refused)?;
     // Always in the same order, so that two transactions that share rows do not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    let (first, last) = (sorted.iter().map(|key| key.notification).min(), sorted.iter().map(|key| key.notification).max());
+    let (first, last) =
+        (sorted.iter().map(|key| key.notification).min(), sorted.iter().map(|key| key.notification).max());
     let keys = Value::Json(
-        json!(sorted.iter().map(|key| json!({"tenant": key.tenant, "id": key.notification, "n": key.n})).collect::<Vec<_>>()).to_string(),
+        json!(
+            sorted
+                .iter()
+                .map(|key| json!({"tenant": key.tenant, "id": key.notification, "n": key.n}))
+                .collect::<Vec<_>>()
+        )
+        .to_string(),
     );
     let parameters = [keys, first.into(), last.into(), bound.into()];
     let parameters: Vec<_> = parameters.iter().take(if act == Act::Cancel { 3 } else { 4 }).map(|p| p as _).collect();

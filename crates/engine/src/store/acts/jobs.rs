@@ -135,7 +135,8 @@ impl Store {
         let filter = DeliveryFilter { tenant, states: vec![], ..draft.filter.clone() };
         let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
         let id = new_id(asked_at);
-        let as_json = |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
+        let as_json =
+            |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
         let asked = as_json(&filter)?;
         let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace,
               next_at)
@@ -154,7 +155,8 @@ impl Store {
         // A job for all tenants is recorded in the audit log of the first tenant.
         let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
         let told = as_json(&without_address(filter))?;
-        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told}))).await?;
+        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told})))
+            .await?;
         self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
     }
 
@@ -175,7 +177,8 @@ impl Store {
     /// Jobs of one tenant or of all, newest first. `before` is the last id of the page before.
     pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
         let mut parameters = SqlParameters::default();
-        let which = format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
+        let which =
+            format!("id < {}{}", parameters.add(before.unwrap_or(Uuid::max())), of_tenant(tenant, &mut parameters));
         let limit = parameters.add(limit);
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE {which} ORDER BY id DESC LIMIT {limit}");
         Ok(legible("jobs", self.db.query(&sql, parameters.0).await?.iter().map(shown)))
@@ -223,7 +226,8 @@ impl Store {
 
     async fn take_job(&self) -> Result<Option<TakenJob>, DbError> {
         // A read first: nearly always no job is due, and then nothing is written.
-        let due = "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
+        let due =
+            "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
         let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
         let rows = self.db.query(&sql, vec![]).await?;
         // A job with an unreadable key does not block others.
@@ -266,7 +270,8 @@ impl Store {
         let moved = match &self.db {
             Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
             Db::Sqlite(db) => {
-                let (act, bound, keys, fence) = (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
+                let (act, bound, keys, fence) =
+                    (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
                 let this = self.for_job(taken);
                 db.write(move |connection| {
                     if fence.hold_sqlite(connection)? == 0 {
@@ -282,10 +287,19 @@ impl Store {
                 .await?
             }
         };
-        Ok(moved.map_or(SliceOutcome::Lost, |rows| SliceOutcome::Moved { job: taken.job.id, rows, is_last: page.more.is_none() }))
+        Ok(moved.map_or(SliceOutcome::Lost, |rows| SliceOutcome::Moved {
+            job: taken.job.id,
+            rows,
+            is_last: page.more.is_none(),
+        }))
     }
 
-    async fn slice_postgres(&self, taken: &TakenJob, page: &Page<DeliveryKey>, next_at: Timestamp) -> Result<Option<usize>, DbError> {
+    async fn slice_postgres(
+        &self,
+        taken: &TakenJob,
+        page: &Page<DeliveryKey>,
+        next_at: Timestamp,
+    ) -> Result<Option<usize>, DbError> {
         let Db::Postgres(db) = &self.db else { return Ok(None) };
         let fence = Fence::of(taken, page, next_at);
         let mut client = db.client().await?;
@@ -424,7 +438,8 @@ fn borrow(values: &[Value]) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
 }
 
 fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> {
-    let filter = serde_json::from_value(row.get(3)?).map_err(|e| DbError::Unreadable(format!("the filter of a job: {e}")))?;
+    let filter =
+        serde_json::from_value(row.get(3)?).map_err(|e| DbError::Unreadable(format!("the filter of a job: {e}")))?;
     Ok(DeliveryFilter { tenant, ..filter })
 }
 
@@ -443,7 +458,8 @@ fn shown(row: &Row) -> Result<Job, DbError> {
         tenant,
         tenant_name: row.get(15)?,
         id: row.get(1)?,
-        kind: serde_json::from_value(kind.into()).map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
+        kind: serde_json::from_value(kind.into())
+            .map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
         filter: without_address(filter.as_ref().cloned().unwrap_or_default()),
         asked_by: row.get(4)?,
         asked_at: read.or(5, "asked_at", never),

@@ -33,12 +33,16 @@ impl Resend {
     /// [`NotAccepted::Invalid`] names the field and the limit.
     pub fn check(&self) -> Result<(), NotAccepted> {
         for (field, name) in [("channel", &self.channel), ("request_id", &self.request_id)] {
-            short_name(field, name)
-                .map_err(|said| NotAccepted::invalid(field, said.split_once(": ").map_or(said.as_str(), |(_, problem)| problem)))?;
+            short_name(field, name).map_err(|said| {
+                NotAccepted::invalid(field, said.split_once(": ").map_or(said.as_str(), |(_, problem)| problem))
+            })?;
         }
         let length = self.event_type.as_ref().map_or(1, |name| name.chars().count());
         if !(1..=limits::NAME_CHARS).contains(&length) {
-            return Err(NotAccepted::invalid("event_type", format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS)));
+            return Err(NotAccepted::invalid(
+                "event_type",
+                format!("has {length} characters; 1 to {} are allowed", limits::NAME_CHARS),
+            ));
         }
         Ok(())
     }
@@ -51,7 +55,8 @@ impl Resend {
         if plain.chars().count() <= limits::KEY_CHARS {
             return plain;
         }
-        let hash: String = Sha256::digest(self.entity.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let hash: String =
+            Sha256::digest(self.entity.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         of(&hash)
     }
 }
@@ -70,8 +75,12 @@ impl Store {
     /// The result of an earlier request with the same id, if there was one. A repeated request gets the same answer. It
     /// is a conflict if the event type differs.
     pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, NotAccepted> {
-        let filter =
-            NotificationFilter { tenant: Some(tenant), idempotency_key: Some(wish.key()), limit: 1, ..NotificationFilter::default() };
+        let filter = NotificationFilter {
+            tenant: Some(tenant),
+            idempotency_key: Some(wish.key()),
+            limit: 1,
+            ..NotificationFilter::default()
+        };
         let Some(first) = self.notification_rows(&filter).await?.rows.pop() else { return Ok(None) };
         let conflict = wish.event_type.as_ref().is_some_and(|wanted| *wanted != first.event_type);
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
@@ -182,7 +191,8 @@ impl Store {
 /// The first notification as JSON, without its times and its trace.
 fn said_again(note: &StoredNotification, wish: &Resend, recipients: &[Recipient]) -> Result<String, DbError> {
     // An application may have written any JSON as source by plain SQL.
-    let mut source: Source = note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
+    let mut source: Source =
+        note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
     (source.enqueued_at, source.traceparent) = (None, None);
     let said = BatchItem {
         event_type: &note.event_type,

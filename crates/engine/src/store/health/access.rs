@@ -85,7 +85,11 @@ impl Store {
             strangers_in_all: strangers.first().map_or(Ok(0), |row| row.get(1))?,
             strangers: names(&strangers)?,
             ours: names(&ask(MEMBERS).await?)?,
-            holders: ask(HOLDERS).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, DbError>>()?,
+            holders: ask(HOLDERS)
+                .await?
+                .iter()
+                .map(|row| Ok((row.get(0)?, row.get(1)?)))
+                .collect::<Result<_, DbError>>()?,
         }))
     }
 }
@@ -110,7 +114,10 @@ impl Access {
             let named: Vec<&str> = things.split("; ").take(NAMED).collect();
             let more = things.split("; ").count() - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{role} holds privileges of its own on {}{more}. If that is not meant to be, REVOKE them", named.join(", "))
+            format!(
+                "{role} holds privileges of its own on {}{more}. If that is not meant to be, REVOKE them",
+                named.join(", ")
+            )
         }));
         notes
     }

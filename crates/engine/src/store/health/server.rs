@@ -119,7 +119,9 @@ impl Store {
         if !ours {
             weak.push(WeakCommit { place: "server".into(), value: begins_with });
         }
-        weak.retain(|one| one.value == "off" || (has_standbys && ["local", "remote_write"].contains(&one.value.as_str())));
+        weak.retain(|one| {
+            one.value == "off" || (has_standbys && ["local", "remote_write"].contains(&one.value.as_str()))
+        });
         Ok(Some(Durability { fsync: said.get(0)?, full_page_writes: said.get(1)?, weak }))
     }
 

@@ -114,7 +114,10 @@ async fn enter_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Result<
 }
 
 /// Accepts one notification within a larger transaction.
-pub(in crate::store) async fn enter_one_postgres(transaction: &Transaction<'_>, one: &NotificationRequest) -> Result<Accepted, DbError> {
+pub(in crate::store) async fn enter_one_postgres(
+    transaction: &Transaction<'_>,
+    one: &NotificationRequest,
+) -> Result<Accepted, DbError> {
     let said = said(std::slice::from_ref(one))?;
     let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
@@ -264,13 +267,15 @@ impl ViewRow {
         // conflicts show how.
         let before = self.first(connection)?;
         self.enter_by_view(connection)?;
-        let (id, noted) = self.first(connection)?.ok_or_else(|| DbError::Unreadable("the enqueued notification is gone".into()))?;
+        let (id, noted) =
+            self.first(connection)?.ok_or_else(|| DbError::Unreadable("the enqueued notification is gone".into()))?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 
     /// The notification that holds the key, and how many conflicts it has.
     fn first(&self, connection: &Connection) -> Result<Option<(Uuid, i64)>, DbError> {
-        Prepared::on(connection, FIRST_SQLITE)?.first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))
+        Prepared::on(connection, FIRST_SQLITE)?
+            .first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))
     }
 
     fn enter_by_view(&self, connection: &Connection) -> Result<(), DbError> {

@@ -63,7 +63,8 @@ impl GroupCommit {
     /// dropped, the request is committed or not written at all.
     pub async fn accept(&self, request: NotificationRequest) -> AcceptResult {
         let (reply, answer) = oneshot::channel();
-        let lost = || NotAccepted::Unavailable("the commit ended without an answer; repeat it under the same key".into());
+        let lost =
+            || NotAccepted::Unavailable("the commit ended without an answer; repeat it under the same key".into());
         if self.committer.is_held(&request) {
             self.committer.commit_separately(request, reply)?;
         } else {
@@ -104,7 +105,11 @@ impl Committer {
     }
 
     /// Commits a request with a locked key separately, unless too many such commits run.
-    fn commit_separately(self: &Arc<Self>, request: NotificationRequest, reply: oneshot::Sender<AcceptResult>) -> Result<(), NotAccepted> {
+    fn commit_separately(
+        self: &Arc<Self>,
+        request: NotificationRequest,
+        reply: oneshot::Sender<AcceptResult>,
+    ) -> Result<(), NotAccepted> {
         let permit = self.separate.clone().try_acquire_owned().map_err(|_| NotAccepted::Held)?;
         let this = self.clone();
         tokio::spawn(async move {
@@ -117,7 +122,11 @@ impl Committer {
         Ok(())
     }
 
-    fn enter(self: &Arc<Self>, request: NotificationRequest, reply: oneshot::Sender<AcceptResult>) -> Result<(), NotAccepted> {
+    fn enter(
+        self: &Arc<Self>,
+        request: NotificationRequest,
+        reply: oneshot::Sender<AcceptResult>,
+    ) -> Result<(), NotAccepted> {
         let mut queue = self.queue();
         let bytes = queue.bytes + request.size();
         if queue.waiting.len() >= MAX_WAITING || bytes > MAX_WAITING_BYTES {

@@ -58,7 +58,8 @@ impl Store {
             }
             Db::Sqlite(db) => {
                 let rows: Vec<ViewRow> = batch.iter().map(ViewRow::of).collect::<Result<_, _>>()?;
-                known = db.read(move |connection| rows.iter().map(|row| known_sqlite(connection, row)).collect()).await?;
+                known =
+                    db.read(move |connection| rows.iter().map(|row| known_sqlite(connection, row)).collect()).await?;
             }
         }
         Ok(known)
@@ -67,7 +68,8 @@ impl Store {
 
 fn known_sqlite(connection: &Connection, ViewRow { new, .. }: &ViewRow) -> Result<Option<(Uuid, bool)>, DbError> {
     let same = |column: &str, given: &str, none: &str| {
-        let (kept, given) = (format!("json_tree(coalesce(n.{column}, '{none}'))"), format!("json_tree(coalesce({given}, '{none}'))"));
+        let (kept, given) =
+            (format!("json_tree(coalesce(n.{column}, '{none}'))"), format!("json_tree(coalesce({given}, '{none}'))"));
         let only_in = |one: &str, other: &str| {
             format!("EXISTS (SELECT fullkey, type, atom FROM {one} EXCEPT SELECT fullkey, type, atom FROM {other})")
         };

@@ -52,7 +52,8 @@ impl NotAccepted {
         if let Some((unknown, _)) = problem.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
             return Self::invalid(unknown, problem.clone());
         }
-        let again: Result<Notification, _> = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
+        let again: Result<Notification, _> =
+            serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json));
         let field = again.err().map(|error| error.path().to_string()).filter(|path| is_path(path));
         Self::Invalid { field, problem }
     }
@@ -151,11 +152,18 @@ impl NotificationRequest {
             return Err(NotAccepted::Invalid { field: None, problem: "must be a JSON object".into() });
         }
         let mut parser = serde_json::Deserializer::from_str(json);
-        Once { of: None }.deserialize(&mut parser).and_then(|()| parser.end()).map_err(|e| NotAccepted::of_parser(&e))?;
-        let mut note: Notification = serde_json::from_str(json).map_err(|e| NotAccepted::of_parser(&e).located_in(json))?;
+        Once { of: None }
+            .deserialize(&mut parser)
+            .and_then(|()| parser.end())
+            .map_err(|e| NotAccepted::of_parser(&e))?;
+        let mut note: Notification =
+            serde_json::from_str(json).map_err(|e| NotAccepted::of_parser(&e).located_in(json))?;
         let raw: Raw<'_> = serde_json::from_str(json).map_err(|e| NotAccepted::of_parser(&e))?;
         if let Some(named) = raw.tenant.filter(|named| named != tenant) {
-            return Err(NotAccepted::invalid("tenant", format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out")));
+            return Err(NotAccepted::invalid(
+                "tenant",
+                format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out"),
+            ));
         }
         tenant.clone_into(&mut note.tenant);
         // Payload and data are kept once, as they were written.
@@ -189,7 +197,8 @@ impl NotificationRequest {
     #[must_use]
     pub fn traced(mut self, parent: TraceParent) -> Self {
         let source = &self.note.source;
-        let has_room = || serde_json::to_string(source).is_ok_and(|text| text.len() + TRACE_ROOM <= limits::SOURCE_BYTES);
+        let has_room =
+            || serde_json::to_string(source).is_ok_and(|text| text.len() + TRACE_ROOM <= limits::SOURCE_BYTES);
         if source.traceparent.is_none() && has_room() {
             self.note.source = std::mem::take(&mut self.note.source).traced_by(parent);
         }
@@ -218,7 +227,10 @@ impl NotificationRequest {
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.note.body, &self.note.title, &self.note.action_url];
         let of_texts: usize = texts.iter().map(|text| text.as_ref().map_or(0, String::len)).sum();
-        512 + of_texts + self.payload.get().len() + self.data.as_ref().map_or(0, |data| data.get().len()) + self.note.recipients.len() * 64
+        512 + of_texts
+            + self.payload.get().len()
+            + self.data.as_ref().map_or(0, |data| data.get().len())
+            + self.note.recipients.len() * 64
     }
 }
 
@@ -227,7 +239,10 @@ impl NotificationRequest {
 fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     let most = numbers_in(json).map(decimals).max().unwrap_or(0);
     if most > DECIMALS {
-        return Err(NotAccepted::invalid(field, format!("holds a number with {most} decimals; at most {DECIMALS} are allowed")));
+        return Err(NotAccepted::invalid(
+            field,
+            format!("holds a number with {most} decimals; at most {DECIMALS} are allowed"),
+        ));
     }
     let (mut text, mut is_text, mut is_escaped) = (String::with_capacity(json.len()), false, false);
     for c in json.chars() {
@@ -288,7 +303,9 @@ impl<'de> Visitor<'de> for Once<'_> {
             map.next_value_seed(Once { of: Some(self.of.unwrap_or(&key)) })?;
             if let Some(twice) = seen.replace(key) {
                 let field = self.of.unwrap_or(&twice);
-                return Err(M::Error::custom(format!("{field}: has the key {twice:?} twice in one object; once is allowed")));
+                return Err(M::Error::custom(format!(
+                    "{field}: has the key {twice:?} twice in one object; once is allowed"
+                )));
             }
         }
         Ok(())
@@ -339,16 +356,26 @@ mod tests {
     fn json_is_kept_digit_for_digit() {
         let json = r#"{"event_type": "a", "payload": {"big": 12345678901234567890123, "price": 0.10, "text": "a \" b \\", "list": [1, 2]}, "data": {"sms": {"x": 1.50}}}"#;
         let request = NotificationRequest::read(json, "t").unwrap();
-        assert_eq!(request.payload().get(), r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#);
+        assert_eq!(
+            request.payload().get(),
+            r#"{"big":12345678901234567890123,"price":0.10,"text":"a \" b \\","list":[1,2]}"#
+        );
         assert_eq!(request.data().unwrap().get(), r#"{"sms":{"x":1.50}}"#);
         assert_eq!(request.note().tenant, "t");
-        assert_eq!(NotificationRequest::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(), "{}");
+        assert_eq!(
+            NotificationRequest::read(r#"{"event_type": "a", "payload": null}"#, "t").unwrap().payload().get(),
+            "{}"
+        );
     }
 
     #[test]
     fn a_refused_request_names_the_field() {
         for (json, field, problem) in [
-            (r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#, Some("payload"), "has the key \"k\" twice"),
+            (
+                r#"{"event_type": "a", "payload": {"x": [{"k": 1, "k": 2}]}}"#,
+                Some("payload"),
+                "has the key \"k\" twice",
+            ),
             (r#"{"event_type": "a", "event_type": "b"}"#, Some("event_type"), "twice"),
             (r#"{"event_type": "a", "titel": "b"}"#, Some("titel"), "unknown field `titel`"),
             (r#"{"event_type": ""}"#, Some("event_type"), "1 to 255 are allowed"),
@@ -389,20 +416,26 @@ mod tests {
         let read = |json: &str| NotificationRequest::read(json, "t").unwrap();
         assert_eq!(read(r#"{"event_type": "a"}"#).with_key("k").unwrap().note().idempotency_key, "k");
         assert!(read(r#"{"event_type": "a", "idempotency_key": "k"}"#).with_key("k").is_ok());
-        for (json, key) in
-            [(r#"{"event_type": "a", "idempotency_key": "x"}"#, "k"), (r#"{"event_type": "a"}"#, ""), (r#"{"event_type": "a"}"#, "a\nb")]
-        {
+        for (json, key) in [
+            (r#"{"event_type": "a", "idempotency_key": "x"}"#, "k"),
+            (r#"{"event_type": "a"}"#, ""),
+            (r#"{"event_type": "a"}"#, "a\nb"),
+        ] {
             assert!(read(json).with_key(key).unwrap_err().to_string().starts_with("idempotency_key: "));
         }
     }
 
     #[test]
     fn a_limit_is_read_from_its_name() {
-        let of = |message: &str| NotAccepted::from(DbError::Refused { code: String::new(), message: message.into() }).to_string();
-        let postgres =
-            r#"new row for relation "notification" violates check constraint "title_at_most_998_bytes" (title_at_most_998_bytes)"#;
+        let of = |message: &str| {
+            NotAccepted::from(DbError::Refused { code: String::new(), message: message.into() }).to_string()
+        };
+        let postgres = r#"new row for relation "notification" violates check constraint "title_at_most_998_bytes" (title_at_most_998_bytes)"#;
         assert_eq!(of(postgres), "title: at most 998 bytes");
-        assert_eq!(of("CHECK constraint failed: action_url_is_http_https_mailto_or_tel"), "action_url: is http https mailto or tel");
+        assert_eq!(
+            of("CHECK constraint failed: action_url_is_http_https_mailto_or_tel"),
+            "action_url: is http https mailto or tel"
+        );
         assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), "expires_at: after due at");
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");

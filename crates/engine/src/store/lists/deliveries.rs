@@ -32,7 +32,8 @@ impl<'a> DeliveryList<'a> {
     /// Those of the given states that the filter asks for. They are constants, so they can be written into the
     /// statement, and the planner recognises a partial index.
     fn wanted_states(&self, of: &[DeliveryState]) -> Vec<&'static str> {
-        let is_wanted = |name: &&str| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name);
+        let is_wanted =
+            |name: &&str| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name);
         of.iter().map(|state| state.name()).filter(is_wanted).collect()
     }
 
@@ -108,7 +109,9 @@ impl<'a> DeliveryList<'a> {
         let mut on = self.row_conditions(parameters);
         match states {
             ["parked"] => on.push_str(" AND q.state = 'parked'"),
-            _ if states.len() < DeliveryState::ENDED.len() => on.push_str(&format!(" AND q.state IN ({})", quoted(states))),
+            _ if states.len() < DeliveryState::ENDED.len() => {
+                on.push_str(&format!(" AND q.state IN ({})", quoted(states)))
+            }
             _ => {}
         }
         if let Some(reason) = &self.filter.reason {
@@ -133,13 +136,18 @@ impl<'a> DeliveryList<'a> {
     ) -> String {
         let inside = window.holds("q.notification_id");
         let steps = if self.is_led_by_notification() {
-            let lead = format!("note.tenant = t.id AND {}{}", window.holds("note.id"), self.notification_conditions("note", parameters));
+            let lead = format!(
+                "note.tenant = t.id AND {}{}",
+                window.holds("note.id"),
+                self.notification_conditions("note", parameters)
+            );
             let row = format!("q.tenant = t.id AND q.notification_id = note.id AND {inside}{conditions}");
             format!("{}{}", dialect.step("notification", "note", &lead), dialect.step(table, "q", &row))
         } else {
             let row = dialect.step(table, "q", &format!("q.tenant = t.id AND {inside}{conditions}"));
             let about = self.notification_conditions("note", parameters);
-            let note = format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
+            let note =
+                format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
             if about.is_empty() { row } else { format!("{row}{}", dialect.step("notification", "note", &note)) }
         };
         format!("SELECT q.tenant, q.notification_id AS id, q.n, q.lane {from}{steps}")
@@ -170,7 +178,11 @@ impl ListQuery for DeliveryList<'_> {
                 (Some(entity), _) => ("entity", entity.as_str()),
                 (None, site) => ("source ->> 'site'", site.as_deref().unwrap_or_default()),
             };
-            return vec![IndexScan { table: "notification", id: "id", which: format!(" AND k.{column} = {}", parameters.add(wanted)) }];
+            return vec![IndexScan {
+                table: "notification",
+                id: "id",
+                which: format!(" AND k.{column} = {}", parameters.add(wanted)),
+            }];
         }
         let scan = |table, which: &str| IndexScan { table, id: "notification_id", which: which.into() };
         let parked = if ended == ["parked"] { " AND k.state = 'parked'" } else { "" };
@@ -194,7 +206,9 @@ impl ListQuery for DeliveryList<'_> {
 
     fn first_window(&self, limit: i64) -> i64 {
         let f = self.filter;
-        let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.target].iter().any(|wanted| wanted.is_some());
+        let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.target]
+            .iter()
+            .any(|wanted| wanted.is_some());
         if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() {
             limit.saturating_mul(SPARE)
         } else {

@@ -72,7 +72,11 @@ impl Position {
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_behind() { self.notification.fmt(f) } else { write!(f, "{}.{}.{}", self.notification, self.tenant, self.n) }
+        if self.is_behind() {
+            self.notification.fmt(f)
+        } else {
+            write!(f, "{}.{}.{}", self.notification, self.tenant, self.n)
+        }
     }
 }
 
@@ -253,7 +257,12 @@ impl Store {
 
     /// Counts the rows of a list. Returns false if it stopped after `most` examined rows: then there are at least as
     /// many.
-    pub(in crate::store) async fn count(&self, list: &impl ListQuery, from: Position, most: i64) -> Result<(i64, bool), DbError> {
+    pub(in crate::store) async fn count(
+        &self,
+        list: &impl ListQuery,
+        from: Position,
+        most: i64,
+    ) -> Result<(i64, bool), DbError> {
         let (mut count, mut position, mut examined) = (0, from, 0);
         while examined < most {
             let Some(floor) = self.floor(list, position, EXAMINED).await? else { return Ok((count, true)) };
@@ -269,7 +278,12 @@ impl Store {
 
     /// The lowest id of a window of `step` rows, in the tenant with the newest such id. `Some(None)`: all remaining
     /// rows fit. `None`: no row can match.
-    async fn floor(&self, list: &impl ListQuery, position: Position, step: i64) -> Result<Option<Option<Uuid>>, DbError> {
+    async fn floor(
+        &self,
+        list: &impl ListQuery,
+        position: Position,
+        step: i64,
+    ) -> Result<Option<Option<Uuid>>, DbError> {
         let (sql, parameters) = floor_statement(list, position, step);
         if sql.is_empty() {
             return Ok(None);
@@ -306,7 +320,8 @@ impl Store {
         let mut parameters = SqlParameters::default();
         let found = self.window(list, position, floor, &mut parameters);
         // Rows that [`ListQuery::keep`] filters are bounded only by the window.
-        let limit = parameters.add(if list.filters_rows() { i64::MAX } else { i64::try_from(wanted).unwrap_or(i64::MAX) });
+        let limit =
+            parameters.add(if list.filters_rows() { i64::MAX } else { i64::try_from(wanted).unwrap_or(i64::MAX) });
         let sql = format!("SELECT * FROM ({found}) found ORDER BY 2 DESC, 1 DESC, 3 LIMIT {limit}");
         match row_query {
             Some(row_query) if self.dialect() == Dialect::Postgres => (row_query.joined_to(&sql), parameters.0),
@@ -361,7 +376,8 @@ fn tenants(tenant: Option<i32>, parameters: &mut SqlParameters) -> String {
 
 fn floor_statement(list: &impl ListQuery, position: Position, step: i64) -> (String, Vec<Value>) {
     let mut parameters = SqlParameters::default();
-    let (oldest, upper, step) = (parameters.add(list.oldest()), parameters.add(position.notification), parameters.add(step));
+    let (oldest, upper, step) =
+        (parameters.add(list.oldest()), parameters.add(position.notification), parameters.add(step));
     let tenants = tenants(list.tenant(), &mut parameters);
     // A notification that was returned completely must not be counted: it may have more rows than a window.
     let below = if position.is_behind() { "<" } else { "<=" };
@@ -388,13 +404,16 @@ mod tests {
     #[test]
     fn a_position_is_written_and_read() {
         let id = Uuid::from_u128(7);
-        for position in
-            [Position::behind(id), Position { notification: id, tenant: 3, n: 0 }, Position { notification: id, tenant: 3, n: -1 }]
-        {
+        for position in [
+            Position::behind(id),
+            Position { notification: id, tenant: 3, n: 0 },
+            Position { notification: id, tenant: 3, n: -1 },
+        ] {
             assert_eq!(position.to_string().parse(), Ok(position));
         }
         assert_eq!(id.to_string().parse(), Ok(Position::behind(id)));
-        for text in ["", "1.2", "00000000-0000-0000-0000-000000000007.1", "00000000-0000-0000-0000-000000000007.1.2.3"] {
+        for text in ["", "1.2", "00000000-0000-0000-0000-000000000007.1", "00000000-0000-0000-0000-000000000007.1.2.3"]
+        {
             assert!(text.parse::<Position>().is_err(), "{text}");
         }
     }
@@ -402,7 +421,14 @@ mod tests {
     #[test]
     fn later_is_older_then_the_lower_tenant_then_the_higher_target() {
         let place = |id, tenant, n| Position { notification: Uuid::from_u128(id), tenant, n };
-        let down = [place(9, 1, 1), place(8, 2, 1), place(8, 1, 1), place(8, 1, 2), Position::behind(Uuid::from_u128(8)), place(7, 9, 0)];
+        let down = [
+            place(9, 1, 1),
+            place(8, 2, 1),
+            place(8, 1, 1),
+            place(8, 1, 2),
+            Position::behind(Uuid::from_u128(8)),
+            place(7, 9, 0),
+        ];
         for pair in down.windows(2) {
             assert_eq!((pair[0].further(pair[1]), pair[1].further(pair[0])), (pair[1], pair[1]));
         }

@@ -14,8 +14,7 @@ const WORDS: usize = 8;
 const SPARE: i64 = 4;
 
 /// The state of a row `q` of the queue.
-pub(in crate::store) const LIVE_STATE: &str =
-    "CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END";
+pub(in crate::store) const LIVE_STATE: &str = "CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END";
 
 pub(in crate::store) struct NotificationList<'a> {
     filter: &'a NotificationFilter,
@@ -30,7 +29,11 @@ fn array(column: &str) -> String {
 }
 
 impl<'a> NotificationList<'a> {
-    pub(in crate::store) fn new(filter: &'a NotificationFilter, stuck_since: Option<Timestamp>, dialect: Dialect) -> Self {
+    pub(in crate::store) fn new(
+        filter: &'a NotificationFilter,
+        stuck_since: Option<Timestamp>,
+        dialect: Dialect,
+    ) -> Self {
         let words = filter.words.iter().take(WORDS).map(|word| word.to_lowercase()).collect();
         Self { filter, stuck_since, words, dialect }
     }
@@ -52,11 +55,17 @@ impl<'a> NotificationList<'a> {
             };
             return Some(IndexScan { table: "idempotency", id: "notification_id", which });
         }
-        if self.stuck_since.is_some() || status.is_some_and(|status| DeliveryState::LIVE.iter().any(|live| live.name() == status)) {
+        if self.stuck_since.is_some()
+            || status.is_some_and(|status| DeliveryState::LIVE.iter().any(|live| live.name() == status))
+        {
             return Some(IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() });
         }
         if status == Some("parked") {
-            return Some(IndexScan { table: "delivery_ledger", id: "notification_id", which: " AND k.state = 'parked'".into() });
+            return Some(IndexScan {
+                table: "delivery_ledger",
+                id: "notification_id",
+                which: " AND k.state = 'parked'".into(),
+            });
         }
         None
     }
@@ -65,9 +74,12 @@ impl<'a> NotificationList<'a> {
     fn own_conditions(&self, parameters: &mut SqlParameters) -> String {
         let mut on = String::new();
         let f = self.filter;
-        for (column, wanted) in
-            [("entity", &f.entity), ("event_type", &f.event_type), ("source ->> 'site'", &f.site), ("idempotency_key", &f.idempotency_key)]
-        {
+        for (column, wanted) in [
+            ("entity", &f.entity),
+            ("event_type", &f.event_type),
+            ("source ->> 'site'", &f.site),
+            ("idempotency_key", &f.idempotency_key),
+        ] {
             if let Some(wanted) = wanted {
                 on.push_str(&format!(" AND note.{column} = {}", parameters.add(wanted.as_str())));
             }
@@ -78,7 +90,9 @@ impl<'a> NotificationList<'a> {
         if let Some(list) = &f.list {
             let list = parameters.add(list.as_str());
             on.push_str(&match self.dialect {
-                Dialect::Postgres => format!(" AND note.recipients @> jsonb_build_array(jsonb_build_object('list', {list}::text))"),
+                Dialect::Postgres => {
+                    format!(" AND note.recipients @> jsonb_build_array(jsonb_build_object('list', {list}::text))")
+                }
                 Dialect::Sqlite => format!(
                     " AND (SELECT count(*)
                      FROM json_each({}) r
@@ -117,15 +131,23 @@ impl<'a> NotificationList<'a> {
             ));
         }
         if let Some(attempts) = self.filter.attempts {
-            on.push_str(&format!(" AND coalesce((SELECT sum(x.attempts) FROM {of_note}), 0) >= {}", parameters.add(attempts)));
+            on.push_str(&format!(
+                " AND coalesce((SELECT sum(x.attempts) FROM {of_note}), 0) >= {}",
+                parameters.add(attempts)
+            ));
         }
         if let Some(channel) = &self.filter.channel {
             let channel = parameters.add(channel.as_str());
             let asked_for = match self.dialect {
                 Dialect::Postgres => format!("{channel} = ANY (note.channels)"),
-                Dialect::Sqlite => format!("(SELECT count(*) FROM json_each({}) c WHERE c.value = {channel}) > 0", array("note.channels")),
+                Dialect::Sqlite => format!(
+                    "(SELECT count(*) FROM json_each({}) c WHERE c.value = {channel}) > 0",
+                    array("note.channels")
+                ),
             };
-            on.push_str(&format!(" AND ({asked_for} OR (SELECT count(*) FROM {of_note} WHERE x.channel = {channel}) > 0)"));
+            on.push_str(&format!(
+                " AND ({asked_for} OR (SELECT count(*) FROM {of_note} WHERE x.channel = {channel}) > 0)"
+            ));
         }
         on
     }
@@ -154,8 +176,12 @@ impl ListQuery for NotificationList<'_> {
     fn scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let all = || IndexScan { table: "notification", id: "id", which: String::new() };
         let scan = self.leading_scan(parameters).unwrap_or_else(|| match (&self.filter.entity, &self.filter.site) {
-            (Some(entity), _) => IndexScan { which: format!(" AND k.entity = {}", parameters.add(entity.as_str())), ..all() },
-            (None, Some(site)) => IndexScan { which: format!(" AND k.source ->> 'site' = {}", parameters.add(site.as_str())), ..all() },
+            (Some(entity), _) => {
+                IndexScan { which: format!(" AND k.entity = {}", parameters.add(entity.as_str())), ..all() }
+            }
+            (None, Some(site)) => {
+                IndexScan { which: format!(" AND k.source ->> 'site' = {}", parameters.add(site.as_str())), ..all() }
+            }
             (None, None) => all(),
         });
         vec![scan]
@@ -168,12 +194,22 @@ impl ListQuery for NotificationList<'_> {
             Some(IndexScan { table, id, which }) => {
                 // The size of the window does not take this into account: no index covers it.
                 let stuck = self.stuck_since.filter(|_| table == "delivery_queue").map(|since| parameters.add(since));
-                let stuck = stuck.map(|since| format!(" AND k.lease_token IS NULL AND k.due_at < {since}")).unwrap_or_default();
-                let lead = dialect.step(table, "k", &format!("k.tenant = t.id AND {}{which}{stuck}", window.holds(&format!("k.{id}"))));
-                let note = format!("note.tenant = t.id AND note.id = k.{id} AND {inside}{}", self.own_conditions(parameters));
+                let stuck =
+                    stuck.map(|since| format!(" AND k.lease_token IS NULL AND k.due_at < {since}")).unwrap_or_default();
+                let lead = dialect.step(
+                    table,
+                    "k",
+                    &format!("k.tenant = t.id AND {}{which}{stuck}", window.holds(&format!("k.{id}"))),
+                );
+                let note =
+                    format!("note.tenant = t.id AND note.id = k.{id} AND {inside}{}", self.own_conditions(parameters));
                 format!("{lead}{}", dialect.step("notification", "note", &note))
             }
-            None => dialect.step("notification", "note", &format!("note.tenant = t.id AND {inside}{}", self.own_conditions(parameters))),
+            None => dialect.step(
+                "notification",
+                "note",
+                &format!("note.tenant = t.id AND {inside}{}", self.own_conditions(parameters)),
+            ),
         };
         // DISTINCT, because a notification is in the queue once per target.
         let delivery_conditions = self.delivery_conditions(parameters);
@@ -185,7 +221,8 @@ impl ListQuery for NotificationList<'_> {
     }
 
     fn keep(&self, row: &Row) -> bool {
-        let title = if self.words.is_empty() { String::new() } else { row.get::<String>(3).unwrap_or_default().to_lowercase() };
+        let title =
+            if self.words.is_empty() { String::new() } else { row.get::<String>(3).unwrap_or_default().to_lowercase() };
         self.words.iter().all(|word| title.contains(word.as_str()))
     }
 

@@ -38,7 +38,12 @@ impl RowQuery {
 
     /// SQLite: finds keys and reads their rows in one transaction. There a join to a view of two tables does not use
     /// their indexes.
-    pub(in crate::store) async fn read(self, db: &sqlite::Sqlite, found: &str, parameters: Vec<Value>) -> Result<Vec<Row>, DbError> {
+    pub(in crate::store) async fn read(
+        self,
+        db: &sqlite::Sqlite,
+        found: &str,
+        parameters: Vec<Value>,
+    ) -> Result<Vec<Row>, DbError> {
         let found = sqlite::dialect(found);
         let of_one = sqlite::dialect(&self.statement());
         db.read(move |connection| {
@@ -62,10 +67,17 @@ impl RowQuery {
 
 impl Store {
     /// Reads the rows of notifications, in the order of `keys`. Notifications keep their keys, so all are still there.
-    pub(in crate::store) async fn read_rows(&self, keys: &[DeliveryKey], row_query: RowQuery) -> Result<Vec<Row>, DbError> {
+    pub(in crate::store) async fn read_rows(
+        &self,
+        keys: &[DeliveryKey],
+        row_query: RowQuery,
+    ) -> Result<Vec<Row>, DbError> {
         match &self.db {
             Db::Postgres(_) => {
-                let places = keys.iter().zip(0..).map(|(key, place)| json!({"place": place, "tenant": key.tenant, "id": key.notification}));
+                let places = keys
+                    .iter()
+                    .zip(0..)
+                    .map(|(key, place)| json!({"place": place, "tenant": key.tenant, "id": key.notification}));
                 let sql = format!(
                     "SELECT s.* FROM jsonb_to_recordset($1::jsonb) AS k (place int, tenant int, id uuid)
                      CROSS JOIN LATERAL ({} OFFSET 0) s ORDER BY k.place",
@@ -78,7 +90,11 @@ impl Store {
                 db.read(move |connection| {
                     let mut rows = Vec::with_capacity(keys.len());
                     for key in keys {
-                        rows.extend(sqlite::query(connection, &sql, &[Value::from(key.tenant), key.notification.into()])?);
+                        rows.extend(sqlite::query(
+                            connection,
+                            &sql,
+                            &[Value::from(key.tenant), key.notification.into()],
+                        )?);
                     }
                     Ok(rows)
                 })

@@ -39,7 +39,11 @@ impl KpiSettings {
     /// Checks the range of each setting.
     pub fn validate(&self) -> Result<(), String> {
         let in_range = |name: &str, value: u64, low: u64, high: u64| {
-            if (low..=high).contains(&value) { Ok(()) } else { Err(format!("kpi.{name}: is {value}; {low} to {high} are allowed")) }
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("kpi.{name}: is {value}; {low} to {high} are allowed"))
+            }
         };
         in_range("stuck_after_s", self.stuck_after_s, 1, 2_592_000)?;
         in_range("interval_s", self.interval_s, 60, 172_800)?;
@@ -156,7 +160,13 @@ const IS_STUCK: &str = "q.lease_token IS NULL AND q.due_at < $2";
 impl Store {
     /// Reads the KPIs. `None` is all tenants. By site, the notification of each live and parked row is looked up;
     /// otherwise none is.
-    pub async fn kpis(&self, tenant: Option<i32>, by_site: bool, stuck_after: Duration, interval: Duration) -> Result<Kpis, DbError> {
+    pub async fn kpis(
+        &self,
+        tenant: Option<i32>,
+        by_site: bool,
+        stuck_after: Duration,
+        interval: Duration,
+    ) -> Result<Kpis, DbError> {
         let now = self.now().await?;
         let (of, mut sites) = (KpiScope { tenant, by_site }, Sites::new());
         self.read_queue(&mut sites, of, now, stuck_after).await?;
@@ -168,11 +178,22 @@ impl Store {
         Ok(Kpis { at: now, interval_s: interval.as_secs(), stuck_after_s: stuck_after.as_secs(), total, shut, sites })
     }
 
-    async fn read_queue(&self, sites: &mut Sites, of: KpiScope, now: Timestamp, stuck_after: Duration) -> Result<(), DbError> {
+    async fn read_queue(
+        &self,
+        sites: &mut Sites,
+        of: KpiScope,
+        now: Timestamp,
+        stuck_after: Duration,
+    ) -> Result<(), DbError> {
         for row in self.db.query(&queue(of), of.with([now.into(), before(now, stuck_after).into()])).await? {
             let kpi = sites.entry(row.get(0)?).or_default();
-            kpi.queue =
-                Depth { total: row.get(1)?, pending: row.get(2)?, sending: row.get(3)?, retrying: row.get(4)?, scheduled: row.get(5)? };
+            kpi.queue = Depth {
+                total: row.get(1)?,
+                pending: row.get(2)?,
+                sending: row.get(3)?,
+                retrying: row.get(4)?,
+                scheduled: row.get(5)?,
+            };
             kpi.stuck = row.get(6)?;
             kpi.oldest_pending_s = row.get::<Option<Timestamp>>(7)?.map_or(0, |since| seconds(now.since(since)));
         }

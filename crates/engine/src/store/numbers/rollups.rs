@@ -228,14 +228,18 @@ impl Store {
         let mut lines: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for row in self.db.query(&sql, parameters).await? {
             // An unreadable count is missing from the sums; `doctor` names its column.
-            let (Ok(slot), Ok(label), Ok(count)) = (row.get::<Timestamp>(0), row.get::<String>(1), row.get::<i64>(2)) else { continue };
+            let (Ok(slot), Ok(label), Ok(count)) = (row.get::<Timestamp>(0), row.get::<String>(1), row.get::<i64>(2))
+            else {
+                continue;
+            };
             let place = (slot.as_micros() - from.as_micros()) / per.micros();
             let line = lines.entry(label).or_insert_with(|| vec![0; slots]);
             if let Some(cell) = usize::try_from(place).ok().and_then(|place| line.get_mut(place)) {
                 *cell += count;
             }
         }
-        let starts = (0..slots).map(|place| Timestamp::from_micros(from.as_micros() + per.micros() * i64::try_from(place).unwrap_or(0)));
+        let starts = (0..slots)
+            .map(|place| Timestamp::from_micros(from.as_micros() + per.micros() * i64::try_from(place).unwrap_or(0)));
         Ok(KpiSeries { per, by, slots: starts.collect(), lines: largest(lines) })
     }
 }
@@ -270,7 +274,10 @@ fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<SeriesLine> {
 }
 
 fn new_labels(fresh: &str) -> String {
-    NEW_LABELS.replace("{fresh}", fresh).replace("{sites}", &SITES.to_string()).replace("{channels}", &CHANNELS.to_string())
+    NEW_LABELS
+        .replace("{fresh}", fresh)
+        .replace("{sites}", &SITES.to_string())
+        .replace("{channels}", &CHANNELS.to_string())
 }
 
 fn kept(fresh: &str, known: &str, slot: &str) -> String {
@@ -284,7 +291,8 @@ fn add(per: SlotLength, kept: &str) -> String {
 /// One statement: two would see different states of counts that are added concurrently.
 fn fold_postgres() -> String {
     let known = "(SELECT * FROM postcommit.rollup_label UNION ALL SELECT * FROM new_label)";
-    let [minute, hour] = [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept("gone", known, per.of_minute(true))));
+    let [minute, hour] =
+        [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept("gone", known, per.of_minute(true))));
     format!(
         "WITH gone AS MATERIALIZED (DELETE FROM postcommit.rollup_fresh RETURNING *), new_label AS MATERIALIZED ({}),
          noted AS (INSERT INTO postcommit.rollup_label (tenant, kind, label)
@@ -299,7 +307,8 @@ fn fold_postgres() -> String {
 /// SQLite needs several statements. Its write transaction is exclusive.
 fn fold_sqlite() -> Vec<String> {
     let (fresh, known) = ("postcommit.rollup_fresh", "postcommit.rollup_label");
-    let [minute, hour] = [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept(fresh, known, per.of_minute(false))));
+    let [minute, hour] =
+        [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept(fresh, known, per.of_minute(false))));
     let labels = format!("INSERT INTO postcommit.rollup_label (tenant, kind, label) {}", new_labels(fresh));
     vec![labels, minute, hour, format!("DELETE FROM {fresh}")]
 }
@@ -316,7 +325,10 @@ mod tests {
     fn a_span_takes_in_the_slots_it_touches() {
         let span = TimeRange::new(SlotLength::Hour, at("2026-07-01T10:30:00Z"), at("2026-07-01T12:00:01Z")).unwrap();
         assert_eq!((span.from, span.slots, span.end()), (at("2026-07-01T10:00:00Z"), 3, at("2026-07-01T13:00:00Z")));
-        assert_eq!(TimeRange::new(SlotLength::Hour, at("2026-07-01T10:00:00Z"), at("2026-07-01T12:00:00Z")).unwrap().slots, 2);
+        assert_eq!(
+            TimeRange::new(SlotLength::Hour, at("2026-07-01T10:00:00Z"), at("2026-07-01T12:00:00Z")).unwrap().slots,
+            2
+        );
     }
 
     #[test]
@@ -326,7 +338,14 @@ mod tests {
         assert!(TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:00Z")).is_ok());
         let problem = TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:01Z")).unwrap_err();
         assert_eq!(problem, "from: 2881 slots of a minute until to; at most 2880 are allowed");
-        assert!(TimeRange::new(SlotLength::Minute, Timestamp::from_micros(i64::MIN / 2), Timestamp::from_micros(i64::MAX / 2)).is_err());
+        assert!(
+            TimeRange::new(
+                SlotLength::Minute,
+                Timestamp::from_micros(i64::MIN / 2),
+                Timestamp::from_micros(i64::MAX / 2)
+            )
+            .is_err()
+        );
     }
 
     #[test]

@@ -53,7 +53,10 @@ impl KeyDraft {
             return Err(format!("name: has {chars} characters; 1 to {KEY_NAME_CHARS} are allowed, and no line breaks"));
         }
         if self.scopes == Scopes::default() {
-            return Err(format!("scopes: at least one is needed; allowed are {}", Scope::ALL.map(Scope::name).join(", ")));
+            return Err(format!(
+                "scopes: at least one is needed; allowed are {}",
+                Scope::ALL.map(Scope::name).join(", ")
+            ));
         }
         match self.expires_at {
             Some(at) if at <= now => Err(format!("expires_at: is {at}; it must be later than now")),
@@ -119,7 +122,8 @@ pub struct KeyFilter {
     pub limit: i64,
 }
 
-const COLUMNS: &str = "k.id, k.tenant, t.name, t.suspended_at IS NOT NULL, k.name, k.scopes, k.created_at, k.created_by,
+const COLUMNS: &str =
+    "k.id, k.tenant, t.name, t.suspended_at IS NOT NULL, k.name, k.scopes, k.created_at, k.created_by,
     k.expires_at, k.last_used_at, k.revoked_at";
 const TABLES: &str = "postcommit.api_key k JOIN postcommit.tenant t ON t.id = k.tenant";
 
@@ -140,7 +144,8 @@ impl Store {
             self.actor.name.as_str().into(),
             draft.expires_at.into(),
         ];
-        let details = serde_json::json!({"name": draft.name, "scopes": draft.scopes.names(), "expires_at": draft.expires_at});
+        let details =
+            serde_json::json!({"name": draft.name, "scopes": draft.scopes.names(), "expires_at": draft.expires_at});
         self.change(insert, parameters, AuditEntry::new(tenant, "key.create", id.as_str()).details(details)).await?;
         // The secret is revealed only to build the whole key, which is a secret again.
         let token = Secret::new(format!("pc_{id}_{}", secret.text().reveal()));
@@ -153,7 +158,9 @@ impl Store {
     /// Why the token is not accepted. An expired or revoked key is reported as such only if the secret is right.
     pub async fn find_key(&self, token: &str) -> Result<Key, KeyError> {
         let mut parts = token.splitn(3, '_');
-        let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else { return Err(KeyError::Unknown) };
+        let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(KeyError::Unknown);
+        };
         let given = Token::parse(secret).ok_or(KeyError::Unknown)?;
         let sql = format!("SELECT {COLUMNS}, k.secret_hash, {{now}} FROM {TABLES} WHERE k.id = $1");
         let rows = self.db.query(&sql, vec![id.into()]).await?;
@@ -194,7 +201,8 @@ impl Store {
     /// Revokes a key, and with it the sessions and links that depend on it. Returns false if there is no such key or it
     /// was revoked before.
     pub async fn revoke_key(&self, tenant: i32, id: &str) -> Result<bool, DbError> {
-        let sql = "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
+        let sql =
+            "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
         self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
     }
 

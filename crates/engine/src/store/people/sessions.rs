@@ -119,7 +119,12 @@ impl Store {
     }
 
     /// Begins a session if `only_if` touches a row.
-    async fn begin_session(&self, only_if: Option<Statement>, login: &Login, lasts: Duration) -> Result<Option<NewSession>, DbError> {
+    async fn begin_session(
+        &self,
+        only_if: Option<Statement>,
+        login: &Login,
+        lasts: Duration,
+    ) -> Result<Option<NewSession>, DbError> {
         let token = Token::new();
         let csrf = token.derive("csrf");
         let insert = format!(
@@ -159,7 +164,9 @@ impl Store {
         let Some(token) = Token::parse(token) else { return Ok(()) };
         let until = self.db.seconds_from_now(2);
         let (until, a_minute_ago) = match self.db.kind() {
-            "postgres" => (format!("least({until}, created_at + interval '{SESSION_DAYS} days')"), "{now} - interval '1 minute'"),
+            "postgres" => {
+                (format!("least({until}, created_at + interval '{SESSION_DAYS} days')"), "{now} - interval '1 minute'")
+            }
             _ => (format!("min({until}, created_at + {})", SESSION_DAYS * 86_400_000_000), "{now} - 60000000"),
         };
         let sql = format!(
@@ -181,8 +188,10 @@ impl Store {
 
     /// Deletes expired sessions and links. Returns how many.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
-        let purges =
-            ["DELETE FROM postcommit.session WHERE expires_at <= {now}", "DELETE FROM postcommit.login_link WHERE expires_at <= {now}"];
+        let purges = [
+            "DELETE FROM postcommit.session WHERE expires_at <= {now}",
+            "DELETE FROM postcommit.login_link WHERE expires_at <= {now}",
+        ];
         let purged = self.db.execute(purges.map(|sql| (sql.to_owned(), vec![])).into()).await?;
         Ok(purged.iter().sum())
     }
@@ -199,7 +208,12 @@ fn columns(login: &Login, token: &Token) -> Vec<Value> {
 }
 
 fn login(row: &Row) -> Result<Login, DbError> {
-    Ok(Login { tenant: row.get(0)?, key_id: row.get(1)?, actor: row.get(2)?, scopes: known(&row.get::<Vec<String>>(3)?) })
+    Ok(Login {
+        tenant: row.get(0)?,
+        key_id: row.get(1)?,
+        actor: row.get(2)?,
+        scopes: known(&row.get::<Vec<String>>(3)?),
+    })
 }
 
 fn session(row: &Row) -> Result<Session, DbError> {

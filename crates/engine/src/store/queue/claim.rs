@@ -103,8 +103,9 @@ pub(in crate::store) fn lease() -> String {
     format!("{LEASE}{}", claimed_postgres())
 }
 
-pub(in crate::store) static CLAIM_POSTGRES: LazyLock<String> =
-    LazyLock::new(|| format!("WITH {}, picked AS MATERIALIZED ({}) {}", want(""), PICK.replace("{is_due}", IS_DUE), lease()));
+pub(in crate::store) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| {
+    format!("WITH {}, picked AS MATERIALIZED ({}) {}", want(""), PICK.replace("{is_due}", IS_DUE), lease())
+});
 pub(in crate::store) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{OF_IT}, {} {}", PICKED_OF_IT.replace("{held}", &held_postgres()), lease()));
 /// Those of the lanes asked for that are open.
@@ -124,7 +125,9 @@ static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let up_to = "due_at <= ?6 AND (due_at, tenant, notification_id, n) <= (?6, ?7, ?8, ?9)";
-    format!("{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)")
+    format!(
+        "{SET_LEASE_SQLITE} WHERE lane = ?4 AND priority = ?5 AND {up_to} AND (lease_until IS NULL OR lease_until < ?1)"
+    )
 });
 pub(in crate::store) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
@@ -148,12 +151,18 @@ static DUE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let (claimed, of_notification) = (claimed_sqlite(), &*OF_NOTIFICATION_SQLITE);
     format!("SELECT {claimed} FROM postcommit_delivery_queue q WHERE ?2 > 0 AND ?3 IS NOT NULL AND {of_notification}")
 });
-static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> = LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {}", *OF_NOTIFICATION_SQLITE));
+static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> =
+    LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {}", *OF_NOTIFICATION_SQLITE));
 
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
     /// while it runs is left for the next.
-    pub async fn claim(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<Claim, DbError> {
+    pub async fn claim(
+        &self,
+        wants: &[Want],
+        lease: Duration,
+        due_before: Option<Timestamp>,
+    ) -> Result<Claim, DbError> {
         self.claim_and_search(wants, &Search::default(), lease, due_before).await
     }
 
@@ -198,7 +207,14 @@ impl Store {
         let (seconds, before) = (lease.as_secs_f64(), postgres::Time(due_before));
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&lanes, &quotas, &token, &seconds, &before, &from];
         if quiet || searches {
-            parameters.extend([&after as &(dyn ToSql + Sync), &until, &search.around, &search.visits, &search.quota, &search.each]);
+            parameters.extend([
+                &after as &(dyn ToSql + Sync),
+                &until,
+                &search.around,
+                &search.visits,
+                &search.quota,
+                &search.each,
+            ]);
         }
         let mut rows = client.query(&statement, &parameters).await.map_err(postgres::refused)?;
         let mut searched = Searched::default();
@@ -253,7 +269,13 @@ impl Store {
     }
 
     /// Claims what is due of one notification, unless its lane is paused or held: for a pass by hand.
-    pub async fn claim_notification(&self, tenant: i32, id: Uuid, lease: Duration, due_before: Timestamp) -> Result<Claim, DbError> {
+    pub async fn claim_notification(
+        &self,
+        tenant: i32,
+        id: Uuid,
+        lease: Duration,
+        due_before: Timestamp,
+    ) -> Result<Claim, DbError> {
         let token = Uuid::new_v4();
         match &self.db {
             Db::Postgres(db) => {
@@ -294,7 +316,8 @@ impl Store {
                 let client = db.hot().await?;
                 let statement = client.prepare_cached(INTENT_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
-                let rows = client.query(&statement, &[&tenants, &ids, &ns, &tokens]).await.map_err(postgres::refused)?;
+                let rows =
+                    client.query(&statement, &[&tenants, &ids, &ns, &tokens]).await.map_err(postgres::refused)?;
                 rows.into_iter().map(|mut row| key(&mut row)).collect()
             }
             Db::Sqlite(db) => {
@@ -318,15 +341,23 @@ impl Store {
                 let client = db.hot().await?;
                 let statement = client.prepare_cached(RENEW_POSTGRES).await.map_err(postgres::refused)?;
                 let (tenants, ids, ns, tokens) = columns(leases);
-                let rows =
-                    client.query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()]).await.map_err(postgres::refused)?;
+                let rows = client
+                    .query(&statement, &[&tenants, &ids, &ns, &tokens, &lease.as_secs_f64()])
+                    .await
+                    .map_err(postgres::refused)?;
                 rows.into_iter().map(|mut row| key(&mut row)).collect()
             }
             Db::Sqlite(db) => {
                 let leases = leases.to_vec();
-                let renew = format!("UPDATE postcommit_delivery_queue SET lease_until = {} + {} {HELD}", sqlite::NOW, lease.as_micros());
-                db.write(move |connection| each_lease(connection, &leases, &renew)?.into_iter().map(|mut row| key(&mut row)).collect())
-                    .await
+                let renew = format!(
+                    "UPDATE postcommit_delivery_queue SET lease_until = {} + {} {HELD}",
+                    sqlite::NOW,
+                    lease.as_micros()
+                );
+                db.write(move |connection| {
+                    each_lease(connection, &leases, &renew)?.into_iter().map(|mut row| key(&mut row)).collect()
+                })
+                .await
             }
         }
     }
@@ -349,7 +380,8 @@ pub(in crate::store) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
     UPDATE postcommit.delivery_queue q SET lease_until = clock_timestamp() + $5::float8 * interval '1 second'
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM kept))
     RETURNING q.tenant, q.notification_id, q.n";
-const HELD: &str = "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
+const HELD: &str =
+    "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 
 /// Whether a claim would find anything.
 pub(in crate::store) fn is_due(
@@ -385,7 +417,11 @@ pub(in crate::store) struct Term {
     pub latest: Timestamp,
 }
 
-pub(in crate::store) fn claim_lane_sqlite(connection: &Connection, want: Want, term: &Term) -> Result<Vec<Leased>, DbError> {
+pub(in crate::store) fn claim_lane_sqlite(
+    connection: &Connection,
+    want: Want,
+    term: &Term,
+) -> Result<Vec<Leased>, DbError> {
     let (now, until, by) = (term.now.as_micros(), term.until.as_micros(), Id::from(term.token));
     let (mut due, mut hold) = (Prepared::on(connection, &DUE_SQLITE)?, Prepared::on(connection, &LEASE_SQLITE)?);
     let (mut rows, mut left) = (Vec::new(), want.quota);
@@ -405,7 +441,12 @@ pub(in crate::store) fn claim_lane_sqlite(connection: &Connection, want: Want, t
 }
 
 /// Those that want something, are neither paused nor held, and are limited or not, as asked.
-pub(in crate::store) fn open_lanes(connection: &Connection, wants: &[Want], now: Timestamp, limited: bool) -> Result<Vec<Want>, DbError> {
+pub(in crate::store) fn open_lanes(
+    connection: &Connection,
+    wants: &[Want],
+    now: Timestamp,
+    limited: bool,
+) -> Result<Vec<Want>, DbError> {
     let mut held = Prepared::on(connection, &HELD_SQLITE)?;
     let mut open = Vec::with_capacity(wants.len());
     for want in wants.iter().filter(|want| want.quota > 0) {
@@ -419,7 +460,11 @@ pub(in crate::store) fn open_lanes(connection: &Connection, wants: &[Want], now:
 fn each_lease(connection: &Connection, leases: &[Lease], sql: &str) -> Result<Vec<Row>, DbError> {
     let mut rows = Vec::with_capacity(leases.len());
     for Lease { key, token } in leases {
-        rows.extend(sqlite::query(connection, sql, &[key.tenant.into(), key.notification.into(), key.n.into(), (*token).into()])?);
+        rows.extend(sqlite::query(
+            connection,
+            sql,
+            &[key.tenant.into(), key.notification.into(), key.n.into(), (*token).into()],
+        )?);
     }
     Ok(rows)
 }
@@ -458,6 +503,7 @@ pub(in crate::store) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
 /// The notifications that a reading claim has read along.
 fn notes_along(rows: &[tokio_postgres::Row]) -> Result<Vec<StoredNotification>, DbError> {
     let (places, tenant) = (places::<StoredNotification>(rows, NOTE)?, place(rows, &format!("{NOTE}tenant"))?);
-    let is_read = |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(tenant).is_ok_and(|tenant| tenant.is_some());
+    let is_read =
+        |row: &&tokio_postgres::Row| row.try_get::<_, Option<i32>>(tenant).is_ok_and(|tenant| tenant.is_some());
     Ok(readable(rows.iter().filter(is_read).map(|row| StoredNotification::read(&mut &*row, &places))))
 }

@@ -76,7 +76,8 @@ const SEEN: &str = "seen AS (
 pub(in crate::store) const NOTE: &str = "note_";
 
 /// A claim that searches as well.
-pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> = LazyLock::new(|| format!("{} SELECT * FROM told", searching("")));
+pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> =
+    LazyLock::new(|| format!("{} SELECT * FROM told", searching("")));
 /// A claim that reads what it claims along, as far as it is not expanded yet, and whose commit does not wait for the disk (docs/decisions/0015). On a quiet
 /// day that saves an exchange and a wait on the way of each notification. In a backlog there is nothing to save: meanwhile others are sent and settled.
 pub(in crate::store) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -138,8 +139,12 @@ pub(in crate::store) fn search_sqlite(
             if lane >= *until {
                 break;
             }
-            let before = search.around.get(search.around.partition_point(|known| *known <= lane)).map_or(*until, |known| *known.min(until));
-            let found = next.first((lane, priority, before), |row| Ok((row.take(0)?, row.take(1)?, row.take::<i64>(2)?)))?;
+            let before = search
+                .around
+                .get(search.around.partition_point(|known| *known <= lane))
+                .map_or(*until, |known| *known.min(until));
+            let found =
+                next.first((lane, priority, before), |row| Ok((row.take(0)?, row.take(1)?, row.take::<i64>(2)?)))?;
             let Some((found_lane, found_priority, due_at)) = found else {
                 (lane, priority) = (before, i32::from(i16::MAX));
                 continue;

@@ -43,10 +43,12 @@ const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 /// arrays: joining them to it afterwards would compare every target with every notification.
 pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let columns = [GivenArrays::COLUMNS, FactArrays::COLUMNS].concat();
-    let of_target = columns.iter().map(|(name, _)| *name).filter(|name| OF_NOTIFICATION.split(", ").all(|of_it| of_it != *name));
+    let of_target =
+        columns.iter().map(|(name, _)| *name).filter(|name| OF_NOTIFICATION.split(", ").all(|of_it| of_it != *name));
     let each = |write: fn(&str) -> String| of_target.clone().map(write).collect::<Vec<_>>().join(", ");
     let (given, facts) = (unnest(&columns), names::<Facts>(""));
-    let (gathered, passed_on) = (each(|name| format!("array_agg(g.{name}) AS all_{name}")), each(|name| format!("g.all_{name}")));
+    let (gathered, passed_on) =
+        (each(|name| format!("array_agg(g.{name}) AS all_{name}")), each(|name| format!("g.all_{name}")));
     let (apart, named) = (each(|name| format!("all_{name}")), each(str::to_owned));
     format!(
         "WITH given AS MATERIALIZED (
@@ -81,7 +83,8 @@ impl Store {
             Db::Postgres(db) => {
                 let client = db.hot().await?;
                 let statement = client.prepare_cached(&EXPAND_POSTGRES).await.map_err(postgres::refused)?;
-                let targets = || batch.iter().flat_map(|one| (1..).zip(&one.targets).map(|(n, target)| (one.lease, n, target)));
+                let targets =
+                    || batch.iter().flat_map(|one| (1..).zip(&one.targets).map(|(n, target)| (one.lease, n, target)));
                 let given: GivenArrays<'_> = targets().map(|(lease, n, target)| given(lease, n, target)).collect();
                 let facts: FactArrays<'_> = targets().map(|(_, _, target)| (&target.facts).into()).collect();
                 let parameters = [given.parameters(), facts.parameters()].concat();
@@ -109,7 +112,8 @@ impl Store {
         let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
         let key = lease.key;
-        let parameters = vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];
+        let parameters =
+            vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];
         Ok(self.db.execute_one(sql, parameters).await? > 0)
     }
 }
@@ -135,7 +139,10 @@ fn given(lease: Lease, n: i32, target: &Target) -> Given<'_> {
 const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
     WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at";
 static QUEUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    insert("postcommit_delivery_queue", &format!("tenant, notification_id, n, lane, priority, due_at, {}", names::<Facts>("")))
+    insert(
+        "postcommit_delivery_queue",
+        &format!("tenant, notification_id, n, lane, priority, due_at, {}", names::<Facts>("")),
+    )
 });
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let columns = "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, finished_at";
@@ -145,7 +152,9 @@ static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
 fn expand_sqlite(connection: &Connection, one: &Expanded, now: i64) -> Result<bool, DbError> {
     let (key, id) = (one.lease.key, Id::from(one.lease.key.notification));
     let left = Prepared::on(connection, LEAVE_SQLITE)?
-        .rows(params![key.tenant, id, Id::from(one.lease.token)], |row| Ok((row.take::<i64>(0)?, row.take::<i64>(1)?)))?;
+        .rows(params![key.tenant, id, Id::from(one.lease.token)], |row| {
+            Ok((row.take::<i64>(0)?, row.take::<i64>(1)?))
+        })?;
     let Some((priority, due_at)) = left.into_iter().next().transpose()? else { return Ok(false) };
     for (n, target) in (1_i32..).zip(&one.targets) {
         let given = given(one.lease, n, target);

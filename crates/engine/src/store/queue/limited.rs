@@ -14,7 +14,9 @@ use crate::crash_point;
 use crate::db::columns::find;
 use crate::db::sqlite::{Id, Prepared};
 use crate::db::{Cells, Db, DbError, Value, postgres, sqlite};
-use crate::store::queue::claim::{IS_DUE, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, lease, open_lanes};
+use crate::store::queue::claim::{
+    IS_DUE, OF_IT, PICK, SET_LEASE_SQLITE, Term, claim_lane_sqlite, found, is_due, lease, open_lanes,
+};
 use crate::store::queue::closed::closed_postgres;
 use crate::store::queue::row::{Leased, Places, claimed_sqlite};
 use crate::store::{Claim, Store, Want};
@@ -44,8 +46,9 @@ pub struct LimitedClaim {
 impl LimitedClaim {
     /// A lane without a permit was not looked at: that says nothing about where its due rows begin.
     fn looked_at(&self, wants: &[Want]) -> Vec<Want> {
-        let quota_of =
-            |want: &Want| self.lanes.iter().find(|metered| metered.lane == want.lane).map_or(want.quota, |metered| metered.quota);
+        let quota_of = |want: &Want| {
+            self.lanes.iter().find(|metered| metered.lane == want.lane).map_or(want.quota, |metered| metered.quota)
+        };
         wants.iter().map(|want| Want { quota: quota_of(want), ..*want }).filter(|want| want.quota > 0).collect()
     }
 }
@@ -74,7 +77,12 @@ pub(in crate::store) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock:
     let due = format!(
         "SELECT FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (SELECT 1 FROM postcommit.delivery_queue q WHERE {IS_DUE} LIMIT 1) due"
     );
-    format!("WITH {}, picked AS MATERIALIZED ({}), {}", meter(wanted, &due), PICK.replace("{is_due}", IS_DUE), spend_and_lease())
+    format!(
+        "WITH {}, picked AS MATERIALIZED ({}), {}",
+        meter(wanted, &due),
+        PICK.replace("{is_due}", IS_DUE),
+        spend_and_lease()
+    )
 });
 /// Those of one notification, by its key.
 pub(in crate::store) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| {
@@ -93,8 +101,7 @@ fn spend_and_lease() -> String {
     SPEND_AND_LEASE.replace("{lease}", &lease())
 }
 
-const BUCKET_SQLITE: &str =
-    "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
+const BUCKET_SQLITE: &str = "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
 /// They differ in the names of functions and in how they count time.
 const GIVE_BACK_POSTGRES: &str = "UPDATE postcommit.lane_rate r
     SET used = greatest(r.used - greatest($2::float8 - p.rate_per_s * greatest(extract(epoch FROM r.as_of - $3::timestamptz)::float8, 0), 0), 0)
@@ -112,7 +119,12 @@ static LEASE_ONE_SQLITE: LazyLock<String> =
 
 impl Store {
     /// Claims what is due on these lanes, at most each one's quota, and no more than its rate permits now. Lanes that are not limited are left alone.
-    pub async fn claim_limited(&self, wants: &[Want], lease: Duration, due_before: Option<Timestamp>) -> Result<LimitedClaim, DbError> {
+    pub async fn claim_limited(
+        &self,
+        wants: &[Want],
+        lease: Duration,
+        due_before: Option<Timestamp>,
+    ) -> Result<LimitedClaim, DbError> {
         crash_point!("claim.before");
         let token = Uuid::new_v4();
         let claimed = match &self.db {
@@ -123,7 +135,10 @@ impl Store {
                 let look = self.marks().look(&lanes);
                 let from: Vec<postgres::Time> = look.from.iter().copied().map(postgres::Time).collect();
                 let rows = client
-                    .query(&statement, &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before), &from])
+                    .query(
+                        &statement,
+                        &[&lanes, &quotas, &token, &lease.as_secs_f64(), &postgres::Time(due_before), &from],
+                    )
                     .await
                     .map_err(postgres::refused)?;
                 let claimed = metered(rows, token)?;
@@ -139,7 +154,8 @@ impl Store {
                     let now = sqlite::now(connection)?;
                     let latest = due_before.map_or(now, |before| before.min(now));
                     let term = Term { token, now, until: now.plus(lease), latest };
-                    let claimed = claim_sqlite(connection, &wants, &term, |want| claim_lane_sqlite(connection, want, &term))?;
+                    let claimed =
+                        claim_sqlite(connection, &wants, &term, |want| claim_lane_sqlite(connection, want, &term))?;
                     crash_point!("claim.in_tx");
                     Ok(claimed)
                 });
@@ -162,10 +178,22 @@ impl Store {
         match &self.db {
             Db::Postgres(db) => {
                 let client = db.hot().await?;
-                let statement = client.prepare_cached(&CLAIM_LIMITED_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
+                let statement =
+                    client.prepare_cached(&CLAIM_LIMITED_NOTIFICATION_POSTGRES).await.map_err(postgres::refused)?;
                 let (lanes, quotas): (Vec<i32>, Vec<i32>) = wants.iter().map(|w| (w.lane, w.quota)).unzip();
                 let rows = client
-                    .query(&statement, &[&tenant, &id, &token, &lease.as_secs_f64(), &postgres::Time(Some(due_before)), &lanes, &quotas])
+                    .query(
+                        &statement,
+                        &[
+                            &tenant,
+                            &id,
+                            &token,
+                            &lease.as_secs_f64(),
+                            &postgres::Time(Some(due_before)),
+                            &lanes,
+                            &quotas,
+                        ],
+                    )
                     .await
                     .map_err(postgres::refused)?;
                 metered(rows, token)
@@ -175,7 +203,9 @@ impl Store {
                 db.write(move |connection| {
                     let now = sqlite::now(connection)?;
                     let term = Term { token, now, until: now.plus(lease), latest: due_before };
-                    claim_sqlite(connection, &wants, &term, |want| claim_of_it_sqlite(connection, (tenant, id), want, &term))
+                    claim_sqlite(connection, &wants, &term, |want| {
+                        claim_of_it_sqlite(connection, (tenant, id), want, &term)
+                    })
                 })
                 .await
             }
@@ -239,7 +269,11 @@ fn claim_sqlite(
         let quota = meter.rate.permits(meter.bucket, want.quota);
         let more = claim(Want { quota, ..want })?;
         meter.bucket.used += more.len() as f64;
-        Prepared::on(connection, SPEND_SQLITE)?.run(params![want.lane, meter.bucket.used, meter.bucket.as_of.as_micros()])?;
+        Prepared::on(connection, SPEND_SQLITE)?.run(params![
+            want.lane,
+            meter.bucket.used,
+            meter.bucket.as_of.as_micros()
+        ])?;
         lanes.push(meter.told(want.lane, quota));
         rows.extend(more);
     }
@@ -254,10 +288,16 @@ fn meter_sqlite(connection: &Connection, lane: i32, now: Timestamp) -> Result<Op
     Ok(read.map(|(rate, bucket)| Meter { rate, bucket: rate.refill(bucket, now), now }))
 }
 
-fn claim_of_it_sqlite(connection: &Connection, (tenant, id): (i32, Uuid), want: Want, term: &Term) -> Result<Vec<Leased>, DbError> {
+fn claim_of_it_sqlite(
+    connection: &Connection,
+    (tenant, id): (i32, Uuid),
+    want: Want,
+    term: &Term,
+) -> Result<Vec<Leased>, DbError> {
     let (now, id, by) = (term.now.as_micros(), Id::from(id), Id::from(term.token));
     let parameters = params![now, tenant, id, want.lane, term.latest.as_micros(), want.quota];
-    let rows = Prepared::on(connection, &DUE_OF_IT_SQLITE)?.rows(parameters, |row| Places::in_sqlite().leased(row, term.token))?;
+    let rows = Prepared::on(connection, &DUE_OF_IT_SQLITE)?
+        .rows(parameters, |row| Places::in_sqlite().leased(row, term.token))?;
     let mut hold = Prepared::on(connection, &LEASE_ONE_SQLITE)?;
     for (delivery, _) in rows.iter().flatten() {
         hold.run(params![now, term.until.as_micros(), by, tenant, id, delivery.row])?;

@@ -65,7 +65,8 @@ impl Marks {
             self.by_queue.get(&(lane, priority)).filter(|mark| mark.more || look.slow).map(|mark| mark.from)
         };
         let full = lanes.iter().copied().filter(|lane| recent(*lane).is_none()).collect();
-        let from = lanes.iter().flat_map(|lane| (0_i16..=9).rev().map(move |priority| (*lane, priority))).map(from).collect();
+        let from =
+            lanes.iter().flat_map(|lane| (0_i16..=9).rev().map(move |priority| (*lane, priority))).map(from).collect();
         Look { from, full, began }
     }
 
@@ -73,7 +74,8 @@ impl Marks {
     pub fn note(&mut self, look: &Look, wants: &[Want], found: &[Delivery], searched: bool) {
         let took = look.began.elapsed();
         let full = FullLook { next_at: clock::monotonic() + (took * COST).clamp(LOOK, LONGEST), slow: took > SLOW };
-        let quotas: HashMap<i32, usize> = wants.iter().map(|want| (want.lane, usize::try_from(want.quota).unwrap_or(0))).collect();
+        let quotas: HashMap<i32, usize> =
+            wants.iter().map(|want| (want.lane, usize::try_from(want.quota).unwrap_or(0))).collect();
         for lane in quotas.keys() {
             for priority in 0..=9 {
                 self.by_queue.entry((*lane, priority)).and_modify(|mark| mark.more = false);

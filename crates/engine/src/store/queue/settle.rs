@@ -75,7 +75,8 @@ pub struct Settled {
 }
 
 /// What is logged of an attempt.
-const ATTEMPT: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token";
+const ATTEMPT: &str =
+    "tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token";
 
 impl Store {
     /// Writes a batch of results. A stale token changes nothing and is counted.
@@ -98,8 +99,11 @@ impl Store {
             }
         };
         crash_point!("settle.after_commit");
-        let stale: Vec<&Settlement> =
-            if applied.len() == batch.len() { vec![] } else { batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect() };
+        let stale: Vec<&Settlement> = if applied.len() == batch.len() {
+            vec![]
+        } else {
+            batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect()
+        };
         let stale = self.not_our_own(stale).await?;
         // Evidence alone: what is written stays written without it.
         if let Err(problem) = self.note_stale(&stale).await {
@@ -113,8 +117,12 @@ impl Store {
         let mut strangers = Vec::new();
         for settlement in stale {
             let (key, token) = (settlement.key(), settlement.lease.token);
-            let sql = "SELECT 1 FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND token = $4";
-            let ours = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into(), token.into()]).await?;
+            let sql =
+                "SELECT 1 FROM postcommit.attempt WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND token = $4";
+            let ours = self
+                .db
+                .query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into(), token.into()])
+                .await?;
             if ours.is_empty() || settlement.attempt.is_none() {
                 strangers.push(settlement);
             }
@@ -125,7 +133,8 @@ impl Store {
     async fn note_stale(&self, stale: &[&Settlement]) -> Result<(), DbError> {
         let note = |s: &&Settlement| {
             let key = s.key();
-            let (outcome, provider_ref) = s.attempt.as_ref().map_or(("none", None), |a| (a.outcome, a.evidence.provider_ref.clone()));
+            let (outcome, provider_ref) =
+                s.attempt.as_ref().map_or(("none", None), |a| (a.outcome, a.evidence.provider_ref.clone()));
             let sql = "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome, code, provider_ref, at) VALUES ($1, $2, $3, $4, $5, $6, $7, {now})";
             let parameters = vec![
                 key.tenant.into(),
@@ -146,7 +155,17 @@ impl Settlement {
     /// Without an attempt.
     #[must_use]
     pub fn unbegun(lease: Lease, finish: Finish) -> Self {
-        Self { lease, place: None, finish, attempt: None, code: None, detail: None, unclear: false, message: None, site: None }
+        Self {
+            lease,
+            place: None,
+            finish,
+            attempt: None,
+            code: None,
+            detail: None,
+            unclear: false,
+            message: None,
+            site: None,
+        }
     }
 
     /// The message for an inbox that it brings, if it does.

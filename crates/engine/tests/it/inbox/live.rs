@@ -19,7 +19,11 @@ fn told(changes: &InboxChanges) -> Vec<String> {
             InboxChange::Marked(row) => ("marked", row),
         };
         let marks = [row.read_at.map(|_| " read"), row.archived_at.map(|_| " archived")];
-        format!("{happened} {}{}", row.title.as_deref().unwrap_or_default(), marks.into_iter().flatten().collect::<String>())
+        format!(
+            "{happened} {}{}",
+            row.title.as_deref().unwrap_or_default(),
+            marks.into_iter().flatten().collect::<String>()
+        )
     };
     changes.changes.iter().flatten().map(word).collect()
 }
@@ -96,8 +100,9 @@ async fn a_change_is_notified_only_while_a_process_watches() {
     use postcommit_engine::db::Signal;
     let world = World::postgres().await;
     let (heard, mut words) = tokio::sync::mpsc::unbounded_channel();
-    let listening =
-        tokio::spawn(world.another_store().await.db().clone().watch(Signal::Inbox, move |word| drop(heard.send(word.to_owned()))));
+    let listening = tokio::spawn(
+        world.another_store().await.db().clone().watch(Signal::Inbox, move |word| drop(heard.send(word.to_owned()))),
+    );
     assert_eq!(words.recv().await.unwrap(), "", "it listens");
     world.deliver("alice", "unheard").await;
     world.store.watch_inboxes(uuid::Uuid::new_v4(), 3600.0).await.unwrap();

@@ -20,7 +20,10 @@ async fn a_copy_of_an_installation_with_roles_is_parted_from_it() {
     let reached = connect(&copy.url_as(&worker)).await.batch_execute("SELECT * FROM postcommit.notification").await;
     assert!(reached.is_ok(), "the copy's catalogue has the original's grants: {reached:?}");
     let said = Store::open(&copy.url_as(&worker)).await.unwrap().check_isolation().await.unwrap_err().to_string();
-    assert!(said.contains("CREATE ROLE") && !said.contains(&format!("TO {worker}")), "the SQL does not make a worker an owner: {said}");
+    assert!(
+        said.contains("CREATE ROLE") && !said.contains(&format!("TO {worker}")),
+        "the SQL does not make a worker an owner: {said}"
+    );
     let admin = Store::open(&copy.url).await.unwrap();
     let said = admin.check_isolation().await.unwrap_err().to_string();
     assert!(said.contains(&role(&admin, "tenant")) && role(&admin, "worker") != foreign, "{said}");

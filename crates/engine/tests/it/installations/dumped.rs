@@ -12,17 +12,25 @@ use uuid::Uuid;
 use super::{Installation, connect, is_shut_out, texts};
 use crate::world::World;
 
-const ENQUEUE: &str =
-    "SELECT postcommit.enqueue('booking.confirmed', '{\"note\": \"ä\"}', 'b1', recipients => '[{\"email\": \"a@example.com\"}]')";
+const ENQUEUE: &str = "SELECT postcommit.enqueue('booking.confirmed', '{\"note\": \"ä\"}', 'b1', recipients => '[{\"email\": \"a@example.com\"}]')";
 
 /// A `pg_dump` that is not older than the server, because the server's version refuses older ones.
 async fn pg_dump(admin: &Client) -> Option<PathBuf> {
-    let version: i32 = admin.query_one("SELECT current_setting('server_version_num')::int / 10000", &[]).await.unwrap().get(0);
-    let beside = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
+    let version: i32 =
+        admin.query_one("SELECT current_setting('server_version_num')::int / 10000", &[]).await.unwrap().get(0);
+    let beside =
+        std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let suits = |program: &PathBuf| {
-        let said = Command::new(program).arg("--version").output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        let number = said.unwrap_or_default().split(' ').nth(2).and_then(|number| number.split('.').next()?.trim().parse::<i32>().ok());
+        let said = Command::new(program)
+            .arg("--version")
+            .output()
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let number = said
+            .unwrap_or_default()
+            .split(' ')
+            .nth(2)
+            .and_then(|number| number.split('.').next()?.trim().parse::<i32>().ok());
         number.is_some_and(|number| number >= version)
     };
     let found = std::env::split_paths(&path).chain(beside).map(|folder| folder.join("pg_dump")).find(suits);
@@ -69,7 +77,8 @@ async fn dump_and_restore(with_roles: bool) {
     Dispatcher::new(world.tools(copy.store.clone())).await.unwrap().pass(None).await.unwrap();
     assert_eq!(copy.store.of_tenant(1).notification_row(id).await.unwrap().unwrap().status, "sent");
     assert!(copy.store.of_tenant(2).notification_row(id).await.unwrap().is_none());
-    let guests = connect(&copy.database.url_as(copy.owner.name())).await.query("SELECT guest FROM booking", &[]).await.unwrap();
+    let guests =
+        connect(&copy.database.url_as(copy.owner.name())).await.query("SELECT guest FROM booking", &[]).await.unwrap();
     assert_eq!(guests[0].get::<_, &str>(0), "Ada");
     for login in original.members.iter().chain([&original.owner]) {
         is_shut_out(&copy.database, login.name()).await;
@@ -96,10 +105,18 @@ async fn enqueueing_works_with_row_security_off() {
         for login in producer.into_iter().chain([&installation.owner]) {
             let session = connect(&installation.database.url_as(login.name())).await;
             session
-                .batch_execute(&format!("SET row_security = off; {}", ENQUEUE.replace("'b1'", "gen_random_uuid()::text")))
+                .batch_execute(&format!(
+                    "SET row_security = off; {}",
+                    ENQUEUE.replace("'b1'", "gen_random_uuid()::text")
+                ))
                 .await
                 .unwrap();
-            session.batch_execute("SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k\"}]')").await.unwrap();
+            session
+                .batch_execute(
+                    "SELECT postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"k\"}]')",
+                )
+                .await
+                .unwrap();
             session.batch_execute("SELECT postcommit.cancel('default', 'e')").await.unwrap();
         }
     }
@@ -117,7 +134,9 @@ async fn an_ordinary_owner_reads_every_table_as_pg_dump_does() {
                 WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p')";
         for table in texts(&owner, tables).await {
             owner
-                .batch_execute(&format!("BEGIN; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; SELECT * FROM {table}; COMMIT"))
+                .batch_execute(&format!(
+                    "BEGIN; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; SELECT * FROM {table}; COMMIT"
+                ))
                 .await
                 .unwrap();
         }

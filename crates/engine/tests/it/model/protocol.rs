@@ -14,8 +14,16 @@ pub const ONE_PLACE: &str = "I7 in queue or ledger, not both";
 pub const NO_FALSE_FAILURE: &str = "I8 no false failure";
 
 /// What must be true in every reachable state.
-pub const INVARIANTS: [&str; 8] =
-    [NO_FALSE_SUCCESS, ACCEPTED_ONCE, ONE_EFFECT, STALE_NEVER_WRITES, SUCCESS_STAYS, QUIET_IS_FINISHED, ONE_PLACE, NO_FALSE_FAILURE];
+pub const INVARIANTS: [&str; 8] = [
+    NO_FALSE_SUCCESS,
+    ACCEPTED_ONCE,
+    ONE_EFFECT,
+    STALE_NEVER_WRITES,
+    SUCCESS_STAYS,
+    QUIET_IS_FINISHED,
+    ONE_PLACE,
+    NO_FALSE_FAILURE,
+];
 
 /// Goals that must be reachable: a protocol that does nothing would keep every invariant.
 pub const REACHED: [&str; 3] = ["R1 sent", "R2 parked as unknown", "R3 stale token turned away"];
@@ -264,7 +272,9 @@ impl Model for Protocol {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(NO_FALSE_SUCCESS, |_, s: &State| s.db.ledger != Some(End::Sent) || s.provider.accepted > 0),
+            Property::always(NO_FALSE_SUCCESS, |_, s: &State| {
+                s.db.ledger != Some(End::Sent) || s.provider.accepted > 0
+            }),
             // When the guarantee is made stricter in between, a worker that knows it must not add to accepted requests,
             // and no request may be accepted in addition to one of such a worker.
             Property::always(ACCEPTED_ONCE, |m: &Protocol, s: &State| {
@@ -276,7 +286,9 @@ impl Model for Protocol {
             Property::always(QUIET_IS_FINISHED, |m: &Protocol, s: &State| s.db.ledger.is_some() || !m.is_quiet(s)),
             Property::always(ONE_PLACE, |_, s: &State| s.db.queue.is_some() != s.db.ledger.is_some()),
             // "Exhausted" tells operators that nothing arrived, so that it is safe to send again by hand.
-            Property::always(NO_FALSE_FAILURE, |_, s: &State| s.db.ledger != Some(End::ParkedExhausted) || s.provider.accepted == 0),
+            Property::always(NO_FALSE_FAILURE, |_, s: &State| {
+                s.db.ledger != Some(End::ParkedExhausted) || s.provider.accepted == 0
+            }),
             Property::sometimes(REACHED[0], |_, s: &State| s.db.ledger == Some(End::Sent)),
             Property::sometimes(REACHED[1], |_, s: &State| s.db.ledger == Some(End::ParkedUnknown)),
             Property::sometimes(REACHED[2], |_, s: &State| s.seen.stale_turned_away),
@@ -294,7 +306,9 @@ impl Protocol {
     fn worker_actions(&self, Worker { claim, step, own, heard, .. }: Worker, actions: &mut Vec<Action>) {
         match step {
             Step::TookOver => actions.push(Action::Judge(claim)),
-            Step::Claimed if own && heard == Guarantee::AtMostOnce && self.own_row == OwnRow::Sends => actions.push(Action::Expand(claim)),
+            Step::Claimed if own && heard == Guarantee::AtMostOnce && self.own_row == OwnRow::Sends => {
+                actions.push(Action::Expand(claim))
+            }
             Step::Claimed if !own && self.announces(heard) => actions.push(Action::Announce(claim)),
             Step::Claimed | Step::Announced => {
                 actions.extend([Action::ConnectFails(claim), Action::Send(claim)]);
@@ -311,7 +325,9 @@ impl Protocol {
     fn adversary_actions(&self, state: &State, actions: &mut Vec<Action>) {
         let mut travelling = state.orphans.clone();
         travelling.dedup();
-        actions.extend(travelling.into_iter().flat_map(|heard| [Action::OrphanAccepted(heard), Action::OrphanVanishes(heard)]));
+        actions.extend(
+            travelling.into_iter().flat_map(|heard| [Action::OrphanAccepted(heard), Action::OrphanVanishes(heard)]),
+        );
         if state.lease().is_some_and(|lease| !lease.ran_out) {
             actions.push(Action::LeaseRunsOut);
         }

@@ -63,7 +63,9 @@ impl FromRequestParts<AppState> for Follower {
 
     async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Problem> {
         let query = parts.uri.query().unwrap_or("");
-        let token = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "token").map(|(_, value)| value.into_owned());
+        let token = form_urlencoded::parse(query.as_bytes())
+            .find(|(name, _)| name == "token")
+            .map(|(_, value)| value.into_owned());
         Visitor::of(parts, app, token).await.map(Self)
     }
 }
@@ -83,15 +85,20 @@ pub async fn follow_inbox(
     check_position("after", following.after.unwrap_or(0))?;
     let after = last_event_id(&headers)?.or(following.after);
     if app.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
-        return Err(Problem::new(ProblemKind::RateLimited, format!("the user has {PAGES_OF_ONE} streams open here; that is the limit"))
-            .retry_after(30));
+        return Err(Problem::new(
+            ProblemKind::RateLimited,
+            format!("the user has {PAGES_OF_ONE} streams open here; that is the limit"),
+        )
+        .retry_after(30));
     }
     let answer = streams.begin(visitor.tenant).map_err(no_place)?;
     let page = app.inboxes.open(visitor.tenant, &visitor.user);
     let (told, mut frames) = mpsc::channel(WAITING);
     // In its own task: a client that hangs up must not cancel a query.
     tokio::spawn(InboxStream::new(app, visitor, page, told).follow(after));
-    let frames = futures_util::stream::poll_fn(move |cx| frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>)));
+    let frames = futures_util::stream::poll_fn(move |cx| {
+        frames.poll_recv(cx).map(|frame| frame.map(Ok::<_, std::convert::Infallible>))
+    });
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     // nginx and its relatives would buffer the stream otherwise.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
@@ -101,7 +108,9 @@ pub async fn follow_inbox(
 fn no_place(full: StreamsFull) -> Problem {
     let detail = match full {
         StreamsFull::ForAll => "as many streams are open as server.streams allows".to_owned(),
-        StreamsFull::ForTenant(share) => format!("the tenant has {share} streams open here, half of server.streams; that is its share"),
+        StreamsFull::ForTenant(share) => {
+            format!("the tenant has {share} streams open here, half of server.streams; that is its share")
+        }
     };
     Problem::new(ProblemKind::TooManyStreams, detail).retry_after(5)
 }
@@ -109,7 +118,9 @@ fn no_place(full: StreamsFull) -> Problem {
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     let Some(given) = headers.get(LAST_EVENT_ID).filter(|given| !given.is_empty()) else { return Ok(None) };
     let position = given.to_str().ok().and_then(|text| text.parse().ok()).filter(|position| *position >= 0);
-    position.map(Some).ok_or_else(|| Problem::invalid("Last-Event-ID", "is not one of ours; send the last `id` unchanged, or none"))
+    position
+        .map(Some)
+        .ok_or_else(|| Problem::invalid("Last-Event-ID", "is not one of ours; send the last `id` unchanged, or none"))
 }
 
 /// One reader of a stream.
@@ -250,7 +261,9 @@ mod tests {
     #[test]
     fn a_group_ends_with_the_count_which_alone_has_an_id_and_no_text_breaks_a_line() {
         let changes = vec![InboxChange::Came(row("one")), InboxChange::Marked(row("data: x\n\nevent: y"))];
-        let text = String::from_utf8(frames_of(&InboxChanges { position: 9, unread: 2, changes: Some(changes) }).to_vec()).unwrap();
+        let text =
+            String::from_utf8(frames_of(&InboxChanges { position: 9, unread: 2, changes: Some(changes) }).to_vec())
+                .unwrap();
         let events: Vec<&str> = text.split_terminator("\n\n").collect();
         assert_eq!(events.len(), 3, "{text}");
         assert!(events[0].starts_with("event: message\ndata: {\"id\":") && events[0].lines().count() == 2, "{text}");

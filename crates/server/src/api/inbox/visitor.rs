@@ -96,7 +96,9 @@ async fn admitted(app: &AppState, token: &str, from: Option<IpAddr>) -> Result<B
 
 /// The user whose inbox the path names.
 async fn inbox_named(parts: &mut Parts, app: &AppState) -> Result<String, Problem> {
-    let named = Path::<HashMap<String, String>>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("inbox"))?;
+    let named = Path::<HashMap<String, String>>::from_request_parts(parts, app)
+        .await
+        .map_err(|_| Problem::not_found("inbox"))?;
     let user = named.0.get("user").cloned().unwrap_or_default();
     Recipient::user(&user).check().map_err(|problem| Problem::invalid("user", problem))?;
     Ok(user)

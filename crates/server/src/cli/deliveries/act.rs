@@ -42,7 +42,9 @@ impl ActArgs {
     /// Whether a filter is given. Ids and a filter exclude each other.
     pub fn by_filter(&self) -> Result<bool, Failure> {
         match (self.ids.is_empty(), self.which.is_any()) {
-            (true, true) => Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked")),
+            (true, true) => {
+                Err(usage("name deliveries by their ids, or say which, e.g. --state parked for all that are parked"))
+            }
             (false, false) => Err(usage("give either ids or a filter, not both")),
             (is_filter, _) => Ok(is_filter),
         }

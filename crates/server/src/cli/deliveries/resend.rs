@@ -42,10 +42,15 @@ impl ResendArgs {
             event_type: self.event_type.clone(),
             request_id: self.request_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string()),
         };
-        let none = || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
-        let accepted = resend(store, store, tenant, &wish, |incoming| incoming).await.map_err(cli::refused)?.ok_or_else(none)?;
+        let none =
+            || Failure::new(Exit::NotFound, format!("nothing was sent for {:?} over {:?}", self.entity, self.channel));
+        let accepted =
+            resend(store, store, tenant, &wish, |incoming| incoming).await.map_err(cli::refused)?.ok_or_else(none)?;
         if accepted.conflict {
-            let problem = format!("--request-id {} was used before, for notification {}; nothing is sent", wish.request_id, accepted.id);
+            let problem = format!(
+                "--request-id {} was used before, for notification {}; nothing is sent",
+                wish.request_id, accepted.id
+            );
             return Err(Failure::new(Exit::Refused, problem));
         }
         if accepted.duplicate {

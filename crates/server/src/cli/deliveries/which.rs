@@ -70,7 +70,13 @@ impl Which {
             &self.error_code,
             &self.target,
         ];
-        let others = [self.notification.is_some(), self.from.is_some(), self.to.is_some(), self.attempts.is_some(), self.unclear.is_some()];
+        let others = [
+            self.notification.is_some(),
+            self.from.is_some(),
+            self.to.is_some(),
+            self.attempts.is_some(),
+            self.unclear.is_some(),
+        ];
         texts.iter().all(|text| text.is_none()) && !others.contains(&true)
     }
 

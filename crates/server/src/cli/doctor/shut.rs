@@ -16,16 +16,25 @@ const LONG: Duration = Duration::from_secs(600);
 /// Hosts reported one by one.
 const TOLD: usize = 20;
 
-pub async fn examine(store: &Store, providers: &[Provider], tenants: &BTreeMap<i32, String>) -> Result<Vec<CheckResult>, Failure> {
-    let (now, hosts, count) = (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
+pub async fn examine(
+    store: &Store,
+    providers: &[Provider],
+    tenants: &BTreeMap<i32, String>,
+) -> Result<Vec<CheckResult>, Failure> {
+    let (now, hosts, count) =
+        (store.now().await?, store.closed_hosts(None, None, TOLD as i64).await?, store.count_closed(None).await?);
     let named = |provider: &Provider| NamedProvider::of(provider, tenants);
     let lanes = providers.iter().filter_map(|provider| held_lane(&named(provider), provider.not_before?, now));
-    let told = hosts.iter().filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
+    let told = hosts
+        .iter()
+        .filter_map(|host| Some((named(providers.iter().find(|provider| provider.id == host.lane)?), host)));
     let mut findings: Vec<CheckResult> = lanes.chain(told.map(|(name, host)| shut_host(&name, host, now))).collect();
     let untold = count.hosts_paused + count.hosts_held - i64::try_from(hosts.len()).unwrap_or(0);
     if hosts.len() == TOLD && untold > 0 {
-        let detail =
-            format!("{} hosts are paused and {} held; `postcommit providers show NAME` lists them", count.hosts_paused, count.hosts_held);
+        let detail = format!(
+            "{} hosts are paused and {} held; `postcommit providers show NAME` lists them",
+            count.hosts_paused, count.hosts_held
+        );
         findings.push(finding("host", if count.hosts_paused > 0 { "problem" } else { "warning" }, detail));
     }
     Ok(findings)
@@ -53,8 +62,9 @@ fn severity(until: Timestamp, now: Timestamp) -> &'static str {
 
 fn held_lane(name: &NamedProvider, until: Timestamp, now: Timestamp) -> Option<CheckResult> {
     let NamedProvider { shown, arguments } = name;
-    let detail =
-        format!("{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before");
+    let detail = format!(
+        "{shown}: held until {until}: the provider asked to wait; `postcommit providers resume {arguments}` opens it before"
+    );
     (until > now).then(|| finding("lane", severity(until, now), detail))
 }
 
@@ -62,7 +72,9 @@ fn shut_host(name: &NamedProvider, host: &ClosedHost, now: Timestamp) -> CheckRe
     let resume = format!("`postcommit providers resume {} --host {}`", name.arguments, host.host);
     let (shown, host_name) = (&name.shown, &host.host);
     match (&host.paused, host.held_until) {
-        (Some(why), _) => finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; mend it, then {resume}")),
+        (Some(why), _) => {
+            finding("host", "problem", format!("{shown}: {host_name} is paused: {why}; mend it, then {resume}"))
+        }
         (None, Some(until)) => finding(
             "host",
             severity(until, now),

@@ -31,8 +31,7 @@ fn told(durability: &Durability) -> Vec<CheckResult> {
         findings.push(finding("durability", "warning", format!("{cost}; set fsync = on")));
     }
     if !durability.full_page_writes {
-        let cost =
-            "full_page_writes is off on the server: a crash in the middle of a write may destroy a page, and what Postcommit kept on it";
+        let cost = "full_page_writes is off on the server: a crash in the middle of a write may destroy a page, and what Postcommit kept on it";
         findings.push(finding("durability", "warning", format!("{cost}; set full_page_writes = on")));
     }
     for weak in &durability.weak {
@@ -40,7 +39,9 @@ fn told(durability: &Durability) -> Vec<CheckResult> {
             "off" => {
                 "when the server crashes, what an application enqueued by SQL in its last moments may be lost, together with that application's own data"
             }
-            _ => "when a standby takes over, what an application enqueued by SQL in the last moments may be missing there",
+            _ => {
+                "when a standby takes over, what an application enqueued by SQL in the last moments may be missing there"
+            }
         };
         let ours = "Postcommit's own commits always wait. If that is not meant to be: RESET synchronous_commit where it is set, by ALTER SYSTEM, ALTER DATABASE or ALTER ROLE";
         findings.push(finding(
@@ -71,7 +72,11 @@ fn held(snapshot: &HeldSnapshot) -> CheckResult {
         None => format!("for {} transactions", snapshot.transactions),
     };
     let cost = "rows that died since then cannot be removed, so the queue and its indexes grow until it ends";
-    finding("snapshot", result, format!("{} has held a snapshot {since}: {cost}; {}", holder(snapshot), remedy(snapshot)))
+    finding(
+        "snapshot",
+        result,
+        format!("{} has held a snapshot {since}: {cost}; {}", holder(snapshot), remedy(snapshot)),
+    )
 }
 
 fn holder(snapshot: &HeldSnapshot) -> String {
@@ -83,7 +88,9 @@ fn holder(snapshot: &HeldSnapshot) -> String {
         Holder::Session => format!("a transaction ({})", with(vec![pid, application, user, snapshot.state.clone()])),
         Holder::Standby => format!("a standby ({})", with(vec![pid, application, user])),
         Holder::Prepared => format!("the prepared transaction {:?} ({})", snapshot.name, with(vec![user])),
-        Holder::Slot => format!("the replication slot {:?} ({})", snapshot.name, with(vec![pid, snapshot.state.clone()])),
+        Holder::Slot => {
+            format!("the replication slot {:?} ({})", snapshot.name, with(vec![pid, snapshot.state.clone()]))
+        }
     }
 }
 
@@ -91,12 +98,18 @@ fn remedy(snapshot: &HeldSnapshot) -> String {
     let name = snapshot.name.replace('\'', "''");
     match (snapshot.holder, snapshot.pid) {
         (Holder::Session, Some(pid)) if snapshot.age.is_none() => {
-            format!("GRANT pg_read_all_stats to this login to see since when, SELECT pg_terminate_backend({pid}) ends it")
+            format!(
+                "GRANT pg_read_all_stats to this login to see since when, SELECT pg_terminate_backend({pid}) ends it"
+            )
         }
         (Holder::Session, Some(pid)) => format!("end it there, or SELECT pg_terminate_backend({pid})"),
-        (Holder::Session | Holder::Standby, _) => "end the long query there, or set hot_standby_feedback = off on it".into(),
+        (Holder::Session | Holder::Standby, _) => {
+            "end the long query there, or set hot_standby_feedback = off on it".into()
+        }
         (Holder::Prepared, _) => format!("COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}'"),
-        (Holder::Slot, _) => format!("let its reader catch up, or SELECT pg_drop_replication_slot('{name}') if nobody reads it"),
+        (Holder::Slot, _) => {
+            format!("let its reader catch up, or SELECT pg_drop_replication_slot('{name}') if nobody reads it")
+        }
     }
 }
 
@@ -143,15 +156,16 @@ mod tests {
     #[test]
     fn what_a_login_may_not_see_is_left_out() {
         let found = held(&HeldSnapshot { age: None, state: None, transactions: 200_000, ..session() });
-        assert!(
-            found.detail.starts_with("a transaction (pid 4711, application psql, user app) has held a snapshot for 200000 transactions: ")
-        );
+        assert!(found.detail.starts_with(
+            "a transaction (pid 4711, application psql, user app) has held a snapshot for 200000 transactions: "
+        ));
         assert!(found.detail.contains("pg_read_all_stats") && found.result == "warning", "{}", found.detail);
     }
 
     #[test]
     fn prepared_transactions_and_slots_are_told_by_name() {
-        let prepared = HeldSnapshot { holder: Holder::Prepared, pid: None, name: "it's".into(), state: None, ..session() };
+        let prepared =
+            HeldSnapshot { holder: Holder::Prepared, pid: None, name: "it's".into(), state: None, ..session() };
         assert!(held(&prepared).detail.starts_with("the prepared transaction \"it's\" (user app) has held"));
         assert!(held(&prepared).detail.ends_with("COMMIT PREPARED 'it''s' or ROLLBACK PREPARED 'it''s'"));
         let slot = HeldSnapshot {
@@ -163,7 +177,11 @@ mod tests {
             age: None,
             transactions: 5,
         };
-        assert!(held(&slot).detail.starts_with("the replication slot \"cdc\" (not in use) has held a snapshot for 5 transactions"));
+        assert!(
+            held(&slot)
+                .detail
+                .starts_with("the replication slot \"cdc\" (not in use) has held a snapshot for 5 transactions")
+        );
     }
 
     #[test]

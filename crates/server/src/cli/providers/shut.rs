@@ -18,8 +18,9 @@ pub async fn pause(store: &Store, provider: &Provider, host: Option<&str>, reaso
         CloseOutcome::Now => Ok(format!("paused{which}")),
         CloseOutcome::Already => Ok(format!("was paused already{which}")),
         CloseOutcome::TooMany => {
-            let detail =
-                format!("--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider");
+            let detail = format!(
+                "--host: {MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider"
+            );
             Err(Failure::new(Exit::Refused, detail))
         }
         CloseOutcome::Outdated => Err(Failure::new(Exit::NotFound, "the provider is gone")),
@@ -34,8 +35,10 @@ pub async fn resume_host(store: &Store, tenant: i32, provider: &Provider, host: 
     if store.resume_host(provider.id, host).await? {
         return Ok(format!("resumed for host {host}"));
     }
-    let shut: Vec<String> = store.closed_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
-    let named = if shut.is_empty() { "every host is open".to_owned() } else { format!("shut are: {}", shut.join(", ")) };
+    let shut: Vec<String> =
+        store.closed_hosts(Some(tenant), Some(provider.id), NAMED).await?.into_iter().map(|shut| shut.host).collect();
+    let named =
+        if shut.is_empty() { "every host is open".to_owned() } else { format!("shut are: {}", shut.join(", ")) };
     Ok(format!("neither pauses nor holds host {host}; {named}"))
 }
 

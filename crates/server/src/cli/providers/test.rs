@@ -27,7 +27,8 @@ impl Test {
     pub async fn run(&self, format: Format, settings: &Settings, store: &Store) -> CommandResult {
         let (_, provider) = find(store, &self.tenant, &self.name).await?;
         let tools = app::tools(settings, store.clone())?;
-        let result = providers::test(&tools, store, &provider, &self.tenant, &self.to, &self.text).await.map_err(by_option)?;
+        let result =
+            providers::test(&tools, store, &provider, &self.tenant, &self.to, &self.text).await.map_err(by_option)?;
         let is_record = driver::destination(&provider.driver) == Destination::Record;
         output::one(format, &result, |result| text(result, is_record));
         Ok(if ["sent", "delivered"].contains(&result.outcome) { Exit::Ok } else { Exit::Failed })

@@ -21,7 +21,11 @@ pub fn ratio(v: f64) -> String {
 
 /// What a bar was set to, as it was written: no digits added or lost.
 pub fn exact(v: f64, unit: &str) -> String {
-    let text = if v.is_finite() && (v == 0.0 || (1e-6..1e15).contains(&v.abs())) { grouped(&format!("{v}")) } else { plain(v) };
+    let text = if v.is_finite() && (v == 0.0 || (1e-6..1e15).contains(&v.abs())) {
+        grouped(&format!("{v}"))
+    } else {
+        plain(v)
+    };
     with_unit(text, v, unit)
 }
 

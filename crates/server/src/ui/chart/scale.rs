@@ -32,7 +32,11 @@ impl Scale {
     }
 
     fn ending_at_ticks(self) -> Self {
-        Self { lo: (self.lo / self.step).floor() * self.step, hi: (self.hi / self.step).ceil() * self.step, step: self.step }
+        Self {
+            lo: (self.lo / self.step).floor() * self.step,
+            hi: (self.hi / self.step).ceil() * self.step,
+            step: self.step,
+        }
     }
 
     /// Percent of the way along; nothing for what is not a number.
@@ -114,7 +118,21 @@ mod tests {
 
     #[test]
     fn whatever_comes_there_is_a_scale() {
-        let odd = [0.0, -0.0, 1.0, -5.0, 1e-310, 1e-20, 1e20, 1e299, f64::MAX, f64::MIN, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        let odd = [
+            0.0,
+            -0.0,
+            1.0,
+            -5.0,
+            1e-310,
+            1e-20,
+            1e20,
+            1e299,
+            f64::MAX,
+            f64::MIN,
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+        ];
         for a in odd {
             for b in odd {
                 for scale in [Scale::over([a, b]), Scale::around([a, b]), Scale::from_zero([a, b])] {

@@ -39,7 +39,8 @@ impl App {
     /// Starts a server in this role, with additional settings (`API_BURST`).
     pub fn with(kind: Kind, role: &str, settings: &[(&str, &str)]) -> Self {
         let installation = Installation::new(kind, Hooks::of(Guarantee::Idempotent));
-        let settings: Vec<(String, String)> = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let settings: Vec<(String, String)> =
+            settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let server = spawn(&installation, role, &settings);
         let line = server.wait_for_line("  key  ");
         let first_key = line.split_whitespace().nth(1).unwrap().to_owned();
@@ -149,6 +150,9 @@ pub fn refused(answer: HttpResponse, status: u16, field: Option<&str>) -> Value 
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{}", answer.text());
     let problem = answer.json();
     assert_eq!((problem["status"].as_u64(), problem["field"].as_str()), (Some(status.into()), field), "{problem}");
-    assert!(text(&problem, "type").starts_with("urn:postcommit:problem:") && !text(&problem, "detail").is_empty(), "{problem}");
+    assert!(
+        text(&problem, "type").starts_with("urn:postcommit:problem:") && !text(&problem, "detail").is_empty(),
+        "{problem}"
+    );
     problem
 }

@@ -20,7 +20,8 @@ fn sound() -> Value {
 
 /// A notification with another value for a field, as raw JSON.
 fn with(field: &str, json: &str) -> Vec<u8> {
-    format!(r#"{{"event_type": "a", "recipients": [{{"email": "guest@example.com"}}], "{field}": {json}}}"#).into_bytes()
+    format!(r#"{{"event_type": "a", "recipients": [{{"email": "guest@example.com"}}], "{field}": {json}}}"#)
+        .into_bytes()
 }
 
 /// Unreadable bodies, the status of each, and the field that the answer names.
@@ -60,7 +61,12 @@ fn bodies() -> Vec<(&'static str, Vec<u8>, u16, Option<&'static str>)> {
         ("a day that is not", with("due_at", r#""2026-02-30T00:00:00Z""#), 422, Some("due_at")),
         ("an empty key", with("idempotency_key", r#""""#), 422, Some("idempotency_key")),
         ("no event", br#"{"recipients": [{"email": "guest@example.com"}]}"#.to_vec(), 422, Some("event_type")),
-        ("no address", br#"{"event_type": "a", "recipients": [{"email": "guest"}]}"#.to_vec(), 422, Some("recipients[0].email")),
+        (
+            "no address",
+            br#"{"event_type": "a", "recipients": [{"email": "guest"}]}"#.to_vec(),
+            422,
+            Some("recipients[0].email"),
+        ),
         (
             "two lines of address",
             br#"{"event_type": "a", "recipients": [{"email": "a@b.c\r\nBcc: d@e.f"}]}"#.to_vec(),
@@ -79,7 +85,9 @@ fn by_hand(app: &App, token: &str, fields: &str, body: &str) -> String {
 }
 
 fn is_problem(answer: &str, status: u16, words: &str) -> bool {
-    answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("application/problem+json") && answer.contains(words)
+    answer.starts_with(&format!("HTTP/1.1 {status} "))
+        && answer.contains("application/problem+json")
+        && answer.contains(words)
 }
 
 /// Sends chunks without end, until the server answers.
@@ -105,7 +113,8 @@ fn others(client: &HttpClient, is_over: &AtomicBool) -> usize {
 /// Runs `attack` while another client posts. Every post of that client must be accepted and stored.
 fn while_others_post(app: &App, attack: impl FnOnce()) {
     let client = app.client("default", &["enqueue"]);
-    let (is_over, count) = (AtomicBool::new(false), || app.installation.count("SELECT count(*) FROM postcommit.notification"));
+    let (is_over, count) =
+        (AtomicBool::new(false), || app.installation.count("SELECT count(*) FROM postcommit.notification"));
     let before = count();
     let posted = thread::scope(|scope| {
         let others = scope.spawn(|| others(&client, &is_over));

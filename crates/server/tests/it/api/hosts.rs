@@ -22,7 +22,8 @@ fn doctor(app: &App) -> Value {
 }
 
 fn finding<'a>(findings: &'a Value, check: &str, about: &str) -> &'a Value {
-    let found = findings.as_array().unwrap().iter().find(|one| one["check"] == check && text(one, "detail").contains(about));
+    let found =
+        findings.as_array().unwrap().iter().find(|one| one["check"] == check && text(one, "detail").contains(about));
     found.unwrap_or_else(|| panic!("no {check} about {about}: {findings}"))
 }
 

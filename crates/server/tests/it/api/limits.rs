@@ -9,7 +9,8 @@ use crate::installation::{Guarantee, Hooks, Installation, Kind};
 
 /// Asserts a 429 with a `Retry-After`.
 fn assert_told_to_wait(answer: HttpResponse) {
-    let seconds: u64 = answer.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {}", answer.text())).parse().unwrap();
+    let seconds: u64 =
+        answer.header("retry-after").unwrap_or_else(|| panic!("no Retry-After: {}", answer.text())).parse().unwrap();
     assert!(seconds >= 1);
     // Pages refuse by a page.
     if answer.header("content-type").is_some_and(|kind| kind.starts_with("text/html")) {

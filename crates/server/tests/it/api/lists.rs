@@ -38,7 +38,11 @@ fn two_tenants(app: &App) {
         let mut late = mail("late");
         late["due_at"] = json!("2099-01-01T00:00:00Z");
         let thirty: Vec<Value> = [mail("good"), mail("bad"), late].into_iter().flat_map(|one| vec![one; 10]).collect();
-        let done = app.client(tenant, &["enqueue"]).post("/v1/notifications/batch", &json!({"notifications": thirty})).expect(200).json();
+        let done = app
+            .client(tenant, &["enqueue"])
+            .post("/v1/notifications/batch", &json!({"notifications": thirty}))
+            .expect(200)
+            .json();
         assert_eq!(done["accepted"], 30);
     }
     app.pass();

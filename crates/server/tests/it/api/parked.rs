@@ -18,7 +18,10 @@ impl SwitchableReceiver {
     fn start() -> Self {
         let is_kind = Arc::new(AtomicBool::new(false));
         let mood = is_kind.clone();
-        Self { server: HttpServer::start(move |_| Reply::status(if mood.load(Ordering::SeqCst) { 200 } else { 422 })), is_kind }
+        Self {
+            server: HttpServer::start(move |_| Reply::status(if mood.load(Ordering::SeqCst) { 200 } else { 422 })),
+            is_kind,
+        }
     }
 
     fn accept_from_now_on(&self) {
@@ -37,7 +40,10 @@ fn park(app: &App, client: &HttpClient, receiver: &SwitchableReceiver, event: &s
 }
 
 fn states(app: &App, deliveries: &[String]) -> Vec<String> {
-    deliveries.iter().map(|id| text(&app.ops().get(&format!("/v1/deliveries/{id}")).expect(200).json(), "state")).collect()
+    deliveries
+        .iter()
+        .map(|id| text(&app.ops().get(&format!("/v1/deliveries/{id}")).expect(200).json(), "state"))
+        .collect()
 }
 
 on_both! {

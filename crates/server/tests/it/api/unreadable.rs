@@ -29,7 +29,10 @@ fn fill(app: &App) {
     app.create_capture("north", "capture", "refused");
     let north = app.client("north", &["enqueue", "operate"]);
     for event_type in ["fine", "refused"] {
-        app.enqueue(&north, &json!({"event_type": event_type, "recipients": [{"email": "guest@example.com"}], "title": "x"}));
+        app.enqueue(
+            &north,
+            &json!({"event_type": event_type, "recipients": [{"email": "guest@example.com"}], "title": "x"}),
+        );
     }
     app.pass();
     app.enqueue(&north, &json!({"event_type": "later", "recipients": [{"email": "guest@example.com"}], "due_at": "2099-01-01T00:00:00Z", "expires_at": "2100-01-01T00:00:00Z"}));

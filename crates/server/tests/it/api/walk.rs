@@ -67,7 +67,8 @@ impl Walk {
 
     fn expired_token(&self) -> String {
         let soon = Timestamp::from(SystemTime::now()).plus(Duration::from_secs(1)).to_string();
-        let key = self.app.create_key_as(&self.a.name, &json!({"name": "short", "scopes": ["admin"], "expires_at": soon}));
+        let key =
+            self.app.create_key_as(&self.a.name, &json!({"name": "short", "scopes": ["admin"], "expires_at": soon}));
         wait_until("a key to expire", || self.stranger(Some(&key.token)).get("/v1/session").status == 401);
         key.token
     }

@@ -21,9 +21,18 @@ fn every_command_refuses_a_database_that_is_not_utf8() {
         let database = wait(Postgres::shared().database_with(&options));
         let shell = on(&database);
         let sentence = format!("has the encoding {encoding}, and postcommit needs UTF8");
-        for arguments in [&["migrate"][..], &["migrate", "--dry-run"], &["serve"], &["serve", "--no-migrate"], &["notifications", "list"]] {
+        for arguments in [
+            &["migrate"][..],
+            &["migrate", "--dry-run"],
+            &["serve"],
+            &["serve", "--no-migrate"],
+            &["notifications", "list"],
+        ] {
             let refused = shell.run(arguments).ends(4).stderr;
-            assert!(refused.contains(&sentence) && refused.contains("CREATE DATABASE name"), "{arguments:?}: {refused}");
+            assert!(
+                refused.contains(&sentence) && refused.contains("CREATE DATABASE name"),
+                "{arguments:?}: {refused}"
+            );
         }
         assert!(shell.run(&["doctor"]).ends(1).stdout.contains(&sentence));
     }
@@ -51,14 +60,18 @@ fn doctor_and_the_start_report_other_logins_that_may_connect() {
     let (open, closing) = ("is open to PUBLIC", format!("REVOKE CONNECT ON DATABASE {} FROM PUBLIC", database.name()));
     let told = || {
         let all = shell.run(&["doctor", "-o", "json"]).ends(0).json();
-        let notes: Vec<_> = all.as_array().unwrap().iter().filter(|finding| finding["check"] == "access").cloned().collect();
+        let notes: Vec<_> =
+            all.as_array().unwrap().iter().filter(|finding| finding["check"] == "access").cloned().collect();
         notes
             .iter()
             .map(|note| (note["result"].as_str().unwrap().to_owned(), note["detail"].as_str().unwrap().to_owned()))
             .collect::<Vec<_>>()
     };
     let notes = told();
-    assert!(notes.len() == 1 && notes[0].0 == "note" && notes[0].1.contains(open) && notes[0].1.contains(&closing), "{notes:?}");
+    assert!(
+        notes.len() == 1 && notes[0].0 == "note" && notes[0].1.contains(open) && notes[0].1.contains(&closing),
+        "{notes:?}"
+    );
     let server = Child::spawn(shell.command(&["serve"]));
     let line = server.wait_for_line(open);
     assert!(line.contains(&closing), "{line}");
@@ -67,7 +80,10 @@ fn doctor_and_the_start_report_other_logins_that_may_connect() {
 
     wait(Postgres::shared().execute(&closing));
     assert_eq!(told(), vec![]);
-    wait(Postgres::at(database.url.clone()).execute(&format!("GRANT SELECT ON postcommit.delivery TO {}", stranger.name())));
+    wait(
+        Postgres::at(database.url.clone())
+            .execute(&format!("GRANT SELECT ON postcommit.delivery TO {}", stranger.name())),
+    );
     let notes = told();
     assert!(notes.len() == 1 && notes[0].1.starts_with(&format!("{} holds privileges", stranger.name())), "{notes:?}");
     drop(database);

@@ -22,7 +22,9 @@ fn a8_the_environment_configures_which_captures_fail() {
     let (bad, key) = (shell.enqueue("booking.cancelled", &[]), shell.enqueue("fine", &["--key", "key-9"]));
     let done = shell.dispatch();
     assert_eq!((&done["parked"], &done["again"]), (&1.into(), &1.into()));
-    let code = |id: &str| shell.run(&["deliveries", "show", &format!("{id}.1"), "-o", "json"]).ends(0).json()["error_code"].clone();
+    let code = |id: &str| {
+        shell.run(&["deliveries", "show", &format!("{id}.1"), "-o", "json"]).ends(0).json()["error_code"].clone()
+    };
     assert_eq!((code(&bad), code(&key)), ("capture_permanent".into(), "capture_transient".into()));
 }
 
@@ -67,7 +69,10 @@ fn enqueue_reads_a_whole_notification_from_a_file() {
     let id = shell.run(&["enqueue", "--json", "@n.json"]).ends(0).stdout.trim().to_owned();
     shell.dispatch();
     let shown = shell.run(&["deliveries", "list", "--notification", &id, "-o", "json"]).ends(0).json();
-    assert_eq!((&shown[0]["channel"], &shown[0]["target"], &shown[0]["state"]), (&"whatsapp".into(), &"+14…00".into(), &"sent".into()));
+    assert_eq!(
+        (&shown[0]["channel"], &shown[0]["target"], &shown[0]["state"]),
+        (&"whatsapp".into(), &"+14…00".into(), &"sent".into())
+    );
 }
 
 #[test]
@@ -76,7 +81,8 @@ fn deliveries_are_retried_discarded_and_cancelled_one_or_many() {
     let parked: Vec<String> = (0..2).map(|_| format!("{}.1", shell.enqueue("p", &[]))).collect();
     let sent = format!("{}.1", shell.enqueue("fine", &[]));
     shell.dispatch();
-    let list = shell.run(&["deliveries", "list", "--state", "parked", "--reason", "rejected", "-o", "json"]).ends(0).json();
+    let list =
+        shell.run(&["deliveries", "list", "--state", "parked", "--reason", "rejected", "-o", "json"]).ends(0).json();
     assert_eq!(list.as_array().unwrap().len(), 2);
     let ran = shell.run(&["deliveries", "retry", &parked[0], &sent, "-o", "jsonl"]).ends(7);
     assert!(
@@ -103,7 +109,9 @@ fn tail_prints_every_attempt_with_its_delivery() {
     shell.dispatch();
     let ran = shell.run(&["deliveries", "tail", "--since", "600", "--no-follow"]).ends(0);
     assert!(
-        ran.stdout.contains(&format!("{good}.1")) && ran.stdout.contains(&format!("{bad}.1")) && ran.stdout.contains("capture_transient"),
+        ran.stdout.contains(&format!("{good}.1"))
+            && ran.stdout.contains(&format!("{bad}.1"))
+            && ran.stdout.contains("capture_transient"),
         "{}",
         ran.stdout
     );
@@ -113,7 +121,17 @@ fn tail_prints_every_attempt_with_its_delivery() {
 fn a_provider_is_created_shown_changed_and_deleted() {
     let shell = Shell::ready();
     let ran = shell
-        .run(&["providers", "create", "hooks", "--driver", "webhook", "--policy", "marketplace", "--guarantee", "at_most_once"])
+        .run(&[
+            "providers",
+            "create",
+            "hooks",
+            "--driver",
+            "webhook",
+            "--policy",
+            "marketplace",
+            "--guarantee",
+            "at_most_once",
+        ])
         .ends(0);
     let secret = ran.stderr.lines().find_map(|line| line.trim().strip_prefix("whsec_")).unwrap().to_owned();
     let shown = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0);
@@ -125,7 +143,10 @@ fn a_provider_is_created_shown_changed_and_deleted() {
     );
     let data = std::fs::read(shell.path().join("postcommit-data/postcommit.db")).unwrap();
     let wal = std::fs::read(shell.path().join("postcommit-data/postcommit.db-wal")).unwrap_or_default();
-    assert!(![data, wal].concat().windows(secret.len()).any(|w| w == secret.as_bytes()), "and is not readable in the file");
+    assert!(
+        ![data, wal].concat().windows(secret.len()).any(|w| w == secret.as_bytes()),
+        "and is not readable in the file"
+    );
     shell.run(&["providers", "update", "hooks", "--set", "on_auth_error=park", "--concurrency", "3"]).ends(0);
     let json = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json();
     assert_eq!(
@@ -137,7 +158,11 @@ fn a_provider_is_created_shown_changed_and_deleted() {
     assert!(shell.run(&["providers", "resume", "hooks"]).ends(0).stdout.contains("hooks resumed"));
     let open = shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json();
     assert!(shell.run(&["providers", "resume", "hooks"]).ends(0).stdout.contains("hooks was neither paused nor held"));
-    assert_eq!(shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json(), open, "what is open stays as it is");
+    assert_eq!(
+        shell.run(&["providers", "show", "hooks", "-o", "json"]).ends(0).json(),
+        open,
+        "what is open stays as it is"
+    );
     assert!(
         shell
             .run(&["providers", "show", "hooks"])
@@ -147,7 +172,9 @@ fn a_provider_is_created_shown_changed_and_deleted() {
     );
     let asked = shell.run(&["providers", "delete", "hooks"]).ends(4).stderr;
     assert!(
-        asked.contains("the channel webhook then goes to capture, which records and sends nothing: nothing is done without --yes"),
+        asked.contains(
+            "the channel webhook then goes to capture, which records and sends nothing: nothing is done without --yes"
+        ),
         "{asked}"
     );
     let gone = shell.run(&["providers", "delete", "hooks", "--yes"]).ends(0).stderr;
@@ -164,7 +191,9 @@ fn b12_a_provider_s_rate_is_set_shown_and_taken_off() {
         let json = shell.run(&["providers", "show", "calls", "-o", "json"]).ends(0).json();
         (json["rate_per_s"].clone(), json["burst"].clone())
     };
-    shell.run(&["providers", "create", "calls", "--driver", "capture", "--channel", "sms", "--rate-per-s", "2.5"]).ends(0);
+    shell
+        .run(&["providers", "create", "calls", "--driver", "capture", "--channel", "sms", "--rate-per-s", "2.5"])
+        .ends(0);
     assert_eq!(rate(), (json!(2.5), json!(2)), "what fits one second");
     shell.run(&["providers", "update", "calls", "--burst", "7"]).ends(0);
     assert_eq!(rate(), (json!(2.5), json!(7)));
@@ -184,7 +213,10 @@ fn a_provider_that_cannot_work_is_refused_by_field() {
         (vec!["--driver", "webhook", "--set", "ulr=https://x"], "settings.ulr: unknown field `ulr`"),
         (vec!["--driver", "webhook", "--set", "url=ftp://x"], "settings.url: must be a full http or https URL"),
         (vec!["--driver", "webhook", "--secret", "secret=hush"], "secret: must be whsec_"),
-        (vec!["--driver", "webhook", "--set", r#"headers={"webhook-id": "x"}"#], "settings.headers.webhook-id: is set by postcommit"),
+        (
+            vec!["--driver", "webhook", "--set", r#"headers={"webhook-id": "x"}"#],
+            "settings.headers.webhook-id: is set by postcommit",
+        ),
         (vec!["--driver", "capture", "--policy", "never"], "policy"),
         (vec!["--driver", "capture", "--guarantee", "maybe"], "allowed are idempotent, at_most_once, at_least_once"),
         (vec!["--driver", "capture", "--concurrency", "0"], "concurrency: is 0; 1 to 1000 are allowed"),

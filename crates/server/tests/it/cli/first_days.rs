@@ -10,7 +10,8 @@ use crate::api::on_both;
 fn of_provider(shell: &Shell, name: &str) -> (String, String) {
     let ran: Ran = shell.run(&["doctor", "-o", "json"]);
     let findings = ran.json();
-    let is_it = |finding: &&Value| finding["check"] == "provider" && finding["detail"].as_str().unwrap().starts_with(name);
+    let is_it =
+        |finding: &&Value| finding["check"] == "provider" && finding["detail"].as_str().unwrap().starts_with(name);
     let found = findings.as_array().unwrap().iter().find(is_it).unwrap_or_else(|| panic!("{findings}"));
     (found["result"].as_str().unwrap().to_owned(), found["detail"].as_str().unwrap().to_owned())
 }
@@ -133,9 +134,12 @@ on_both! {
 #[test]
 fn an_invalid_id_is_reported_plainly() {
     let shell = Shell::ready();
-    for arguments in
-        [["jobs", "show", "nope"], ["jobs", "cancel", "nope"], ["notifications", "show", "nope"], ["notifications", "cancel", "nope"]]
-    {
+    for arguments in [
+        ["jobs", "show", "nope"],
+        ["jobs", "cancel", "nope"],
+        ["notifications", "show", "nope"],
+        ["notifications", "cancel", "nope"],
+    ] {
         let said = shell.run(&arguments).ends(2).stderr;
         assert!(said.contains("is no id: one looks like 0199"), "{said}");
     }

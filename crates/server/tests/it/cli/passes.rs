@@ -22,7 +22,9 @@ fn age_the_heartbeat(shell: &Shell, kind: Kind) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let (client, connection) =
-                    tokio_postgres::connect(&shell.setting("POSTCOMMIT_DATABASE_URL"), tokio_postgres::NoTls).await.unwrap();
+                    tokio_postgres::connect(&shell.setting("POSTCOMMIT_DATABASE_URL"), tokio_postgres::NoTls)
+                        .await
+                        .unwrap();
                 tokio::spawn(connection);
                 assert_eq!(client.execute(LONG_AGO_POSTGRES, &[]).await.unwrap(), 1);
             });

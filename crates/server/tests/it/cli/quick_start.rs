@@ -52,7 +52,8 @@ fn a_second_start_keeps_the_existing_database() {
 
 #[test]
 fn a_second_signal_stops_immediately() {
-    let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "hang=h");
+    let shell =
+        Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "hang=h");
     let id = shell.enqueue("h", &[]);
     let server = Child::spawn(shell.command(&["serve"]));
     server.wait_for_line("is ready");
@@ -64,7 +65,11 @@ fn a_second_signal_stops_immediately() {
     server.wait_for_line("finishing what is under way");
     server.term();
     assert!(server.wait().success());
-    assert_eq!(shell.run(&["notifications", "show", &id, "-o", "json"]).json()["status"], "sending", "its lease will run out");
+    assert_eq!(
+        shell.run(&["notifications", "show", &id, "-o", "json"]).json()["status"],
+        "sending",
+        "its lease will run out"
+    );
 }
 
 #[test]
@@ -90,7 +95,9 @@ fn a_port_in_use_is_reported_plainly() {
 
 #[test]
 fn the_server_works_on_when_its_log_is_not_read() {
-    let shell = Shell::ready().with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0").with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=p");
+    let shell = Shell::ready()
+        .with("POSTCOMMIT_SERVER_LISTEN", "127.0.0.1:0")
+        .with("POSTCOMMIT_CAPTURE_FAIL_ON", "permanent=p");
     let mut server = shell.command(&["serve"]).stderr(std::process::Stdio::piped()).spawn().unwrap();
     // The reader of the log closes its end. The next parked delivery would be logged.
     drop(server.stderr.take());
@@ -125,7 +132,12 @@ fn unusual_environments_cause_no_panic() {
     assert!(ran.status.success());
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     assert_eq!(shell.command(&["config", "show"]).stdout(full).status().unwrap().code(), Some(1));
-    let id = shell.run(&["enqueue", "a", "--to", "a@example.com", "--title", "\u{1b}[31mred\u{9b}"]).ends(0).stdout.trim().to_owned();
+    let id = shell
+        .run(&["enqueue", "a", "--to", "a@example.com", "--title", "\u{1b}[31mred\u{9b}"])
+        .ends(0)
+        .stdout
+        .trim()
+        .to_owned();
     assert!(!shell.run(&["notifications", "show", &id]).ends(0).stdout.contains(|c: char| c.is_control() && c != '\n'));
 }
 
@@ -139,6 +151,9 @@ fn a_stopped_server_leaves_everything_in_the_file() {
     server.wait();
     let data = shell.path().join("postcommit-data");
     std::fs::copy(data.join("postcommit.db"), data.join("copy.db")).unwrap();
-    let copied = shell.run(&["notifications", "list", "-o", "json", "--database-url", "sqlite:postcommit-data/copy.db"]).ends(0).json();
+    let copied = shell
+        .run(&["notifications", "list", "-o", "json", "--database-url", "sqlite:postcommit-data/copy.db"])
+        .ends(0)
+        .json();
     assert_eq!(copied[0]["status"], "sent");
 }

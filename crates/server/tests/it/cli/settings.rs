@@ -6,7 +6,10 @@ use super::Shell;
 fn e14_a_bad_setting_is_refused_at_start_with_its_name_and_what_is_allowed() {
     let shell = Shell::empty().with("POSTCOMMIT_DISPATCH_LEASE_S", "1");
     let ran = shell.run(&["serve"]).ends(2);
-    assert_eq!(ran.stderr, "postcommit: dispatch.lease_s: is 1; 2 to 3600 are allowed (from environment POSTCOMMIT_DISPATCH_LEASE_S)\n");
+    assert_eq!(
+        ran.stderr,
+        "postcommit: dispatch.lease_s: is 1; 2 to 3600 are allowed (from environment POSTCOMMIT_DISPATCH_LEASE_S)\n"
+    );
     assert!(!shell.path().join("postcommit-data").exists(), "and nothing was made");
 }
 
@@ -47,19 +50,37 @@ fn migrate_dry_run_prints_the_sql_and_runs_nothing() {
 #[test]
 fn a_missing_or_unmigrated_database_says_what_to_do() {
     let shell = Shell::empty();
-    assert!(shell.run(&["notifications", "list"]).ends(5).stderr.contains("`postcommit serve` or `postcommit migrate` makes it"));
+    assert!(
+        shell
+            .run(&["notifications", "list"])
+            .ends(5)
+            .stderr
+            .contains("`postcommit serve` or `postcommit migrate` makes it")
+    );
     std::fs::create_dir(shell.path().join("postcommit-data")).unwrap();
     std::fs::write(shell.path().join("postcommit-data/postcommit.db"), "").unwrap();
     assert!(shell.run(&["notifications", "list"]).ends(4).stderr.contains("run `postcommit migrate`"));
-    assert!(shell.run(&["serve", "--no-migrate", "--listen", "127.0.0.1:0"]).ends(4).stderr.contains("run `postcommit migrate`"));
-    std::fs::write(shell.path().join("postcommit-data/postcommit.db"), "this is no database at all, it is a letter").unwrap();
+    assert!(
+        shell
+            .run(&["serve", "--no-migrate", "--listen", "127.0.0.1:0"])
+            .ends(4)
+            .stderr
+            .contains("run `postcommit migrate`")
+    );
+    std::fs::write(shell.path().join("postcommit-data/postcommit.db"), "this is no database at all, it is a letter")
+        .unwrap();
     assert!(shell.run(&["notifications", "list"]).ends(5).stderr.contains("not a database"));
 }
 
 #[test]
 fn an_unreachable_database_ends_with_five() {
-    let ran = Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@127.0.0.1:1/d").run(&["doctor"]).ends(1);
-    assert!(ran.stdout.contains("cannot reach the database: 127.0.0.1 port 1: ") && !ran.stdout.contains("hush"), "{}", ran.stdout);
+    let ran =
+        Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://u:hush@127.0.0.1:1/d").run(&["doctor"]).ends(1);
+    assert!(
+        ran.stdout.contains("cannot reach the database: 127.0.0.1 port 1: ") && !ran.stdout.contains("hush"),
+        "{}",
+        ran.stdout
+    );
     Shell::empty().with("POSTCOMMIT_DATABASE_URL", "postgres://127.0.0.1:1/d").run(&["notifications", "list"]).ends(5);
     Shell::empty().with("POSTCOMMIT_DATABASE_URL", "mysql://h/d").run(&["notifications", "list"]).ends(2);
 }
@@ -70,7 +91,11 @@ fn doctor_ends_with_one_only_for_problems() {
     shell.run(&["doctor"]).ends(0);
     shell.run(&["providers", "pause", "capture", "--reason", "moving house"]).ends(0);
     let ran = shell.run(&["doctor", "-o", "jsonl"]).ends(1);
-    assert!(ran.stdout.contains("paused: moving house; mend it, then `postcommit providers resume capture`"), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("paused: moving house; mend it, then `postcommit providers resume capture`"),
+        "{}",
+        ran.stdout
+    );
 }
 
 #[test]
@@ -81,7 +106,9 @@ fn doctor_names_suspended_tenants_and_ignores_variables_of_other_programs() {
     let ran = shell.run(&["doctor"]).ends(0);
     assert!(ran.stdout.contains("acme: suspended: unpaid; `postcommit tenants resume acme`"), "{}", ran.stdout);
     assert!(ran.stderr.is_empty(), "they are not reported as misspelt settings: {}", ran.stderr);
-    assert!(shell.with("POSTCOMMIT_KEYS", "x").run(&["doctor"]).ends(0).stderr.contains("POSTCOMMIT_KEYS is not a setting"));
+    assert!(
+        shell.with("POSTCOMMIT_KEYS", "x").run(&["doctor"]).ends(0).stderr.contains("POSTCOMMIT_KEYS is not a setting")
+    );
 }
 
 #[test]
@@ -94,11 +121,28 @@ fn completions_are_printed_for_the_usual_shells() {
 #[test]
 fn a_shipped_binary_has_no_crash_points() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let arguments =
-        ["tree", "--offline", "--locked", "-p", "postcommit-server", "-e", "normal,features", "--prefix", "none", "--manifest-path"];
-    let output =
-        std::process::Command::new(cargo).args(arguments).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).output().unwrap();
+    let arguments = [
+        "tree",
+        "--offline",
+        "--locked",
+        "-p",
+        "postcommit-server",
+        "-e",
+        "normal,features",
+        "--prefix",
+        "none",
+        "--manifest-path",
+    ];
+    let output = std::process::Command::new(cargo)
+        .args(arguments)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .output()
+        .unwrap();
     let tree = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && tree.contains("postcommit-engine"), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && tree.contains("postcommit-engine"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(!tree.contains("crash-points"));
 }

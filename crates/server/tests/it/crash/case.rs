@@ -78,8 +78,11 @@ impl Case {
         let receiver = Receiver::start(&installation.path("journal"));
         let client = Client { installation: &installation, url: receiver.server().url("/hook"), told: Told::default() };
         let mut ran = Ran { on_path: self.is_on_path(), ..Ran::default() };
-        let told =
-            if self.point.starts_with("enqueue.") { self.crash_client(client, &mut ran) } else { self.crash_server(client, &mut ran) };
+        let told = if self.point.starts_with("enqueue.") {
+            self.crash_client(client, &mut ran)
+        } else {
+            self.crash_server(client, &mut ran)
+        };
         let records = Records::read(told, &installation, receiver.server(), receiver.counts());
         ran.violations.extend(records.violations(self.guarantee));
         let counts = records.counts();
@@ -187,9 +190,11 @@ impl Case {
             ran.violations.push(format!("N8 the thawed worker changed the ledger: {before:?} became {after:?}"));
         }
         ran.refused_late = stale_settles(installation) > 0;
-        let had_results = ["intent.after_commit", "send.before", "send.answered", "settle.before"].contains(&self.point);
+        let had_results =
+            ["intent.after_commit", "send.before", "send.answered", "settle.before"].contains(&self.point);
         if had_results && !ran.refused_late {
-            ran.violations.push(format!("N8 the thawed worker's result is not in stale_settle; it said {:#?}", frozen.output()));
+            ran.violations
+                .push(format!("N8 the thawed worker's result is not in stale_settle; it said {:#?}", frozen.output()));
         }
     }
 }
@@ -251,7 +256,11 @@ impl Client<'_> {
 
     fn record_answer(&mut self, i: usize, said: &str) {
         let answer: serde_json::Value = serde_json::from_str(said.trim()).unwrap();
-        self.told.0.push(Answer { key: format!("k{i}"), id: answer["id"].as_str().unwrap().to_owned(), targets: targets(i) });
+        self.told.0.push(Answer {
+            key: format!("k{i}"),
+            id: answer["id"].as_str().unwrap().to_owned(),
+            targets: targets(i),
+        });
     }
 }
 

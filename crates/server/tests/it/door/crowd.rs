@@ -13,7 +13,9 @@ const PER_ADDRESS: usize = 256;
 const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 fn is_turned_away(answer: &str) -> bool {
-    answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1\r\n") && answer.contains("problem:too-many-connections")
+    answer.starts_with("HTTP/1.1 503 ")
+        && answer.contains("retry-after: 1\r\n")
+        && answer.contains("problem:too-many-connections")
 }
 
 /// The number of connections to open, limited by this process's file descriptors, because it holds the other end of
@@ -53,7 +55,11 @@ fn ten_thousand_connections_of_one_client_lock_out_no_other() {
 
 #[test]
 fn a_server_without_free_connections_says_so_and_recovers_when_one_closes() {
-    let server = TestServer::with(&[("SERVER_CONNECTIONS", "3"), ("SERVER_STREAMS", "1"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
+    let server = TestServer::with(&[
+        ("SERVER_CONNECTIONS", "3"),
+        ("SERVER_STREAMS", "1"),
+        ("SERVER_CONNECTIONS_PER_ADDRESS", "2"),
+    ]);
     let mut inside = [server.connect(), server.connect()];
     assert!(inside.iter_mut().all(RawClient::is_healthy));
     // The request is already sent when the server refuses: the answer must arrive nevertheless.
@@ -71,7 +77,8 @@ fn a_server_without_free_connections_says_so_and_recovers_when_one_closes() {
 
 #[test]
 fn the_limit_per_address_does_not_apply_to_a_trusted_proxy() {
-    let server = TestServer::with(&[("SERVER_CONNECTIONS_PER_ADDRESS", "1"), ("SERVER_TRUSTED_PROXIES", "127.0.0.2/32")]);
+    let server =
+        TestServer::with(&[("SERVER_CONNECTIONS_PER_ADDRESS", "1"), ("SERVER_TRUSTED_PROXIES", "127.0.0.2/32")]);
     let mut many: Vec<RawClient> = (0..20).map(|_| server.connect_from(NEIGHBOUR)).collect();
     assert!(many.iter_mut().all(RawClient::is_healthy));
     let _one = server.connect();

@@ -12,7 +12,8 @@ fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-const PATHS: [(&str, u16); 5] = [("/metrics", 200), ("/", 200), ("/openapi.json", 200), ("/v1/notifications", 401), ("/nowhere", 404)];
+const PATHS: [(&str, u16); 5] =
+    [("/metrics", 200), ("/", 200), ("/openapi.json", 200), ("/v1/notifications", 401), ("/nowhere", 404)];
 
 #[test]
 fn a_foreign_host_is_refused_everywhere_but_by_the_probes() {
@@ -45,14 +46,18 @@ fn a_foreign_host_is_refused_everywhere_but_by_the_probes() {
         ] {
             let answer = server.ask(&get(path, host, "x-forwarded-host: localhost\r\nforwarded: host=localhost\r\n"));
             assert_eq!(status(&answer), 421, "{host}{path}: {answer}");
-            assert!(answer.contains("localhost, 127.0.0.1") && answer.contains("[::1]"), "it says what is allowed: {answer}");
+            assert!(
+                answer.contains("localhost, 127.0.0.1") && answer.contains("[::1]"),
+                "it says what is allowed: {answer}"
+            );
         }
         let answer = server.ask(&format!("GET {path} HTTP/1.0\r\n\r\n"));
         assert_eq!(status(&answer), 421, "no Host is none of ours: {answer}");
         let answer = server.ask(&format!("GET {path} HTTP/1.1\r\n\r\n"));
         assert_eq!(status(&answer), 400, "{answer}");
     }
-    let with_key = |host: &str| server.ask(&get("/v1/notifications", host, &format!("authorization: Bearer {key}\r\n")));
+    let with_key =
+        |host: &str| server.ask(&get("/v1/notifications", host, &format!("authorization: Bearer {key}\r\n")));
     assert_eq!((status(&with_key("127.0.0.1")), status(&with_key("evil.example"))), (200, 421));
     assert!(with_key("evil.example").contains("urn:postcommit:problem:misdirected"));
     for path in ["/healthz", "/readyz"] {
@@ -62,15 +67,22 @@ fn a_foreign_host_is_refused_everywhere_but_by_the_probes() {
 
 #[test]
 fn the_public_url_is_an_own_name_but_exposes_no_metrics() {
-    let server = TestServer::with(&[("API_PUBLIC_URL", "https://Notify.Example.com/"), ("METRICS_TOKEN", "0123456789abcdef")]);
+    let server =
+        TestServer::with(&[("API_PUBLIC_URL", "https://Notify.Example.com/"), ("METRICS_TOKEN", "0123456789abcdef")]);
     for host in ["notify.example.com", "NOTIFY.example.com.:443", "localhost"] {
         assert_eq!(status(&server.ask(&get("/", host, ""))), 200, "{host}");
     }
     assert_eq!(status(&server.ask(&get("/", "other.example.com", ""))), 421);
     // A proxy that forwards everything would expose the metrics to everyone.
     assert_eq!(status(&server.ask(&get("/metrics", "notify.example.com", ""))), 421);
-    assert_eq!(status(&server.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdef\r\n"))), 200);
-    assert_eq!(status(&server.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdeF\r\n"))), 421);
+    assert_eq!(
+        status(&server.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdef\r\n"))),
+        200
+    );
+    assert_eq!(
+        status(&server.ask(&get("/metrics", "notify.example.com", "authorization: Bearer 0123456789abcdeF\r\n"))),
+        421
+    );
 }
 
 #[test]

@@ -18,9 +18,11 @@ fn assert_known_is_acknowledged(client: &HttpClient, id: &str, too_much: &Value)
     let again = client.post("/v1/notifications", &booking("known", json!({"n": 7}))).expect(200).json();
     assert_eq!(again, json!({"id": id, "duplicate": true}));
     let _ = client.post("/v1/notifications", &booking("known", json!({"n": 8}))).expect(409);
-    let batch = json!({"notifications": [booking("known", json!({"n": 7})), too_much, booking("known", json!({"n": 8}))]});
+    let batch =
+        json!({"notifications": [booking("known", json!({"n": 7})), too_much, booking("known", json!({"n": 8}))]});
     let results = client.post("/v1/notifications/batch", &batch).expect(200).json();
-    let statuses: Vec<u64> = results["results"].as_array().unwrap().iter().map(|result| result["status"].as_u64().unwrap()).collect();
+    let statuses: Vec<u64> =
+        results["results"].as_array().unwrap().iter().map(|result| result["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [200, 503, 409], "{results}");
     assert_eq!(results["results"][0]["id"], id, "{results}");
 }

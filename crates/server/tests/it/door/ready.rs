@@ -53,7 +53,8 @@ fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
     let server = TestServer::from_process(shell, server);
     let key = server.process.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();
     let client = HttpClient::new(server.address).key(&key);
-    let large = json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}], "payload": "x".repeat(200_000)});
+    let large =
+        json!({"event_type": "a", "recipients": [{"email": "guest@example.com"}], "payload": "x".repeat(200_000)});
     let _ = client.post("/v1/notifications", &large).expect(202);
     let file = server.shell.path().join("postcommit-data/postcommit.db");
     rusqlite::Connection::open(&file).unwrap().query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())).unwrap();
@@ -71,8 +72,10 @@ fn a_write_that_found_no_room_makes_it_unready_until_another_succeeds() {
 fn a_disk_with_hardly_any_room_left_is_not_ready() {
     let shell = shell(&[]);
     let mounts = "mkdir postcommit-data && mount -t tmpfs -o size=32m tmpfs postcommit-data";
-    let is_allowed =
-        Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]).status().is_ok_and(|status| status.success());
+    let is_allowed = Command::new("unshare")
+        .args(["-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+        .status()
+        .is_ok_and(|status| status.success());
     if !is_allowed {
         return println!("no disk can be mounted here");
     }
@@ -164,7 +167,8 @@ fn a_standby_is_not_ready() {
 
 #[test]
 fn a_stop_finishes_the_request_in_progress() {
-    let server = TestServer::with(&[("LOG_LEVEL", "info,postcommit_server::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
+    let server =
+        TestServer::with(&[("LOG_LEVEL", "info,postcommit_server::door=trace"), ("DISPATCH_STOP_GRACE_S", "60")]);
     let mut idle = server.connect();
     assert!(idle.is_healthy());
     let key = server.process.wait_for_line("  key  ").split_whitespace().nth(1).unwrap().to_owned();

@@ -74,15 +74,24 @@ fn a_request_that_a_proxy_could_read_differently_is_refused() {
         let answer = server.ask(&format!("GET {target} HTTP/1.1\r\nhost: h\r\n\r\n"));
         assert!(is_problem(&answer, 400, "bad-request"), "{target:?}: {answer}");
     }
-    assert!(is_problem(&server.ask(&"\u{0}\u{ff}".repeat(40_000)), 431, "\"limit\":32768"), "nonsense is not waited for");
+    assert!(
+        is_problem(&server.ask(&"\u{0}\u{ff}".repeat(40_000)), 431, "\"limit\":32768"),
+        "nonsense is not waited for"
+    );
     assert!(server.is_healthy());
 }
 
 #[test]
 fn the_log_has_route_status_and_the_client_that_a_trusted_proxy_names() {
-    let server = TestServer::with(&[("SERVER_TRUSTED_PROXIES", "127.0.0.1/32"), ("LOG_LEVEL", "postcommit=debug"), ("LOG_FORMAT", "json")]);
+    let server = TestServer::with(&[
+        ("SERVER_TRUSTED_PROXIES", "127.0.0.1/32"),
+        ("LOG_LEVEL", "postcommit=debug"),
+        ("LOG_FORMAT", "json"),
+    ]);
     let request = |id: &str, path: &str| {
-        format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-request-id: {id}\r\nx-forwarded-for: 203.0.113.66, 198.51.100.7\r\n\r\n")
+        format!(
+            "GET {path} HTTP/1.1\r\nhost: h\r\nx-request-id: {id}\r\nx-forwarded-for: 203.0.113.66, 198.51.100.7\r\n\r\n"
+        )
     };
     let line = |id: &str| -> serde_json::Value {
         let line = server.process.wait_for_line(&format!("\"request\":\"{id}\""));

@@ -40,7 +40,9 @@ impl Identity {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let connection = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
         let mut stream = StreamOwned::new(connection, server.connect().0);
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: h\r\nx-request-id: by-tls\r\n\r\n").map_err(|e| e.to_string())?;
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: h\r\nx-request-id: by-tls\r\n\r\n")
+            .map_err(|e| e.to_string())?;
         let answer = read_response(&mut stream);
         assert_eq!(stream.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
         Ok(answer)
@@ -93,7 +95,8 @@ fn a_client_without_a_handshake_is_cut_off_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity::new();
     identity.install(folder.path());
-    let server = server(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
+    let server =
+        server(folder.path(), &[("SERVER_HEADER_DEADLINE_MS", "600000"), ("SERVER_CONNECTIONS_PER_ADDRESS", "2")]);
     let silent = [server.connect(), server.connect()];
     let answer = identity.ask(&server).unwrap();
     assert!(answer.starts_with("HTTP/1.1 503 "), "the refusal is encrypted as well: {answer}");

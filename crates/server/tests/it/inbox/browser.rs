@@ -40,7 +40,9 @@ async fn check_live_updates(place: Place, page_on: &Server) {
     let browser = Browser::start(960, 720);
     browser.open(&format!("http://{}/inbox/demo", page_on.address));
     show(&browser, "alice", "pcu_wrong");
-    browser.until(&format!("{INBOX}.querySelector('.badge').textContent === '!' && !{INBOX}.querySelector('.badge').hidden"));
+    browser.until(&format!(
+        "{INBOX}.querySelector('.badge').textContent === '!' && !{INBOX}.querySelector('.badge').hidden"
+    ));
     assert_eq!(
         browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")),
         "You are signed out of notifications."
@@ -84,7 +86,10 @@ async fn check_live_updates(place: Place, page_on: &Server) {
     unread_is(&browser, 1);
     browser.press(ESCAPE);
     browser.until(&format!("{INBOX}.querySelector('.panel').hidden && {INBOX}.activeElement.className === 'bell'"));
-    assert_eq!(browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")), "Notifications, 1 unread");
+    assert_eq!(
+        browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')")),
+        "Notifications, 1 unread"
+    );
 
     // The marks are stored on the server, not in the page.
     browser.reload();
@@ -128,14 +133,21 @@ async fn the_component_takes_words_and_colours_from_the_page() {
     place.enqueue("alice", &"A long story. ".repeat(40), "https://example.com/").await;
     let browser = Browser::start(390, 720);
     browser.open(&format!("http://{}/inbox/demo", server.address));
-    assert_eq!(browser.run("return document.documentElement.scrollWidth <= innerWidth"), true, "nothing sticks out of a small page");
+    assert_eq!(
+        browser.run("return document.documentElement.scrollWidth <= innerWidth"),
+        true,
+        "nothing sticks out of a small page"
+    );
     show(&browser, "alice", &token);
     unread_is(&browser, 1);
     let text = |part: &str| browser.run(&format!("return {INBOX}.querySelector('{part}').textContent"));
     let label = || browser.run(&format!("return {INBOX}.querySelector('.bell').getAttribute('aria-label')"));
     browser
         .run("customElements.get('postcommit-inbox').words = { inbox: 'Mitteilungen', bell: ({ unread }) => `Mitteilungen: ${unread}` }");
-    assert_eq!((text("h2"), label(), text(".read-all")), (json!("Mitteilungen"), json!("Mitteilungen: 1"), json!("Mark all as read")));
+    assert_eq!(
+        (text("h2"), label(), text(".read-all")),
+        (json!("Mitteilungen"), json!("Mitteilungen: 1"), json!("Mark all as read"))
+    );
     browser.run("const inbox = document.querySelector('postcommit-inbox'); inbox.setAttribute('text-bell', '{unread} neu'); inbox.setAttribute('text-read', 'Gelesen')");
     assert_eq!((label(), text("li .read")), (json!("1 neu"), json!("Gelesen")), "an element's own words come first");
 
@@ -150,7 +162,11 @@ async fn the_component_takes_words_and_colours_from_the_page() {
         "in a page that is dark, whatever the system is"
     );
     browser.run("document.body.style.cssText = 'background: #fff; color: #222'; document.querySelector('header').style.color = 'white'");
-    assert_eq!(browser.run(&colours), json!(["rgb(255, 255, 255)", "rgb(26, 29, 35)", false]), "a dark bar in a light page");
+    assert_eq!(
+        browser.run(&colours),
+        json!(["rgb(255, 255, 255)", "rgb(26, 29, 35)", false]),
+        "a dark bar in a light page"
+    );
     browser.run("document.querySelector('postcommit-inbox').setAttribute('theme', 'dark')");
     assert_eq!(browser.run(&colours), json!(["rgb(255, 255, 255)", "rgb(232, 235, 240)", true]), "as it was told");
     let height = format!(

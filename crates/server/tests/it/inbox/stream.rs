@@ -20,7 +20,9 @@ impl Listener {
     fn on(server: &Server, path: &str, headers: &str) -> Self {
         let mut socket = TcpStream::connect(server.address).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        socket.write_all(format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", server.address).as_bytes()).unwrap();
+        socket
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", server.address).as_bytes())
+            .unwrap();
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         lines.read_line(&mut line).unwrap();
@@ -121,7 +123,8 @@ mod check {
     pub async fn a_stream_ends_when_its_reader_may_no_longer_read(place: Place) {
         let server = place.serve("api", &["inbox.heartbeat_ms=100"]);
         let (store, tenant) = (&place.store, place.store.tenant_or_new("default").await.unwrap());
-        let follow = |shown: &str| Listener::on(&server, "/v1/inbox/alice/stream", &format!("{shown}\r\nConnection: close\r\n"));
+        let follow =
+            |shown: &str| Listener::on(&server, "/v1/inbox/alice/stream", &format!("{shown}\r\nConnection: close\r\n"));
         let bearer = |token: &str| format!("Authorization: Bearer {token}");
 
         let key = place.key("default", &["read"]).await;
@@ -171,7 +174,10 @@ mod check {
         for batch in 0..8 {
             let one = |n: u32| json!({"event_type": "demo.said", "idempotency_key": format!("{batch}:{n}"), "title": "before", "body": large, "recipients": [{"user": "alice"}]});
             let all: Vec<Value> = (0..10).map(one).collect();
-            assert_eq!(producer.post("/v1/notifications/batch", &json!({"notifications": all})).expect(200).json()["accepted"], 10);
+            assert_eq!(
+                producer.post("/v1/notifications/batch", &json!({"notifications": all})).expect(200).json()["accepted"],
+                10
+            );
         }
         server.child.wait_for_line("a reader of an inbox takes nothing");
         place.store.revoke_key(tenant, key.split('_').nth(1).unwrap()).await.unwrap();
@@ -188,9 +194,14 @@ mod check {
 
     pub async fn a_tenant_has_a_share_of_all_streams(place: Place) {
         let server = place.serve("api", &["server.streams=3"]);
-        let keys = [place.key("default", &["read"]).await, place.key("other", &["read"]).await, place.key("third", &["read"]).await];
-        let follow =
-            |key: &str, user: &str| Listener::on(&server, &format!("/v1/inbox/{user}/stream"), &format!("Authorization: Bearer {key}\r\n"));
+        let keys = [
+            place.key("default", &["read"]).await,
+            place.key("other", &["read"]).await,
+            place.key("third", &["read"]).await,
+        ];
+        let follow = |key: &str, user: &str| {
+            Listener::on(&server, &format!("/v1/inbox/{user}/stream"), &format!("Authorization: Bearer {key}\r\n"))
+        };
         let first = follow(&keys[0], "alice");
         assert_eq!(follow(&keys[0], "bob").status, 503);
         let refused = server.with(&keys[0]).get("/v1/inbox/bob/stream");

@@ -50,7 +50,13 @@ pub static STEPS: [Step; 14] = [
     step("settle again", &[QUEUE.when("OLD.lease_token IS NOT NULL AND NEW.lease_token IS NULL")], Answer::Later),
     step("log", &[RefusedWrite::of("INSERT", "attempt")], Answer::Broken),
     step("count", &[RefusedWrite::of("INSERT", "rollup_fresh")], Answer::Taken),
-    Step { name: "renew", refusals: &[LEDGER, RENEW], sign: "could not renew", meant_for: Answer::Taken, isolate: "host" },
+    Step {
+        name: "renew",
+        refusals: &[LEDGER, RENEW],
+        sign: "could not renew",
+        meant_for: Answer::Taken,
+        isolate: "host",
+    },
     of_lane(step("hold", &[RefusedWrite::of("UPDATE", "provider").when("NEW.not_before IS NOT NULL")], Answer::Later)),
     of_lane(step("pause", &[RefusedWrite::of("UPDATE", "provider").when("NEW.paused IS NOT NULL")], Answer::Unwelcome)),
     step("hold host", &[RefusedWrite::of("INSERT", "lane_host").when("NEW.held_until IS NOT NULL")], Answer::Later),
@@ -167,7 +173,9 @@ impl Case {
     /// Waits until the write was refused often enough, or everything has ended, or nothing more may be sent.
     fn wait(&self, installation: &Installation, servers: &[Child]) -> bool {
         let met = || servers.iter().flat_map(Child::output).filter(|line| line.contains(self.step.sign)).count();
-        wait_until("the refusals, or the end of the work", || met() >= self.times || installation.is_quiet() || is_paused(installation));
+        wait_until("the refusals, or the end of the work", || {
+            met() >= self.times || installation.is_quiet() || is_paused(installation)
+        });
         met() > 0
     }
 
@@ -181,9 +189,14 @@ impl Case {
                 violations.push(format!("{id}: {answers:?}, and no attempt is on record"));
                 continue;
             };
-            violations.extend(self.judged(&answers, tries).map(|what| format!("{id}: {what}; answers {answers:?}, attempts {tries:?}")));
+            violations.extend(
+                self.judged(&answers, tries)
+                    .map(|what| format!("{id}: {what}; answers {answers:?}, attempts {tries:?}")),
+            );
         }
-        violations.extend(tries.iter().filter_map(|(id, tries)| sooner(tries).map(|what| format!("{id}: {what}: {tries:?}"))));
+        violations.extend(
+            tries.iter().filter_map(|(id, tries)| sooner(tries).map(|what| format!("{id}: {what}: {tries:?}"))),
+        );
         violations
     }
 
@@ -193,8 +206,12 @@ impl Case {
         match self.guarantee {
             _ if answers.len() > ATTEMPTS => Some("more requests than the policy allows"),
             _ if answers.len() > tries.len() => Some("more requests than attempts on record"),
-            Guarantee::AtMostOnce if !earlier.iter().all(|answer| answer.is_refusal()) => Some("repeated, and it may have arrived before"),
-            _ if earlier.contains(&Answer::Taken) && !is_lost => Some("repeated after it was taken, and no lease was lost"),
+            Guarantee::AtMostOnce if !earlier.iter().all(|answer| answer.is_refusal()) => {
+                Some("repeated, and it may have arrived before")
+            }
+            _ if earlier.contains(&Answer::Taken) && !is_lost => {
+                Some("repeated after it was taken, and no lease was lost")
+            }
             _ => None,
         }
     }
@@ -240,7 +257,8 @@ fn sooner(tries: &[Try]) -> Option<&'static str> {
 
 fn enqueue(installation: &Installation, receiver: &HttpServer) {
     for (i, targets) in NOTES.into_iter().enumerate() {
-        let to: Vec<String> = (1..=targets).map(|n| format!(r#"{{"webhook": "{}"}}"#, receiver.url(&format!("/{n}")))).collect();
+        let to: Vec<String> =
+            (1..=targets).map(|n| format!(r#"{{"webhook": "{}"}}"#, receiver.url(&format!("/{n}")))).collect();
         let to = if targets == 0 { r#"{"user": "ada"}"#.to_owned() } else { to.join(", ") };
         let sql = match installation.sqlite_path() {
             None => format!("SELECT postcommit.enqueue('case.made', '{{}}', 'k{i}', recipients => '[{to}]')"),
@@ -254,7 +272,9 @@ fn enqueue(installation: &Installation, receiver: &HttpServer) {
 }
 
 fn is_paused(installation: &Installation) -> bool {
-    let paused = |table: &str| installation.count(&format!("SELECT count(*) FROM postcommit.{table} WHERE paused IS NOT NULL")) > 0;
+    let paused = |table: &str| {
+        installation.count(&format!("SELECT count(*) FROM postcommit.{table} WHERE paused IS NOT NULL")) > 0
+    };
     paused("provider") || paused("lane_host")
 }
 

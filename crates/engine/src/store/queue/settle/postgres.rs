@@ -149,7 +149,8 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     if has_messages {
         // Only what left the queue under its token has been delivered.
         let all = keys.len() == ended.len();
-        let delivered: Vec<_> = ended.iter().filter(|s| all || keys.contains(&s.lease.key)).filter_map(|s| s.received()).collect();
+        let delivered: Vec<_> =
+            ended.iter().filter(|s| all || keys.contains(&s.lease.key)).filter_map(|s| s.received()).collect();
         inbox::receive_postgres(&transaction, &delivered).await?;
     }
     if !again.is_empty() {
@@ -160,14 +161,20 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
 }
 
 /// The keys that a statement has reached: the first row tells how many, and the others, unless it was all, which.
-fn applied(part: &[&Settlement], answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>) -> Result<Vec<DeliveryKey>, DbError> {
+fn applied(
+    part: &[&Settlement],
+    answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
+) -> Result<Vec<DeliveryKey>, DbError> {
     let answer = answer.map_err(postgres::refused)?;
     let reached = answer.first().map_or(0, |row| row.get::<_, i32>("n"));
     if usize::try_from(reached).is_ok_and(|reached| reached == part.len()) {
         return Ok(part.iter().map(|s| s.lease.key).collect());
     }
-    let key =
-        |row: &tokio_postgres::Row| DeliveryKey { tenant: row.get("tenant"), notification: row.get("notification_id"), n: row.get("n") };
+    let key = |row: &tokio_postgres::Row| DeliveryKey {
+        tenant: row.get("tenant"),
+        notification: row.get("notification_id"),
+        n: row.get("n"),
+    };
     Ok(answer.iter().skip(1).map(key).collect())
 }
 
@@ -187,7 +194,11 @@ impl<'a> Told<'a> {
             told.given.push(given(settlement));
             match state_of(settlement.finish) {
                 Some(state) => {
-                    told.ended.push(Ended { state: state.name(), reason: state.reason(), site: settlement.site.as_deref() });
+                    told.ended.push(Ended {
+                        state: state.name(),
+                        reason: state.reason(),
+                        site: settlement.site.as_deref(),
+                    });
                 }
                 None => {
                     let (due, counted) = due_of(settlement.finish);

@@ -31,13 +31,14 @@ static LOOK_SQLITE: LazyLock<String> = LazyLock::new(|| {
         "SELECT {left}, {facts} FROM postcommit_delivery_queue q WHERE q.tenant = ?1 AND q.notification_id = ?2 AND q.n = ?3 AND q.lease_token = ?4"
     )
 });
-const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
+const LEAVE_SQLITE: &str =
+    "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let columns =
-        "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site";
+    let columns = "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site";
     insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
 });
-static COUNT_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count"));
+static COUNT_SQLITE: LazyLock<String> =
+    LazyLock::new(|| insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count"));
 static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_attempt", ATTEMPT));
 /// `?1` to `?12`, and behind them the facts of a target without a row of its own.
 static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
@@ -192,8 +193,15 @@ impl<'c> Pen<'c> {
     }
 }
 
-fn add(counts: &mut Vec<(i32, String, String, &'static str, i64)>, tenant: i32, site: &str, channel: &str, state: &'static str) {
-    let known = counts.iter_mut().find(|(t, s, c, what, _)| *t == tenant && *what == state && c == channel && s == site);
+fn add(
+    counts: &mut Vec<(i32, String, String, &'static str, i64)>,
+    tenant: i32,
+    site: &str,
+    channel: &str,
+    state: &'static str,
+) {
+    let known =
+        counts.iter_mut().find(|(t, s, c, what, _)| *t == tenant && *what == state && c == channel && s == site);
     match known {
         Some((.., many)) => *many += 1,
         None => counts.push((tenant, site.to_owned(), channel.to_owned(), state, 1)),

@@ -56,13 +56,17 @@ impl Operation {
         let known = |parameter: &str| {
             let value = fill(parameter);
             value.unwrap_or_else(|| {
-                panic!("the walk does not know what {{{parameter}}} of {} is: teach it, or the route is not covered", self.path)
+                panic!(
+                    "the walk does not know what {{{parameter}}} of {} is: teach it, or the route is not covered",
+                    self.path
+                )
             })
         };
-        let parts = self.path.split('/').map(|part| match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
-            Some(parameter) => known(parameter),
-            None => part.to_owned(),
-        });
+        let parts =
+            self.path.split('/').map(|part| match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
+                Some(parameter) => known(parameter),
+                None => part.to_owned(),
+            });
         parts.collect::<Vec<_>>().join("/")
     }
 
@@ -74,7 +78,8 @@ impl Operation {
     pub fn smallest_body(&self) -> Option<Value> {
         let schema = self.body.as_ref()?;
         let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let fields: Map<String, Value> = required.map(|name| (name.to_owned(), sample(&schema["properties"][name]))).collect();
+        let fields: Map<String, Value> =
+            required.map(|name| (name.to_owned(), sample(&schema["properties"][name]))).collect();
         Some(Value::Object(fields))
     }
 }

@@ -28,25 +28,42 @@ impl Planted {
         app.create_tenant(&spare);
         let admin = app.client(name, &["admin"]);
         app.create_capture(name, &format!("{name}-provider"), &format!("{name}-bad"));
-        let of = |event: &str, recipient: Value, due: Option<&str>| app.enqueue(&admin, &notification(name, event, &recipient, due));
+        let of = |event: &str, recipient: Value, due: Option<&str>| {
+            app.enqueue(&admin, &notification(name, event, &recipient, due))
+        };
         let mail = json!({"email": format!("{name}-address@example.com")});
         let message = of("good", json!({"user": format!("{name}-user")}), None);
         of("good", mail.clone(), None);
         let parked = of("bad", mail.clone(), None);
         app.pass();
         let notification = of("late", mail, Some("2099-01-01T00:00:00Z"));
-        let job = admin.post("/v1/deliveries/retry", &json!({"filter": {"event_type": format!("{name}-bad")}})).expect(202).json();
+        let job = admin
+            .post("/v1/deliveries/retry", &json!({"filter": {"event_type": format!("{name}-bad")}}))
+            .expect(202)
+            .json();
         let key = app.create_key_as(name, &json!({"name": format!("{name}-key"), "scopes": ["read"]})).id;
         let only = |id: &str| text(&items(admin.get(&format!("/v1/deliveries?notification={id}")))[0], "id");
         let (message, parked) = (only(&message), only(&parked));
-        let mut this =
-            Self { name: name.to_owned(), canaries: vec![], notification, parked, message, job: text(&job, "id"), key, spare, admin };
+        let mut this = Self {
+            name: name.to_owned(),
+            canaries: vec![],
+            notification,
+            parked,
+            message,
+            job: text(&job, "id"),
+            key,
+            spare,
+            admin,
+        };
         this.canaries = this.all_canaries();
         this
     }
 
     fn all_canaries(&self) -> Vec<String> {
-        let texts = ["good", "bad", "late", "entity", "title", "text", "payload", "provider", "user", "key", "site", "address", "spare"];
+        let texts = [
+            "good", "bad", "late", "entity", "title", "text", "payload", "provider", "user", "key", "site", "address",
+            "spare",
+        ];
         let ids = [&self.notification, &self.parked, &self.message, &self.job, &self.key];
         texts.iter().map(|text| format!("{}-{text}", self.name)).chain(ids.into_iter().cloned()).collect()
     }
