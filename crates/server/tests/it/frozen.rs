@@ -47,7 +47,7 @@ fn overtake(kind: Kind, hooks: Hooks) {
     // Now the first request is answered with success, which is too late.
     receiver.release();
     frozen.cont();
-    frozen.wait_for_line("a result came after its lease had gone to someone else");
+    frozen.wait_for_line("a result came after its lease had passed to another worker");
     frozen.term();
     frozen.wait();
     assert_eq!(ledger(&installation), before, "{case}: the late result changed the ledger");
@@ -86,7 +86,7 @@ fn meet_the_next_attempt(kind: Kind, hooks: Hooks) {
     wait_until("the second request", || receiver.requests().len() == 2);
     frozen.cont();
     // The answer was there when the worker continued: a success of an attempt that is no longer the current one.
-    frozen.wait_for_line("a result came after its lease had gone to someone else");
+    frozen.wait_for_line("a result came after its lease had passed to another worker");
     assert_eq!(ledger(&installation), Vec::<Vec<String>>::new(), "{case}: only the present attempt may end it");
     receiver.release();
     installation.wait_until_quiet();
