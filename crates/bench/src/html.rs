@@ -417,7 +417,7 @@ mod tests {
             assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
             match tag.strip_prefix('/') {
                 Some(name) if ["head", "html"].contains(&name) => {
-                    assert!(open.is_empty(), "{name} closes before {open:?}")
+                    assert!(open.is_empty(), "{name} closes before {open:?}");
                 }
                 Some(name) => assert_eq!(open.pop(), Some(name)),
                 None if tag.ends_with('/') => {}

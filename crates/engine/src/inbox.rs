@@ -204,7 +204,7 @@ async fn watch_all(watcher: Arc<Watcher>) {
     let listening = {
         let watcher = watcher.clone();
         tokio::spawn(async move {
-            watcher.store.db().clone().watch(Signal::Inbox, |payload| watcher.on_signal(payload)).await
+            watcher.store.db().clone().watch(Signal::Inbox, |payload| watcher.on_signal(payload)).await;
         })
     };
     let mut registered_at = None;
@@ -213,7 +213,7 @@ async fn watch_all(watcher: Arc<Watcher>) {
             match watcher.register(id).await {
                 Ok(()) => registered_at = Some(clock::monotonic()),
                 Err(problem) => {
-                    tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on")
+                    tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on");
                 }
             }
         }

@@ -190,10 +190,10 @@ mod tests {
             (Outcome::Sent | Outcome::Delivered, _) => assert_eq!(verdict, Verdict::Done),
             (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
             (Outcome::Rejected { because: Because::Refused, .. }, _) => {
-                assert_eq!(verdict, Verdict::Park(Reason::Rejected))
+                assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
             (Outcome::Rejected { because: Because::Config, .. }, _) => {
-                assert_eq!(verdict, Verdict::Park(Reason::Config))
+                assert_eq!(verdict, Verdict::Park(Reason::Config));
             }
             (Outcome::Rejected { because: Because::Unrecognised, .. }, Guarantee::AtMostOnce) => {
                 assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
@@ -202,10 +202,10 @@ mod tests {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
             (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => {
-                retry(verdict, Duration::ZERO)
+                retry(verdict, Duration::ZERO);
             }
             (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => {
-                assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown))
+                assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
             }
             (Outcome::Unclear { .. }, Guarantee::Idempotent) => match verdict {
                 Verdict::Again { at, .. } => {

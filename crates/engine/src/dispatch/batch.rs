@@ -42,7 +42,7 @@ pub(super) async fn begin(crew: Arc<Crew>, way: Route, batch: Vec<Delivery>, not
         Ok(batch) => match way {
             Route::Expand(table, slots) => expander::expand_batch(&crew, &table, batch, clock, slots).await,
             Route::Attempt(lane, slots, permits) => {
-                attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await
+                attempt::attempt_batch(&crew, &lane, batch, clock, slots, permits).await;
             }
         },
         Err((batch, problem)) => {

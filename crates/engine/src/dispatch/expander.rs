@@ -64,7 +64,7 @@ pub async fn expand_batch(
     for (delivery, note) in batch {
         match step(delivery, &note, table, clock.now()) {
             Step::SendAtOnce(lane, delivery) => {
-                sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note))
+                sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note));
             }
             Step::Expand(expanded, _) => {
                 let ended = counted(crew, &note, &expanded);

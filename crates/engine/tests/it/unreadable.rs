@@ -130,7 +130,7 @@ async fn filled() -> World {
 async fn look_at_everything(store: &Store, tenant: i32) -> Vec<String> {
     let mut failed = Vec::new();
     let mut note = |what: &str, looked: Result<(), DbError>| {
-        failed.extend(looked.err().map(|problem| format!("{what}: {problem}")))
+        failed.extend(looked.err().map(|problem| format!("{what}: {problem}")));
     };
     let all = NotificationFilter { limit: 50, ..NotificationFilter::default() };
     let deliveries = DeliveryFilter { limit: 50, ..DeliveryFilter::default() };

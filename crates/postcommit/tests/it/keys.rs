@@ -165,7 +165,7 @@ async fn d3_key_order_in_the_payload_is_not_other_content<A: Adapter>(mut world:
     let unsorted = r#"'{"b": [1, {"y": null, "x": "é"}], "a": 1.5}'"#;
     match A::KIND {
         Kind::Postgres => {
-            world.run(&format!("SELECT postcommit.enqueue('level.high', {unsorted}, 'k', strict => true)")).await
+            world.run(&format!("SELECT postcommit.enqueue('level.high', {unsorted}, 'k', strict => true)")).await;
         }
         Kind::Sqlite => {
             let columns = "event_type, payload, idempotency_key, strict";

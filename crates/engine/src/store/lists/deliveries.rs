@@ -110,7 +110,7 @@ impl<'a> DeliveryList<'a> {
         match states {
             ["parked"] => on.push_str(" AND q.state = 'parked'"),
             _ if states.len() < DeliveryState::ENDED.len() => {
-                on.push_str(&format!(" AND q.state IN ({})", quoted(states)))
+                on.push_str(&format!(" AND q.state IN ({})", quoted(states)));
             }
             _ => {}
         }

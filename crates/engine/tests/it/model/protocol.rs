@@ -307,7 +307,7 @@ impl Protocol {
         match step {
             Step::TookOver => actions.push(Action::Judge(claim)),
             Step::Claimed if own && heard == Guarantee::AtMostOnce && self.own_row == OwnRow::Sends => {
-                actions.push(Action::Expand(claim))
+                actions.push(Action::Expand(claim));
             }
             Step::Claimed if !own && self.announces(heard) => actions.push(Action::Announce(claim)),
             Step::Claimed | Step::Announced => {
