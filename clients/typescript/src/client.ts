@@ -1,6 +1,7 @@
-import { Conflict, PostcommitError, Unavailable } from "./errors.js";
+import { name, toJson } from "./check.js";
+import { Conflict, Invalid, PostcommitError, Unavailable } from "./errors.js";
 import { Inbox } from "./inbox.js";
-import { type Enqueued, type Notification, type Status, keyed, keyedMany, toJson } from "./notification.js";
+import { type Enqueued, type Keyed, type Notification, type Status, keyed, keyedEach } from "./notification.js";
 import { type Options, type Told, Transport, problemError, segment } from "./transport.js";
 
 export type { Options } from "./transport.js";
@@ -33,20 +34,31 @@ export class Postcommit {
     }
   }
 
-  /** Enqueues 1 to 1,000; what became of each, in the order given. Those that are refused do not hold up the others. */
+  /**
+   * Enqueues 1 to 1,000; what became of each, in the order given. One that is refused does not hold up the others,
+   * whether the client or the server refuses it: its place has the error, which names the entry, e.g. `[3].title`.
+   * @throws Invalid, and nothing is sent, when there is none of them or more than 1,000
+   */
   async enqueueMany(notes: readonly Notification[]): Promise<(Enqueued | PostcommitError)[]> {
-    const ready = keyedMany(notes, 1);
-    const { results } = await this.#transport.request("POST", "/v1/notifications/batch", toJson("notifications", { notifications: ready }));
-    if (!Array.isArray(results) || results.length !== ready.length) {
-      throw new Unavailable(`${ready.length} were sent, but another number answered`);
-    }
-    return ready.map((note, i) => ofBatch((results[i] ?? {}) as Told, note.idempotency_key));
+    const ready = keyedEach(notes, 1);
+    const sent = ready.filter((note): note is Keyed => !(note instanceof Invalid));
+    const results = (sent.length > 0 ? await this.#sent(sent) : []).values();
+    return ready.map((note, place) => {
+      return note instanceof Invalid ? note : ofBatch((results.next().value ?? {}) as Told, place, note);
+    });
+  }
+
+  async #sent(notes: readonly Keyed[]): Promise<unknown[]> {
+    const body = toJson("notifications", { notifications: notes });
+    const { results } = await this.#transport.request("POST", "/v1/notifications/batch", body);
+    if (Array.isArray(results) && results.length === notes.length) return results as unknown[];
+    throw new Unavailable(`${notes.length} notifications were sent, but the answer has another number of results`);
   }
 
   /** Where a notification stands. Refused with status 404 when there is none of that id. */
   async status(id: string): Promise<Status> {
     const told = await this.#transport.request("GET", `/v1/notifications/${segment("id", id)}/status`);
-    if (typeof told.state !== "string") throw new Unavailable("an answer that cannot be read: it has no state");
+    if (typeof told.state !== "string") throw new Unavailable("the answer cannot be read: it has no state");
     return told as unknown as Status;
   }
 
@@ -55,9 +67,10 @@ export class Postcommit {
    * last try took back.
    */
   async cancel(entity: string, eventType?: string): Promise<number> {
-    const body = toJson("event_type", eventType === undefined ? {} : { event_type: eventType });
-    const { cancelled } = await this.#transport.request("POST", `/v1/entities/${segment("entity", entity)}/cancel`, body);
-    if (typeof cancelled !== "number") throw new Unavailable("an answer that cannot be read: it has no cancelled");
+    const body = toJson("event_type", eventType === undefined ? {} : { event_type: name("event_type", eventType) });
+    const path = `/v1/entities/${segment("entity", name("entity", entity))}/cancel`;
+    const { cancelled } = await this.#transport.request("POST", path, body);
+    if (typeof cancelled !== "number") throw new Unavailable("the answer cannot be read: it has no cancelled");
     return cancelled;
   }
 
@@ -68,12 +81,15 @@ export class Postcommit {
 }
 
 function enqueued(told: Told): Enqueued {
-  if (typeof told.id !== "string") throw new Unavailable("an answer that cannot be read: it has no id");
+  if (typeof told.id !== "string") throw new Unavailable("the answer cannot be read: it has no id");
   return { id: told.id, duplicate: told.duplicate === true };
 }
 
-function ofBatch(told: Told, key: string): Enqueued | PostcommitError {
+function ofBatch(told: Told, place: number, note: Keyed): Enqueued | PostcommitError {
   const problem = told.problem;
-  if (typeof problem === "object" && problem !== null) return problemError(problem as Told, Number((problem as Told).status ?? 0), key);
-  return typeof told.id === "string" ? enqueued(told) : new Unavailable("an answer that cannot be read: it has no id");
+  if (typeof problem === "object" && problem !== null) {
+    const error = problemError(problem as Told, Number((problem as Told).status ?? 0), note.idempotency_key);
+    return error instanceof Invalid ? error.inside(`[${place}]`) : error;
+  }
+  return typeof told.id === "string" ? enqueued(told) : new Unavailable("the answer cannot be read: it has no id");
 }

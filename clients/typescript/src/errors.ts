@@ -3,25 +3,40 @@ export class PostcommitError extends Error {
   override name = "PostcommitError";
 }
 
-/** A field is missing, malformed or beyond its limit. Nothing was enqueued. */
+const ABORTED = ". The transaction is aborted; roll back";
+
+/** A field is missing, malformed or beyond its limit, or an argument is. Nothing was enqueued. */
 export class Invalid extends PostcommitError {
   override name = "Invalid";
+  /** What is allowed, where it can be told apart: `at most 998 are allowed`. */
+  readonly limit: string | undefined;
   /**
    * @param field its name in the outward contract, e.g. `recipients[3].phone`
    * @param problem what is wrong and what is allowed
-   * @param limit what is allowed, where it can be told apart
+   * @param aborted the database found it, and PostgreSQL takes nothing but a rollback now; what the client itself finds
+   * leaves the transaction as it was
    */
-  constructor(readonly field: string, readonly problem: string, readonly limit?: string) {
-    super(`${field}: ${problem}`);
+  constructor(readonly field: string, readonly problem: string, limit?: string, readonly aborted = false) {
+    super(`${field}: ${problem}${aborted ? ABORTED : ""}`);
+    this.limit = limit ?? (problem.split("; ").slice(1).join("; ") || undefined);
+  }
+
+  /** The same, of an entry of a list. */
+  inside(place: string): Invalid {
+    return new Invalid(`${place}.${this.field}`, this.problem, this.limit, this.aborted);
   }
 }
 
 /** The key stands already for other content. Nothing was enqueued. Over HTTP always an error, in SQL only with `strict`. */
 export class Conflict extends PostcommitError {
   override name = "Conflict";
-  /** @param first the notification that holds the key */
-  constructor(readonly key: string, readonly first: string) {
-    super(`idempotency_key: ${JSON.stringify(key)} was used with other content by notification ${first}; nothing was enqueued`);
+  /**
+   * @param first the notification that holds the key
+   * @param aborted as of Invalid
+   */
+  constructor(readonly key: string, readonly first: string, readonly aborted = false) {
+    const problem = `${JSON.stringify(key)} was used with other content by notification ${first}; nothing was enqueued`;
+    super(`idempotency_key: ${problem}${aborted ? ABORTED : ""}`);
   }
 }
 
@@ -45,4 +60,9 @@ export class Untrusted extends PostcommitError {
  */
 export class Unavailable extends PostcommitError {
   override name = "Unavailable";
+}
+
+/** A webhook was not signed with the secret, or not within the last five minutes. */
+export class Unverified extends PostcommitError {
+  override name = "Unverified";
 }

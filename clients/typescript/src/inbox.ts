@@ -65,7 +65,7 @@ export class Inbox {
     for (const [name, value] of Object.entries(typeof which === "string" ? { folder: which } : which)) if (value !== undefined) query.set(name, String(value));
     const told = await this.#transport.request("GET", query.size ? `${this.#path}?${query}` : this.#path);
     if (!Array.isArray(told.items) || typeof told.unread !== "number" || typeof told.position !== "number") {
-      throw new Unavailable("an answer that cannot be read: it has no items, unread or position");
+      throw new Unavailable("the answer cannot be read: it has no items, unread or position");
     }
     const page: InboxPage = { items: told.items as InboxMessage[], unread: told.unread, position: told.position };
     if (typeof told.next === "string") page.next = told.next;
@@ -74,7 +74,7 @@ export class Inbox {
 
   async unreadCount(): Promise<number> {
     const { unread } = await this.#transport.request("GET", `${this.#path}/unread-count`);
-    if (typeof unread !== "number") throw new Unavailable("an answer that cannot be read: it has no unread");
+    if (typeof unread !== "number") throw new Unavailable("the answer cannot be read: it has no unread");
     return unread;
   }
 
@@ -100,7 +100,7 @@ export class Inbox {
    */
   async markAllRead(upTo: number): Promise<number> {
     const { read } = await this.#transport.request("POST", `${this.#path}/read-all`, JSON.stringify({ up_to: upTo }));
-    if (typeof read !== "number") throw new Unavailable("an answer that cannot be read: it has no read");
+    if (typeof read !== "number") throw new Unavailable("the answer cannot be read: it has no read");
     return read;
   }
 
@@ -108,7 +108,7 @@ export class Inbox {
   async token(ttlSeconds?: number): Promise<UserToken> {
     const query = ttlSeconds === undefined ? "" : `?ttl_s=${ttlSeconds}`;
     const { token, expires_at } = await this.#transport.request("POST", `${this.#path}/token${query}`, "{}");
-    if (typeof token !== "string" || typeof expires_at !== "string") throw new Unavailable("an answer that cannot be read: it has no token");
+    if (typeof token !== "string" || typeof expires_at !== "string") throw new Unavailable("the answer cannot be read: it has no token");
     return { token, expires_at };
   }
 
@@ -161,7 +161,7 @@ export class Inbox {
 
 async function refused(response: Response): Promise<never> {
   refuse(response, await capped(response));
-  throw new Unavailable(`a stream was asked for, ${response.status} answered`);
+  throw new Unavailable(`the server answered ${response.status} instead of an event stream`);
 }
 
 /** One connection, given up when nothing comes on it. */
@@ -198,7 +198,7 @@ class Line {
 
   #rest(): void {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#abort.abort(new Error(`nothing came for ${this.#idle} ms`)), this.#idle);
+    this.#timer = setTimeout(() => this.#abort.abort(new Error(`no data came for ${this.#idle} ms`)), this.#idle);
   }
 }
 

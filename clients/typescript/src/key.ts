@@ -3,11 +3,26 @@
 /**
  * A key of named parts: `booking:{id}:{event}:{version}` is `of("booking", id, event, version)`.
  *
- * A `:` or `%` inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key. At most 255 characters are
+ * A part is a text or an integer; an integer counts as its digits, so that 7 and `"7"` make the same key. A `:` or `%`
+ * inside a part is written as `%3A` or `%25`, so that no two lists of parts share a key. At most 255 characters are
  * accepted when it is used.
+ * @throws TypeError for other parts: languages write a fraction, a truth value or nothing differently. An integer
+ * beyond 2^53 is a `bigint`.
  */
-export function of(kind: string, ...parts: string[]): string {
-  return [kind, ...parts].map((part) => part.replaceAll("%", "%25").replaceAll(":", "%3A")).join(":");
+export function of(kind: string, ...parts: (string | number | bigint)[]): string {
+  return [kind, ...parts].map((part, place) => written(part, place)).join(":");
+}
+
+function written(part: unknown, place: number): string {
+  return digits(part, place).replaceAll("%", "%25").replaceAll(":", "%3A");
+}
+
+function digits(part: unknown, place: number): string {
+  // BigInt, because a number may be -0.
+  if (typeof part === "number" && Number.isSafeInteger(part)) return String(BigInt(part));
+  if (typeof part === "string" || typeof part === "bigint") return String(part);
+  const found = typeof part === "number" ? String(part) : part === null ? "null" : `of type ${typeof part}`;
+  throw new TypeError(`part ${place} of the key is ${found}; only a string, an integer within 2^53 or a bigint is allowed`);
 }
 
 /**
@@ -38,14 +53,14 @@ export function canonical(value: unknown): string {
     case "object":
       return value === null ? "null" : composite(value);
     default:
-      throw new TypeError(`${typeof value} is not JSON`);
+      throw new TypeError(`${typeof value} cannot be written as JSON`);
   }
 }
 
 function composite(value: object): string {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   const prototype = Object.getPrototypeOf(value) as unknown;
-  if (prototype !== Object.prototype && prototype !== null) throw new TypeError("only plain objects are JSON");
+  if (prototype !== Object.prototype && prototype !== null) throw new TypeError("only plain objects can be written as JSON");
   // As JSON.stringify does, a name without a value is left out.
   const entries = Object.entries(value).filter(([, member]) => member !== undefined);
   entries.sort(([a], [b]) => byCodePoint(a, b));
@@ -63,13 +78,13 @@ function byCodePoint(a: string, b: string): number {
 }
 
 function text(value: string): string {
-  if (/\p{Surrogate}/u.test(value)) throw new TypeError("a lone surrogate is not JSON");
+  if (/\p{Surrogate}/u.test(value)) throw new TypeError("a lone surrogate cannot be written as JSON");
   return JSON.stringify(value);
 }
 
 /** The shortest digits that say it, as every client writes them: an exponent from 1e16 on and below 1e-5. */
 function float(value: number): string {
-  if (!Number.isFinite(value)) throw new TypeError(`${value} is not JSON`);
+  if (!Number.isFinite(value)) throw new TypeError(`${value} cannot be written as JSON`);
   if (value === 0) return Object.is(value, -0) ? "-0.0" : "0.0";
   const [mantissa = "", exponent = "0"] = Math.abs(value).toExponential().split("e");
   const digits = mantissa.replace(".", "");

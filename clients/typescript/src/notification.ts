@@ -1,3 +1,4 @@
+import * as check from "./check.js";
 import { Invalid } from "./errors.js";
 
 /** What JSON can say. */
@@ -76,40 +77,89 @@ export interface Status {
   retries: number;
   last_error?: string | null;
   enqueued_at: string;
+  /** When the provider took the last delivery; set only if the state is `sent` or `delivered`. */
+  sent_at?: string | null;
+  /** When the last delivery was known to have arrived; set only if the state is `delivered`. */
   delivered_at?: string | null;
+  /** When the last attempt began. */
+  last_attempt_at?: string | null;
+  /** The server recorded a delivery instead of sending it: a provider for development. */
+  captured?: boolean;
 }
 
-/** Notifications that are enqueued at once. */
-export const BATCH = 1000;
-
-/** With a key in any case: a repeat is recognised by it. */
+/** With a key in any case, a repeat is recognised by it; times as text. */
 export type Keyed = Notification & { idempotency_key: string };
 
+/** Every field and its rule, in the order in which they are checked. */
+const RULES: Record<keyof Notification, (field: string, value: unknown) => unknown> = {
+  event_type: check.name,
+  payload: check.payload,
+  idempotency_key: check.key,
+  tenant: check.shortName,
+  entity: check.name,
+  topic: check.name,
+  correlation_id: check.name,
+  title: check.title,
+  body: check.body,
+  action_url: check.actionUrl,
+  data: check.data,
+  recipients: check.recipients,
+  channels: check.channels,
+  priority: check.priority,
+  schema_version: check.schemaVersion,
+  due_at: check.time,
+  expires_at: check.time,
+  source: check.source,
+};
+export const NAMES = Object.keys(RULES) as (keyof Notification)[];
+const STRICT =
+  "is not a field of a notification. Give it to the function: enqueue(client, note, { strict: true }) or " +
+  "enqueueMany(client, notes, { strict: true }) in SQL; over HTTP every enqueue is strict";
+
+/**
+ * The fields that are given, ready for JSON, with a key in any case.
+ * @throws Invalid for what is not a notification or is beyond a limit, before anything is sent or written
+ */
 export function keyed(note: Notification): Keyed {
-  return { ...note, idempotency_key: note.idempotency_key ?? `random:${crypto.randomUUID()}` };
+  if (!isObject(note)) throw notOne("notification", note);
+  const unknown = Object.keys(note).filter((name) => !Object.hasOwn(RULES, name)).sort()[0];
+  if (unknown !== undefined) {
+    const allowed = `one of ${[...NAMES].sort().join(", ")}`;
+    const problem = unknown === "strict" ? STRICT : `is not a field of a notification; it must be ${allowed}`;
+    throw new Invalid(unknown, problem, allowed);
+  }
+  // The event type alone is required.
+  const isGiven = (name: keyof Notification) => name === "event_type" || (note[name] ?? null) !== null;
+  const entries = NAMES.filter(isGiven).map((name) => [name, RULES[name](name, note[name])] as const);
+  const given = Object.fromEntries(entries) as unknown as Keyed & { due_at?: string; expires_at?: string };
+  if (given.due_at !== undefined && given.expires_at !== undefined) check.life(given.due_at, given.expires_at);
+  return { ...given, idempotency_key: given.idempotency_key ?? `random:${crypto.randomUUID()}` };
 }
 
-export function keyedMany(notes: readonly Notification[], least: number): Keyed[] {
-  if (notes.length < least || notes.length > BATCH) {
-    const allowed = `${least} to ${BATCH}`;
-    throw new Invalid("notifications", `has ${notes.length} entries; ${allowed} are allowed`, allowed);
-  }
-  return notes.map(keyed);
+/** As {@link keyed}, for up to 1,000: each of them, or why it is refused, under its place: `[3].title`. */
+export function keyedEach(notes: readonly Notification[], least: number): (Keyed | Invalid)[] {
+  return check.items("notifications", notes, least, check.BATCH).map((note, place) => {
+    try {
+      return isObject(note) ? keyed(note as Notification) : notOne(`[${place}]`, note);
+    } catch (error) {
+      if (error instanceof Invalid) return error.inside(`[${place}]`);
+      throw error;
+    }
+  });
 }
 
-/** JSON that every reader understands. */
-export function toJson(field: string, value: unknown): string {
-  let json: string | undefined;
-  try {
-    json = JSON.stringify(value, (_, member: unknown) => {
-      // JSON.stringify would write null, and mean something else.
-      if (typeof member === "number" && !Number.isFinite(member)) throw new TypeError(`${member} is not a number of JSON`);
-      return member;
-    });
-  } catch (error) {
-    throw new Invalid(field, `is not JSON: ${error instanceof Error ? error.message : "it cannot be written"}`);
-  }
-  // JSON.stringify writes lone surrogates as escapes, which no other language can read.
-  if (json === undefined || /(^|[^\\])(\\\\)*\\ud[89a-f]/i.test(json)) throw new Invalid(field, "is not JSON: it holds a lone surrogate, or nothing");
-  return json;
+/** As {@link keyedEach}, all of them or Invalid. */
+export function keyedMany(notes: readonly Notification[]): Keyed[] {
+  return keyedEach(notes, 0).map((note) => {
+    if (note instanceof Invalid) throw note;
+    return note;
+  });
+}
+
+function isObject(value: unknown): boolean {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function notOne(field: string, value: unknown): Invalid {
+  return check.mistyped(field, value, "an object with the fields of a notification");
 }

@@ -19,7 +19,7 @@ export async function* events(stream: AsyncIterable<Uint8Array>): AsyncGenerator
     if (name === "data") {
       data.push(value);
       size += value.length + 1;
-      if (size > EVENT_LENGTH) throw new Error(`an event of more than ${EVENT_LENGTH} characters`);
+      if (size > EVENT_LENGTH) throw new Error(`an event of the stream has more than ${EVENT_LENGTH} characters`);
     } else if (name === "event") event = value || "message";
     else if (name === "id" && !value.includes("\0")) id = value;
   }
@@ -35,7 +35,7 @@ async function* lines(stream: AsyncIterable<Uint8Array>): AsyncGenerator<string,
     const held = buffer.endsWith("\r") ? "\r" : "";
     const ended = buffer.slice(0, buffer.length - held.length).split(/\r\n|\n|\r/);
     buffer = (ended.pop() ?? "") + held;
-    if (buffer.length > EVENT_LENGTH) throw new Error(`a line of more than ${EVENT_LENGTH} characters`);
+    if (buffer.length > EVENT_LENGTH) throw new Error(`a line of the stream has more than ${EVENT_LENGTH} characters`);
     yield* ended;
   }
 }

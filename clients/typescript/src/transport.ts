@@ -28,8 +28,7 @@ export function problemError(problem: Told, status: number, key = ""): Postcommi
   const detail = shortened(problem.detail);
   if (kind === "key-conflict" && typeof problem.first === "string") return new Conflict(key, problem.first);
   if (kind === "invalid" && typeof problem.field === "string") {
-    const limit = typeof problem.limit === "string" ? problem.limit : detail.split("; ")[1];
-    return new Invalid(problem.field, detail, limit);
+    return new Invalid(problem.field, detail, typeof problem.limit === "string" ? problem.limit : undefined);
   }
   return new Refused(status, kind, detail);
 }
@@ -45,7 +44,7 @@ export class Transport {
   constructor(url: string, key: string, options: Options) {
     this.#base = base(url);
     // Never the key itself in the text.
-    if (!/^[\x21-\x7e]+$/.test(key)) throw new Invalid("key", "is empty, or holds characters that a header cannot carry");
+    if (!/^[\x21-\x7e]+$/.test(key)) throw new Invalid("key", "is empty, or contains characters that are not allowed in an HTTP header");
     this.#authorization = `Bearer ${key}`;
     this.repeats = options.repeats ?? 4;
     if (!(Number.isInteger(this.repeats) && this.repeats >= 0 && this.repeats <= MOST_REPEATS)) {
@@ -84,7 +83,7 @@ export class Transport {
     refuse(response, read);
     const told = parsed(read);
     // Marks are answered without a body.
-    if (told === undefined && read !== "") throw new Unavailable("an answer that cannot be read");
+    if (told === undefined && read !== "") throw new Unavailable("the answer cannot be read");
     return { told: told ?? {} };
   }
 
@@ -105,7 +104,7 @@ export class Transport {
   /** Before the next try, after so many; throws when there is none. */
   async wait(made: number, problem: string, after?: number, signal?: AbortSignal): Promise<void> {
     const tries = `(tries: ${made + 1})`;
-    if (after !== undefined && after > LONGEST_WAIT) throw new Unavailable(`${problem}; it asks to wait ${after / 1000} s ${tries}`);
+    if (after !== undefined && after > LONGEST_WAIT) throw new Unavailable(`${problem}; the server asks to wait ${after / 1000} s ${tries}`);
     if (made >= this.repeats) throw new Unavailable(`${problem} ${tries}`);
     // Of many clients that met the same, each comes at another time.
     const own = Math.min(FIRST_WAIT * 2 ** made, LONGEST_WAIT) * (0.5 + Math.random() / 2);
@@ -120,7 +119,7 @@ export class Transport {
 /** Throws what an answer refuses. */
 export function refuse(response: Response, body: string): void {
   if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
-    throw new Refused(response.status, "redirect", "a redirect, which is not followed; is the URL right?");
+    throw new Refused(response.status, "redirect", "the server answered with a redirect, which is not followed; check the URL");
   }
   if (!response.ok) throw problemError(parsed(body) ?? {}, response.status);
 }
@@ -146,7 +145,7 @@ export async function capped(response: Response): Promise<string> {
     size += value.byteLength;
     if (size > ANSWER_BYTES) {
       await reader.cancel();
-      throw new Error(`an answer of more than ${ANSWER_BYTES} bytes`);
+      throw new Error(`the answer has more than ${ANSWER_BYTES} bytes`);
     }
     text += decoder.decode(value, { stream: true });
   }
@@ -168,8 +167,8 @@ function isUntrusted(error: unknown): boolean {
 /** Percent-encoded, so that it stays one segment of a path. */
 export function segment(field: string, text: string): string {
   // URLs and proxies take dots for the way up, however they are written.
-  if (text === "" || text === "." || text === "..") throw new Invalid(field, 'must not be empty, "." or ".." here');
-  if (/\p{Surrogate}/u.test(text)) throw new Invalid(field, "holds a lone surrogate");
+  if (text === "" || text === "." || text === "..") throw new Invalid(field, 'must not be empty, "." or "..", because it is part of a URL path');
+  if (/\p{Surrogate}/u.test(text)) throw new Invalid(field, "contains a lone surrogate");
   return encodeURIComponent(text);
 }
 

@@ -14,7 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let booking = |title: &str| {
         Notification::event("booking.confirmed", serde_json::json!({"bookingId": 12345}))
             // Made of names the application knows: should this run again for the same booking, nothing is sent twice.
-            .key(key::of("booking", &["12345", "confirmed", "1"]))
+            .key(key::of("booking", (12345, "confirmed", 1)))
             .entity("12345")
             .to(Recipient::email("guest@example.com"))
             .title(title)

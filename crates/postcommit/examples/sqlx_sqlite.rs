@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": booking}))
         // Made of names the application knows: should this code run again for the same booking, nothing is sent twice.
-        .key(key::of("booking", &[&booking.to_string(), "confirmed", "1"]))
+        .key(key::of("booking", (booking, "confirmed", 1)))
         // So that `cancel` finds it, should the booking be taken back before it is sent.
         .entity(booking.to_string())
         .to(Recipient::email(guest))

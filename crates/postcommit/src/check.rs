@@ -1,4 +1,5 @@
-//! The rules for the fields of a notification. Each returns what is wrong and what is allowed.
+//! The rules for the fields of a notification. Each returns what is wrong and what is allowed. The server's other parts
+//! use them as well; they are not part of the crate's API.
 
 use serde_json::Value;
 
@@ -35,7 +36,7 @@ pub fn user_id(id: &str) -> Result<(), String> {
     }
     match id.split(['/', '\\']).find(|part| matches!(*part, "." | "..")) {
         Some(step) => Err(format!(
-            "holds {step:?} as a whole or between slashes, which is not allowed: it could not be opened by its path"
+            "is or contains the path segment {step:?}, which is not allowed, because the id is part of URL paths"
         )),
         None => Ok(()),
     }

@@ -14,7 +14,7 @@
 //!
 //! let client = http::Client::new("https://postcommit.example.com", "pc_…")?;
 //! let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": 12345}))
-//!     .key(key::of("booking", &["12345", "confirmed", "1"]))
+//!     .key(key::of("booking", (12345, "confirmed", 1)))
 //!     .to(Recipient::email("guest@example.com"))
 //!     .build()?;
 //! let enqueued = client.enqueue(&note).await?;
@@ -86,9 +86,18 @@ pub struct Status {
     pub last_error: Option<String>,
     /// When the server accepted the notification.
     pub enqueued_at: Timestamp,
-    /// When every delivery that could be sent was accepted by its provider or had arrived.
+    /// When the provider took the last delivery. Set only if the state is `sent` or `delivered`.
+    #[serde(default)]
+    pub sent_at: Option<Timestamp>,
+    /// When the last delivery was known to have arrived. Set only if the state is `delivered`.
     #[serde(default)]
     pub delivered_at: Option<Timestamp>,
+    /// When the last attempt began.
+    #[serde(default)]
+    pub last_attempt_at: Option<Timestamp>,
+    /// Whether the server recorded a delivery instead of sending it: a provider for development.
+    #[serde(default)]
+    pub captured: bool,
 }
 
 /// Builds a [`Client`].
@@ -129,7 +138,7 @@ impl Builder {
         let (uri, prefix) = server(&self.url)?;
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         let host = HeaderValue::from_str(authority)
-            .map_err(|_| Error::invalid("url", "has a host that cannot be written in a header"))?;
+            .map_err(|_| Error::invalid("url", "has a host that is not allowed in an HTTP header"))?;
         Ok(Client {
             connections: Connections::new(&uri, self.timeout, &self.roots)?,
             prefix,
@@ -258,7 +267,7 @@ impl Client {
             .header(AUTHORIZATION, &self.authorization)
             .header(USER_AGENT, concat!("postcommit-rust/", env!("CARGO_PKG_VERSION")));
         let request = if body.is_empty() { request } else { request.header(CONTENT_TYPE, "application/json") };
-        request.body(body).map_err(|_| Error::invalid("url", "cannot be used in a request"))
+        request.body(body).map_err(|_| Error::invalid("url", "cannot be used in an HTTP request"))
     }
 }
 
@@ -288,7 +297,7 @@ fn server(url: &str) -> Result<(Uri, String), Error> {
 
 fn bearer(key: &str) -> Result<HeaderValue, Error> {
     // The error text must not contain the key.
-    let wrong = |_| Error::invalid("key", "holds characters that a header cannot carry");
+    let wrong = |_| Error::invalid("key", "contains characters that are not allowed in an HTTP header");
     let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(wrong)?;
     if key.is_empty() {
         return Err(Error::invalid("key", "is empty"));
@@ -301,7 +310,7 @@ fn bearer(key: &str) -> Result<HeaderValue, Error> {
 fn segment(field: &str, text: &str) -> Result<String, Error> {
     // Proxies resolve "." and ".." even when they are percent-encoded.
     if matches!(text, "" | "." | "..") {
-        return Err(Error::invalid(field, "must not be empty, \".\" or \"..\" here"));
+        return Err(Error::invalid(field, "must not be empty, \".\" or \"..\", because it is part of a URL path"));
     }
     let mut path = String::with_capacity(text.len());
     for byte in text.bytes() {

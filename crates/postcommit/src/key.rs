@@ -6,22 +6,89 @@
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A key made of parts: `booking:{id}:{event}:{version}` is `of("booking", &[id, event, version])`.
+/// A key made of parts: `booking:{id}:{event}:{version}` is `of("booking", (id, event, version))`.
 ///
-/// A `:` or `%` inside a part is written as `%3A` or `%25`, so that two different lists of parts never give the same
-/// key. A key of more than 255 characters is refused when the notification is built.
+/// A part is a text or an integer. An integer counts as its digits: 7 and `"7"` give the same key. A `:` or `%` inside a
+/// part is written as `%3A` or `%25`, so that two different lists of parts never give the same key. A key of more than
+/// 255 characters is refused when the notification is built.
 ///
 /// ```
-/// assert_eq!(postcommit::key::of("avail", &["i7", "2026-W11", "changed", "2"]), "avail:i7:2026-W11:changed:2");
+/// use postcommit::key;
+///
+/// assert_eq!(key::of("booking", (12345, "confirmed", 1)), "booking:12345:confirmed:1");
+/// assert_eq!(key::of("avail", &["i7", "2026-W11", "changed", "2"]), "avail:i7:2026-W11:changed:2");
 /// ```
 #[must_use]
-pub fn of(kind: &str, parts: &[&str]) -> String {
+pub fn of(kind: &str, parts: impl Parts) -> String {
     let mut key = escape(kind);
-    for part in parts {
+    parts.each(&mut |part| {
         key.push(':');
         key.push_str(&escape(part));
-    }
+    });
     key
+}
+
+/// One part of a key: a text or an integer. A floating-point number is none, because languages write it differently.
+pub trait Part: sealed::Part {}
+
+impl<T: sealed::Part + ?Sized> Part for T {}
+
+/// The parts of a key: a tuple of up to eight, or a reference to a slice or array of parts of one type.
+pub trait Parts: sealed::Parts {}
+
+impl<T: sealed::Parts> Parts for T {}
+
+mod sealed {
+    pub trait Part {
+        fn written(&self) -> String;
+    }
+
+    pub trait Parts {
+        fn each(&self, see: &mut dyn FnMut(&str));
+    }
+
+    impl<T: Part + ?Sized> Part for &T {
+        fn written(&self) -> String {
+            (**self).written()
+        }
+    }
+
+    impl<T: Part> Parts for &[T] {
+        fn each(&self, see: &mut dyn FnMut(&str)) {
+            self.iter().for_each(|part| see(&part.written()));
+        }
+    }
+
+    impl<T: Part, const N: usize> Parts for &[T; N] {
+        fn each(&self, see: &mut dyn FnMut(&str)) {
+            self.as_slice().each(see);
+        }
+    }
+
+    macro_rules! parts {
+        ($($whole:ty),+) => { $(impl Part for $whole {
+            fn written(&self) -> String {
+                self.to_string()
+            }
+        })+ };
+    }
+    parts!(str, String, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize);
+
+    macro_rules! tuples {
+        ($first:ident $($rest:ident)*) => {
+            impl<$first: Part, $($rest: Part),*> Parts for ($first, $($rest,)*) {
+                #[allow(non_snake_case)]
+                fn each(&self, see: &mut dyn FnMut(&str)) {
+                    let ($first, $($rest,)*) = self;
+                    see(&$first.written());
+                    $(see(&$rest.written());)*
+                }
+            }
+            tuples!($($rest)*);
+        };
+        () => {};
+    }
+    tuples!(A B C D E F G H);
 }
 
 /// A key made of content: the rule that fired, the requested provider, the payload and the run.
@@ -88,6 +155,8 @@ mod tests {
     fn a5_keys_of_names_are_deterministic() {
         assert_eq!(of("booking", &["42", "confirmed", "3"]), "booking:42:confirmed:3");
         assert_eq!(of("avail", &["i7", "2026-W11", "changed", "1"]), "avail:i7:2026-W11:changed:1");
+        assert_eq!(of("booking", (42, String::from("confirmed"), 3u8)), "booking:42:confirmed:3");
+        assert_eq!(of("n", &[i128::MIN, 7]), format!("n:{}:7", i128::MIN));
     }
 
     #[test]

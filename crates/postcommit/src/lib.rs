@@ -12,6 +12,8 @@
 //! - [`adapters`]: `enqueue`, `enqueue_many` and `cancel` for tokio-postgres, sqlx and rusqlite, each behind a feature;
 //! - [`http`]: a client of the HTTP API, behind the feature `http`, for applications that share no database with the
 //!   server;
+//! - [`webhook`]: verifies webhooks that Postcommit sends, behind the feature `webhook`, for applications that receive
+//!   them;
 //! - [`testing`]: `assert_enqueued` and `refute_enqueued` inside the transaction under test;
 //! - [`Timestamp`]: microseconds since 1970, UTC; [`TraceParent`]: the trace that a notification belongs to.
 //!
@@ -19,7 +21,7 @@
 //! use postcommit::{Notification, Recipient, key};
 //!
 //! let note = Notification::event("booking.confirmed", serde_json::json!({"bookingId": 12345}))
-//!     .key(key::of("booking", &["12345", "confirmed", "1"]))
+//!     .key(key::of("booking", (12345, "confirmed", 1)))
 //!     .entity("12345")
 //!     .to(Recipient::email("guest@example.com"))
 //!     .build()?;
@@ -30,7 +32,8 @@
 #![warn(missing_docs)]
 
 pub mod adapters;
-mod check;
+#[doc(hidden)]
+pub mod check;
 #[cfg(any(feature = "tokio-postgres", feature = "sqlx-postgres", feature = "sqlx-sqlite", feature = "rusqlite"))]
 mod enqueue;
 mod error;
@@ -43,9 +46,16 @@ mod recipient;
 pub mod testing;
 mod timestamp;
 mod traceparent;
+#[cfg(feature = "webhook")]
+pub mod webhook;
 
 pub use error::Error;
-pub use notification::{Builder, Notification, Source};
+pub use notification::{Builder, Notification, Source, channel_name};
 pub use recipient::Recipient;
 pub use timestamp::Timestamp;
 pub use traceparent::TraceParent;
+
+/// The blocks of the page are compiled.
+#[cfg(all(doctest, feature = "http", feature = "tokio-postgres", feature = "sqlx-postgres", feature = "webhook"))]
+#[doc = include_str!("../../../docs/clients.md")]
+struct ClientsPage;

@@ -151,7 +151,7 @@ impl Builder {
         self
     }
 
-    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. Without any, each recipient's kind
+    /// Adds a channel: at most 32, each of 1 to 63 letters, digits, `_`, `-`, `.`. `in-app` is `in_app`. Without any, each recipient's kind
     /// of address determines the channels.
     pub fn channel(mut self, channel: impl Into<String>) -> Self {
         self.0.channels.push(channel.into());
@@ -194,7 +194,9 @@ impl Builder {
         self
     }
 
-    /// The notification is not sent after this time. Default: 30 days after it is due.
+    /// The notification is not sent after this time. Default: 30 days after it is due. `build` compares it with `due_at`
+    /// if that is given. Without `due_at`, the database refuses a time that has passed when the notification is
+    /// enqueued.
     pub fn expires_at(mut self, at: impl Into<Timestamp>) -> Self {
         self.0.expires_at = Some(at.into());
         self
@@ -339,7 +341,7 @@ impl Draft {
         {
             return Err(Error::invalid(
                 "expires_at",
-                format!("is {expires}, which is not a millisecond or more after due_at {due}"),
+                format!("is {expires}; it must be at least one millisecond after due_at, which is {due}"),
             ));
         }
         optional("source.traceparent", &self.source.traceparent, |text| text.parse::<TraceParent>().map(drop))?;
@@ -356,7 +358,7 @@ impl Draft {
             tenant: self.tenant,
             entity: self.entity,
             recipients: self.recipients,
-            channels: self.channels,
+            channels: self.channels.iter().map(|channel| channel_name(channel).to_owned()).collect(),
             title: self.title,
             body: self.body,
             action_url: self.action_url,
@@ -373,13 +375,19 @@ impl Draft {
     }
 }
 
+/// The name under which a channel is stored. `in-app` is another name for `in_app`.
+#[must_use]
+pub fn channel_name(channel: &str) -> &str {
+    if channel == "in-app" { "in_app" } else { channel }
+}
+
 fn random_key() -> String {
     format!("random:{}", uuid::Uuid::new_v4())
 }
 
 fn data_by_channel(data: &Value) -> Result<(), String> {
     if !data.is_object() {
-        return Err("must be an object by channel, e.g. {\"whatsapp\": {…}}".into());
+        return Err("must be an object with one member per channel, e.g. {\"whatsapp\": {…}}".into());
     }
     check::json(data, limits::DATA_BYTES).map(drop)
 }
@@ -426,7 +434,10 @@ mod tests {
             (sample().title("a\r\nBcc: b@example.com"), "title: holds '\\r'; line breaks and NUL are not allowed"),
             (sample().priority(10), "priority: is 10; 0 to 9 are allowed"),
             (sample().tenant("a b"), "tenant: holds ' '; letters, digits, '_', '-' and '.' are allowed"),
-            (sample().data(json!([1])), "data: must be an object by channel, e.g. {\"whatsapp\": {…}}"),
+            (
+                sample().data(json!([1])),
+                "data: must be an object with one member per channel, e.g. {\"whatsapp\": {…}}",
+            ),
         ] {
             assert_eq!(problem(builder), expected);
         }
@@ -439,6 +450,13 @@ mod tests {
     fn c7_a_bad_phone_number_is_refused_with_its_place() {
         let text = problem(sample().to(Recipient::phone("98765")));
         assert!(text.starts_with("recipients[1].phone: is not a phone number in E.164"), "{text}");
+    }
+
+    #[test]
+    fn b1_in_app_has_two_names_and_is_stored_under_one() {
+        assert_eq!(sample().channel("in-app").channel("email").build().unwrap().channels, ["in_app", "email"]);
+        let read: Notification = serde_json::from_str(r#"{"event_type": "a", "channels": ["in-app"]}"#).unwrap();
+        assert_eq!(read.channels, ["in_app"]);
     }
 
     #[test]

@@ -22,11 +22,11 @@ fn judge(found: &[(String, Option<String>)], event_type: &str, entity: Option<&s
     let about = entity.map(|entity| format!(" about {entity:?}")).unwrap_or_default();
     assert!(
         !wanted || matching > 0,
-        "expected a notification {event_type:?}{about} in this transaction; it sees {found:?}"
+        "expected a notification {event_type:?}{about} in this transaction; found {found:?}"
     );
     assert!(
         wanted || matching == 0,
-        "expected no notification {event_type:?}{about} in this transaction; it sees {matching}"
+        "expected no notification {event_type:?}{about} in this transaction; found {matching}"
     );
 }
 

@@ -2,11 +2,12 @@
 
 Inside your transaction, where you share a database with the server: ``postcommit.psycopg``, ``postcommit.sqlalchemy``,
 ``postcommit.sqlite``. Over HTTP: :class:`Postcommit`. Keys that come out the same every time: ``postcommit.key``.
+Webhooks that are received: ``postcommit.webhook``.
 """
 
-from . import key
+from . import key, webhook
 from .client import Postcommit
-from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable, Untrusted
+from .errors import Conflict, Invalid, PostcommitError, Refused, Unavailable, Untrusted, Unverified
 from .inbox import Inbox, InboxEvent, InboxPage, UserToken
 from .notification import Enqueued, Fields, Notification, Status
 
@@ -25,6 +26,8 @@ __all__ = [
     "Status",
     "Unavailable",
     "Untrusted",
+    "Unverified",
     "UserToken",
     "key",
+    "webhook",
 ]

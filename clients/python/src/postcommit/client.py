@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from .check import name, to_json
 from .errors import Conflict, Invalid, PostcommitError, Unavailable
 from .inbox import Inbox
-from .notification import Enqueued, Notification, Status, checked, many, to_json
+from .notification import Enqueued, Notification, Status, checked, each
 from .transport import Told, Transport, problem_error, segment
 
 if TYPE_CHECKING:
@@ -45,27 +46,40 @@ class Postcommit:
             raise Conflict(note["idempotency_key"], conflict.first) from None
 
     def enqueue_many(self, notes: Sequence[Notification]) -> list[Enqueued | PostcommitError]:
-        """Enqueues 1 to 1,000; what became of each, in the order given. Those that are refused do not hold up the others."""
-        ready = many(notes)
+        """Enqueues 1 to 1,000; what became of each, in the order given. One that is refused does not hold up the others,
+        whether the client or the server refuses it: its place has the error, which names the entry, e.g. ``[3].title``.
+
+        :class:`Invalid`, and nothing is sent, when there is none of them or more than 1,000.
+        """
+        ready = each(notes)
         if not ready:
-            raise Invalid("notifications", "has 0 entries; 1 to 1000 are allowed", "1 to 1000")
-        answer = self._transport.post("/v1/notifications/batch", to_json("notifications", {"notifications": ready}))
+            raise Invalid("notifications", "has 0 entries; 1 to 1000 are allowed")
+        sent = [note for note in ready if not isinstance(note, Invalid)]
+        told = iter(self._sent(sent) if sent else [])
+        return [
+            note if isinstance(note, Invalid) else _of_batch(next(told), place, note) for place, note in enumerate(ready)
+        ]
+
+    def _sent(self, notes: list[dict[str, Any]]) -> list[Any]:
+        answer = self._transport.post("/v1/notifications/batch", to_json("notifications", {"notifications": notes}))
         results = answer["results"]
-        if not isinstance(results, list) or len(results) != len(ready):
-            raise Unavailable(f"{len(ready)} were sent, but another number answered")
-        return [_of_batch(result, note["idempotency_key"]) for result, note in zip(results, ready)]
+        if not isinstance(results, list) or len(results) != len(notes):
+            raise Unavailable(f"{len(notes)} notifications were sent, but the answer has another number of results")
+        return results
 
     def status(self, id: UUID | str) -> Status:
         """Where a notification stands. :class:`Refused` with status 404 when there is none of that id."""
         answer = self._transport.get(f"/v1/notifications/{segment('id', str(id))}/status")
-        known = {name: answer.get(name) for name in ("last_error", "delivered_at")}
+        known = {name: answer.get(name) for name in ("last_error", "sent_at", "delivered_at", "last_attempt_at")}
+        known["captured"] = bool(answer.get("captured"))
         return Status(_id(answer["id"]), answer["state"], answer["retries"], enqueued_at=answer["enqueued_at"], **known)
 
     def cancel(self, entity: str, event_type: str | None = None) -> int:
         """Takes back what is not yet sent for an entity, all event types or one. Returns how many deliveries; after a repeat, how many the
         last try took back."""
-        body = {"event_type": event_type} if event_type is not None else {}
-        answer = self._transport.post(f"/v1/entities/{segment('entity', entity)}/cancel", to_json("event_type", body))
+        body = {"event_type": name("event_type", event_type)} if event_type is not None else {}
+        path = f"/v1/entities/{segment('entity', name('entity', entity))}/cancel"
+        answer = self._transport.post(path, to_json("event_type", body))
         return int(answer["cancelled"])
 
     def inbox(self, user: str) -> Inbox:
@@ -95,14 +109,15 @@ def _id(text: object) -> UUID:
     try:
         return UUID(str(text))
     except ValueError:
-        raise Unavailable("an answer that cannot be read: an id that is none") from None
+        raise Unavailable("the answer cannot be read: an id is not a UUID") from None
 
 
-def _of_batch(result: Any, key: str) -> Enqueued | PostcommitError:
+def _of_batch(result: Any, place: int, note: dict[str, Any]) -> Enqueued | PostcommitError:
     told = Told(result) if isinstance(result, dict) else Told()
     problem = told.get("problem")
     if isinstance(problem, dict):
-        return problem_error(problem, int(problem.get("status", 0)), key)
+        error = problem_error(problem, int(problem.get("status", 0)), note["idempotency_key"])
+        return error.inside(f"[{place}]") if isinstance(error, Invalid) else error
     try:
         return _enqueued(told)
     except Unavailable as unreadable:

@@ -5,31 +5,44 @@ from __future__ import annotations
 from uuid import UUID
 
 
+_ABORTED = ". The transaction is aborted; roll back"
+
+
 class PostcommitError(Exception):
     """All of the following."""
 
 
 class Invalid(PostcommitError):
-    """A field is missing, malformed or beyond its limit. Nothing was enqueued."""
+    """A field is missing, malformed or beyond its limit, or an argument is. Nothing was enqueued."""
 
-    def __init__(self, field: str, problem: str, limit: str | None = None) -> None:
-        super().__init__(f"{field}: {problem}")
+    def __init__(self, field: str, problem: str, limit: str | None = None, *, aborted: bool = False) -> None:
+        super().__init__(f"{field}: {problem}{_ABORTED if aborted else ''}")
         #: The field's name in the outward contract, e.g. ``recipients[3].phone``.
         self.field = field
         #: What is wrong and what is allowed.
         self.problem = problem
-        #: What is allowed, where it can be told apart: ``at most 998 bytes``.
-        self.limit = limit
+        #: What is allowed, where it can be told apart: ``at most 998 are allowed``.
+        self.limit = limit or problem.partition("; ")[2] or None
+        #: The database found it, and PostgreSQL takes nothing but a rollback now. What the client itself finds leaves
+        #: the transaction as it was.
+        self.aborted = aborted
+
+    def inside(self, place: str) -> Invalid:
+        """The same, of an entry of a list."""
+        return Invalid(f"{place}.{self.field}", self.problem, self.limit, aborted=self.aborted)
 
 
 class Conflict(PostcommitError):
     """The key stands already for other content. Nothing was enqueued. Over HTTP always an error, in SQL only with ``strict``."""
 
-    def __init__(self, key: str, first: UUID) -> None:
-        super().__init__(f"idempotency_key: {key!r} was used with other content by notification {first}; nothing was enqueued")
+    def __init__(self, key: str, first: UUID, *, aborted: bool = False) -> None:
+        problem = f"{key!r} was used with other content by notification {first}; nothing was enqueued"
+        super().__init__(f"idempotency_key: {problem}{_ABORTED if aborted else ''}")
         self.key = key
         #: The notification that holds the key.
         self.first = first
+        #: As of :class:`Invalid`.
+        self.aborted = aborted
 
 
 class Refused(PostcommitError):
@@ -52,3 +65,7 @@ class Unavailable(PostcommitError):
 
     Whether anything was enqueued is not known; to enqueue the same again under the same key is safe.
     """
+
+
+class Unverified(PostcommitError):
+    """A webhook was not signed with the secret, or not within the last five minutes."""

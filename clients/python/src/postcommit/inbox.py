@@ -126,7 +126,7 @@ class Inbox:
                 if answer.status in (429, 503):
                     raise _Busy(f"{answer.status}", answer.after)
                 answer.check()
-                raise Unavailable(f"a stream was asked for, {answer.status} answered")
+                raise Unavailable(f"the server answered {answer.status} instead of an event stream")
             yield None
             for id, event, data in sse.events(response):
                 yield InboxEvent(id, event, _readable(data))

@@ -7,18 +7,21 @@ import json
 import math
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 #: What JSON numbers beyond these become: the nearest float.
 _INTEGERS = range(-(2**63), 2**64)
 
 
-def of(kind: str, *parts: str) -> str:
+def of(kind: str, *parts: str | int | UUID) -> str:
     """A key of named parts: ``booking:{id}:{event}:{version}`` is ``of("booking", id, event, version)``.
 
-    A ``:`` or ``%`` inside a part is written as ``%3A`` or ``%25``, so that no two lists of parts share a key. At most 255
-    characters are accepted when it is used.
+    A part is a text, an integer or a UUID; an integer counts as its digits, so that 7 and ``"7"`` make the same key, and
+    a UUID as its text. A ``:`` or ``%`` inside a part is written as ``%3A`` or ``%25``, so that no two lists of parts
+    share a key. At most 255 characters are accepted when it is used. ``TypeError`` for other parts: languages write a float, a
+    truth value or nothing differently.
     """
-    return ":".join(_escape(part) for part in (kind, *parts))
+    return ":".join(_escape(place, part) for place, part in enumerate((kind, *parts)))
 
 
 def from_content(rule: str, provider: str, payload: Any, run: str) -> str:
@@ -37,7 +40,7 @@ def canonical(value: Any) -> str:
     """
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
-            raise TypeError("names in JSON are texts")
+            raise TypeError("the keys of a JSON object must be str")
         # By code points, which is the order of the bytes in UTF-8.
         return "{" + ",".join(f"{_text(name)}:{canonical(value[name])}" for name in sorted(value)) + "}"
     if isinstance(value, (list, tuple)):
@@ -50,11 +53,15 @@ def canonical(value: Any) -> str:
         return str(value) if value in _INTEGERS else _float(float(value))
     if isinstance(value, float):
         return _float(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def _escape(part: str) -> str:
-    return part.replace("%", "%25").replace(":", "%3A")
+def _escape(place: int, part: str | int | UUID) -> str:
+    if isinstance(part, bool) or not isinstance(part, (str, int, UUID)):
+        raise TypeError(f"part {place} of the key is of type {type(part).__name__}; only str, int and UUID are allowed")
+    # A member of an Enum is written as its value, not as its name.
+    text = str.__str__(part) if isinstance(part, str) else str(int(part)) if isinstance(part, int) else str(part)
+    return text.replace("%", "%25").replace(":", "%3A")
 
 
 def _text(text: str) -> str:
@@ -66,7 +73,7 @@ def _text(text: str) -> str:
 def _float(value: float) -> str:
     """The shortest digits that say it, as every client writes them: an exponent from 1e16 on and below 1e-5."""
     if not math.isfinite(value):
-        raise ValueError(f"{value} is not JSON")
+        raise ValueError(f"{value} cannot be written as JSON")
     if value == 0:
         return str(value)
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypedDict
 from uuid import UUID, uuid4
 
+from . import check
 from .errors import Invalid
-
-#: Notifications that are enqueued at once.
-BATCH = 1000
 
 
 class Fields(TypedDict, total=False):
@@ -81,45 +78,91 @@ class Status:
     retries: int
     last_error: str | None
     enqueued_at: str
-    delivered_at: str | None
+    #: When the provider took the last delivery; set only if the state is ``sent`` or ``delivered``.
+    sent_at: str | None = None
+    #: When the last delivery was known to have arrived; set only if the state is ``delivered``.
+    delivered_at: str | None = None
+    #: When the last attempt began.
+    last_attempt_at: str | None = None
+    #: The server recorded a delivery instead of sending it: a provider for development.
+    captured: bool = False
 
 
-NAMES = frozenset(["event_type", "payload", *Fields.__annotations__])
+#: Every field and its rule, in the order in which they are checked.
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "event_type": check.name,
+    "payload": check.payload,
+    "idempotency_key": check.key,
+    "tenant": check.short_name,
+    "entity": check.name,
+    "topic": check.name,
+    "correlation_id": check.name,
+    "title": check.title,
+    "body": check.body,
+    "action_url": check.action_url,
+    "data": check.data,
+    "recipients": check.recipients,
+    "channels": check.channels,
+    "priority": lambda field, value: check.integer(field, value, 0, check.PRIORITY_MAX),
+    "schema_version": lambda field, value: check.integer(field, value, -(2**31), 2**31 - 1),
+    "due_at": check.time,
+    "expires_at": check.time,
+    "source": check.source,
+}
+NAMES = frozenset(_RULES)
+_STRICT = (
+    "is not a field of a notification. Give it to the function: enqueue(…, strict=True) or "
+    "enqueue_many(…, strict=True) in SQL; over HTTP every enqueue is strict"
+)
 
 
 def checked(note: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are given, ready for JSON, with a key in any case. A repeat is recognised by it."""
-    unknown = sorted(set(note) - NAMES)
+    """The fields that are given, ready for JSON, with a key in any case. A repeat is recognised by it.
+
+    :class:`Invalid` for what is not a notification or is beyond a limit, before anything is sent or written.
+    """
+    unknown = sorted(str(name) for name in note if name not in NAMES)
     if unknown:
-        raise Invalid(unknown[0], "is not a field of a notification", "one of " + ", ".join(sorted(NAMES)))
-    if not isinstance(note.get("event_type"), str):
-        raise Invalid("event_type", "must be a text of 1 to 255 characters", "1 to 255 characters")
-    given = {name: _plain(name, value) for name, value in note.items() if value is not None}
+        allowed = "one of " + ", ".join(sorted(NAMES))
+        problem = _STRICT if unknown[0] == "strict" else f"is not a field of a notification; it must be {allowed}"
+        raise Invalid(unknown[0], problem, allowed)
+    # The event type alone is required.
+    wanted = {"event_type": note.get("event_type"), **{name: note[name] for name in note if note[name] is not None}}
+    given = {name: rule(name, wanted[name]) for name, rule in _RULES.items() if name in wanted}
+    _check_life(given)
+    for name in ("due_at", "expires_at"):
+        if name in given:
+            given[name] = check.rfc3339(given[name])
     given.setdefault("idempotency_key", f"random:{uuid4()}")
     return given
 
 
+def _check_life(given: Mapping[str, Any]) -> None:
+    due, expires = given.get("due_at"), given.get("expires_at")
+    if due and expires and expires - due < timedelta(milliseconds=1):
+        rule = "it must be at least one millisecond after due_at"
+        raise Invalid("expires_at", f"is {check.rfc3339(expires)}; {rule}, which is {check.rfc3339(due)}")
+
+
+def each(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | Invalid]:
+    """As :func:`checked`, for up to 1,000: each of them, or why it is refused, under its place: ``[3].title``."""
+    return [_one(f"[{place}]", note) for place, note in enumerate(check.items("notifications", notes, check.BATCH))]
+
+
 def many(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As :func:`checked`, for up to 1,000."""
-    if len(notes) > BATCH:
-        raise Invalid("notifications", f"has {len(notes)} entries; at most {BATCH} are allowed", f"at most {BATCH}")
-    return [checked(note) for note in notes]
+    """As :func:`each`, all of them or :class:`Invalid`."""
+    ready = []
+    for note in each(notes):
+        if isinstance(note, Invalid):
+            raise note
+        ready.append(note)
+    return ready
 
 
-def to_json(field: str, value: Any) -> str:
-    """JSON that every reader understands."""
+def _one(place: str, note: Any) -> dict[str, Any] | Invalid:
+    if not isinstance(note, Mapping):
+        return check.mistyped(place, note, "a dict with the fields of a notification")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        problem = "holds a lone surrogate" if isinstance(error, UnicodeError) else str(error)
-        raise Invalid(field, f"is not JSON: {problem}") from None
-    return text
-
-
-def _plain(name: str, value: Any) -> Any:
-    if not isinstance(value, datetime):
-        return value
-    if value.tzinfo is None:
-        raise Invalid(name, "is a time without a zone; give it one, e.g. datetime.now(timezone.utc)", "a time with a zone")
-    return value.isoformat()
+        return checked(note)
+    except Invalid as refusal:
+        return refusal.inside(place)

@@ -1,22 +1,27 @@
 """Enqueue inside a transaction of SQLAlchemy 2, on PostgreSQL or SQLite, sync and async.
 
 Every function takes a Session or Connection of yours and neither commits nor rolls back. A Session with several databases is given as
-``session.connection(…)`` of the right one.
+``session.connection(…)`` of the right one. One with the isolation level ``AUTOCOMMIT`` is refused, because a rollback
+would leave the notification; ``outside_transaction=True`` allows it.
+
+What the client itself refuses leaves the transaction as it was. After an error of the database, also a strict
+:class:`postcommit.Conflict`, PostgreSQL takes nothing but a rollback, of the transaction or to a savepoint
+(``begin_nested``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
-from . import statements
-from .errors import Conflict, PostcommitError
+from . import check, statements
+from .errors import Conflict, Invalid, PostcommitError
 from .notification import Notification, checked, many
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .notification import Fields
+
+_T = TypeVar("_T")
 
 _ENQUEUE = text(statements.postgres_enqueue(lambda name: f":{name}"))
 _ENQUEUE_MANY = text(statements.postgres_enqueue_many(lambda name: f":{name}"))
@@ -35,20 +42,30 @@ _SQLITE_CANCEL = text(statements.SQLITE_CANCEL)
 
 
 def enqueue(
-    on: Session | Connection, event_type: str, payload: Any = None, *, strict: bool = False, **fields: Unpack[Fields]
+    on: Session | Connection,
+    event_type: str,
+    payload: Any = None,
+    *,
+    strict: bool = False,
+    outside_transaction: bool = False,
+    **fields: Unpack[Fields],
 ) -> UUID:
     """Enqueues in the transaction that ``on`` is in. Returns the notification's id; the first one's, when the key was used before.
 
     The same key with other content returns the first id and is noted; with ``strict`` it is a :class:`postcommit.Conflict`. A field
-    beyond its limit is :class:`postcommit.Invalid`; other errors are SQLAlchemy's own. After an error PostgreSQL takes nothing but a
-    rollback, of the transaction or to a savepoint (``begin_nested``).
+    beyond its limit is :class:`postcommit.Invalid`; other errors are SQLAlchemy's own.
     """
-    return _enqueue(_connection(on), checked({"event_type": event_type, "payload": payload, **fields}), strict)
+    note = checked({"event_type": event_type, "payload": payload, **fields})
+    return _enqueue(_connection(on, outside_transaction), note, strict)
 
 
-def enqueue_many(on: Session | Connection, notes: Sequence[Notification], *, strict: bool = False) -> list[UUID]:
-    """Enqueues up to 1,000, on PostgreSQL in one round trip; the ids come in the order given. After an error roll back."""
-    connection, ready = _connection(on), many(notes)
+def enqueue_many(
+    on: Session | Connection, notes: Sequence[Notification], *, strict: bool = False, outside_transaction: bool = False
+) -> list[UUID]:
+    """Enqueues up to 1,000, on PostgreSQL in one round trip; the ids come in the order given. After an error of the
+    database roll back."""
+    ready = many(notes)
+    connection = _connection(on, outside_transaction)
     if _is_sqlite(connection):
         return [_enqueue(connection, note, strict) for note in ready]
     try:
@@ -58,11 +75,18 @@ def enqueue_many(on: Session | Connection, notes: Sequence[Notification], *, str
     return [UUID(row[0]) for row in rows]
 
 
-def cancel(on: Session | Connection, entity: str, event_type: str | None = None, *, tenant: str = "default") -> int:
+def cancel(
+    on: Session | Connection,
+    entity: str,
+    event_type: str | None = None,
+    *,
+    tenant: str = "default",
+    outside_transaction: bool = False,
+) -> int:
     """Takes back what is not yet sent for an entity, all event types or one. Returns how many deliveries; one that is under way is too
     late and not counted, but it will not be tried again."""
-    connection = _connection(on)
-    what = {"tenant": tenant, "entity": entity, "event_type": event_type}
+    what = statements.cancelled(entity, event_type, tenant)
+    connection = _connection(on, outside_transaction)
     if not _is_sqlite(connection):
         return int(connection.execute(_CANCEL, what).scalar_one())
     try:
@@ -74,26 +98,63 @@ def cancel(on: Session | Connection, entity: str, event_type: str | None = None,
 
 
 async def enqueue_async(
-    on: AsyncSession | AsyncConnection, event_type: str, payload: Any = None, *, strict: bool = False, **fields: Unpack[Fields]
+    on: AsyncSession | AsyncConnection,
+    event_type: str,
+    payload: Any = None,
+    *,
+    strict: bool = False,
+    outside_transaction: bool = False,
+    **fields: Unpack[Fields],
 ) -> UUID:
     """As :func:`enqueue`."""
-    return await on.run_sync(lambda sync: enqueue(sync, event_type, payload, strict=strict, **fields))
+    how = {"strict": strict, "outside_transaction": outside_transaction}
+    return await _run(on, lambda sync: enqueue(sync, event_type, payload, **how, **fields))
 
 
-async def enqueue_many_async(on: AsyncSession | AsyncConnection, notes: Sequence[Notification], *, strict: bool = False) -> list[UUID]:
+async def enqueue_many_async(
+    on: AsyncSession | AsyncConnection,
+    notes: Sequence[Notification],
+    *,
+    strict: bool = False,
+    outside_transaction: bool = False,
+) -> list[UUID]:
     """As :func:`enqueue_many`."""
-    return await on.run_sync(lambda sync: enqueue_many(sync, notes, strict=strict))
+    how = {"strict": strict, "outside_transaction": outside_transaction}
+    return await _run(on, lambda sync: enqueue_many(sync, notes, **how))
 
 
 async def cancel_async(
-    on: AsyncSession | AsyncConnection, entity: str, event_type: str | None = None, *, tenant: str = "default"
+    on: AsyncSession | AsyncConnection,
+    entity: str,
+    event_type: str | None = None,
+    *,
+    tenant: str = "default",
+    outside_transaction: bool = False,
 ) -> int:
     """As :func:`cancel`."""
-    return await on.run_sync(lambda sync: cancel(sync, entity, event_type, tenant=tenant))
+    how = {"outside_transaction": outside_transaction}
+    return await _run(on, lambda sync: cancel(sync, entity, event_type, tenant=tenant, **how))
 
 
-def _connection(on: Session | Connection) -> Connection:
-    return on.connection() if isinstance(on, Session) else on
+async def _run(on: Any, work: Callable[[Any], _T]) -> _T:
+    run = getattr(on, "run_sync", None)
+    if run is None:
+        more = "a Session or Connection is for enqueue"
+        raise check.mistyped("on", on, f"an AsyncSession or AsyncConnection of SQLAlchemy; {more}")
+    result: _T = await run(work)
+    return result
+
+
+def _connection(on: Any, outside: bool) -> Connection:
+    connection = on.connection() if isinstance(on, (Session, scoped_session)) else on
+    if not isinstance(connection, Connection):
+        more = "an Engine lends one by `with engine.begin() as connection`, and an AsyncSession is for enqueue_async"
+        raise check.mistyped("on", on, f"a Session or Connection of SQLAlchemy; {more}")
+    engines = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    if connection.get_execution_options().get("isolation_level", engines) == "AUTOCOMMIT" and not outside:
+        begin = "Take one whose isolation level is not AUTOCOMMIT"
+        raise Invalid("on", statements.AUTOCOMMIT.format(begin=begin))
+    return connection
 
 
 def _is_sqlite(connection: Connection) -> bool:

@@ -1,7 +1,10 @@
 """Enqueue inside a transaction of sqlite3, in the application's own file.
 
 Every function takes a connection of yours and neither commits nor rolls back. Say ``BEGIN IMMEDIATE`` before you read, and give the
-connection a timeout: SQLite has one writer at a time.
+connection a timeout: SQLite has one writer at a time. A connection that commits each statement by itself
+(``isolation_level=None``) and is in no transaction is refused; ``outside_transaction=True`` allows it.
+
+After an error SQLite undoes the statement alone, and the transaction goes on.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from . import statements
-from .errors import Conflict
+from . import check, statements
+from .errors import Conflict, Invalid
 from .notification import Notification, checked, many
 
 if TYPE_CHECKING:
@@ -22,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def enqueue(
-    connection: sqlite3.Connection, event_type: str, payload: Any = None, *, strict: bool = False, **fields: Unpack[Fields]
+    connection: sqlite3.Connection,
+    event_type: str,
+    payload: Any = None,
+    *,
+    strict: bool = False,
+    outside_transaction: bool = False,
+    **fields: Unpack[Fields],
 ) -> UUID:
     """Enqueues in the transaction that ``connection`` is in. Returns the notification's id; the first one's, when the key was used
     before.
@@ -30,18 +39,37 @@ def enqueue(
     The same key with other content returns the first id and is noted; with ``strict`` it is a :class:`postcommit.Conflict`. A field
     beyond its limit is :class:`postcommit.Invalid`; other errors are sqlite3's own.
     """
-    return _enqueue(connection, checked({"event_type": event_type, "payload": payload, **fields}), strict)
+    note = checked({"event_type": event_type, "payload": payload, **fields})
+    check_transaction(connection, outside_transaction)
+    return _enqueue(connection, note, strict)
 
 
-def enqueue_many(connection: sqlite3.Connection, notes: Sequence[Notification], *, strict: bool = False) -> list[UUID]:
-    """Enqueues up to 1,000; the ids come in the order given. Those before one that failed stay in the transaction: roll it back."""
-    return [_enqueue(connection, note, strict) for note in many(notes)]
+def enqueue_many(
+    connection: sqlite3.Connection,
+    notes: Sequence[Notification],
+    *,
+    strict: bool = False,
+    outside_transaction: bool = False,
+) -> list[UUID]:
+    """Enqueues up to 1,000; the ids come in the order given. One that the client refuses is found before the first is
+    written. Those before one that the database refuses stay in the transaction: roll it back."""
+    ready = many(notes)
+    check_transaction(connection, outside_transaction)
+    return [_enqueue(connection, note, strict) for note in ready]
 
 
-def cancel(connection: sqlite3.Connection, entity: str, event_type: str | None = None, *, tenant: str = "default") -> int:
+def cancel(
+    connection: sqlite3.Connection,
+    entity: str,
+    event_type: str | None = None,
+    *,
+    tenant: str = "default",
+    outside_transaction: bool = False,
+) -> int:
     """Takes back what is not yet sent for an entity, all event types or one. Returns how many deliveries; one that is under way is too
     late and not counted, but it will not be tried again."""
-    what = {"tenant": tenant, "entity": entity, "event_type": event_type}
+    what = statements.cancelled(entity, event_type, tenant)
+    check_transaction(connection, outside_transaction)
     cursor = _cursor(connection)
     try:
         count: int = cursor.execute(statements.SQLITE_CANCELLABLE, what).fetchone()[0]
@@ -49,6 +77,15 @@ def cancel(connection: sqlite3.Connection, entity: str, event_type: str | None =
         raise _hinted(error) from None
     cursor.execute(statements.SQLITE_CANCEL, what)
     return count
+
+
+def check_transaction(connection: Any, outside: bool) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        raise check.mistyped("connection", connection, "a Connection of sqlite3")
+    # From Python 3.12 on `autocommit` says it as well.
+    by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    if by_itself and not connection.in_transaction and not outside:
+        raise Invalid("connection", statements.AUTOCOMMIT.format(begin="Execute BEGIN IMMEDIATE first"))
 
 
 def _enqueue(connection: sqlite3.Connection, note: Mapping[str, Any], strict: bool) -> UUID:

@@ -33,7 +33,7 @@ def events(stream: Readable) -> Iterator[tuple[str, str, str]]:
             data.append(value)
             size += len(value) + 1
             if size > EVENT_BYTES:
-                raise TooLong(f"an event of more than {EVENT_BYTES} bytes")
+                raise TooLong(f"an event of the stream has more than {EVENT_BYTES} bytes")
         elif name == "event":
             kind = value or "message"
         elif name == "id" and "\0" not in value:
@@ -52,6 +52,6 @@ def lines(stream: Readable) -> Iterator[str]:
             last = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
             buffer = buffer[last:]
         if len(buffer) > EVENT_BYTES:
-            raise TooLong(f"a line of more than {EVENT_BYTES} bytes")
+            raise TooLong(f"a line of the stream has more than {EVENT_BYTES} bytes")
         for line in ended:
             yield line.decode("utf-8", "replace")

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from .errors import Conflict, Invalid, PostcommitError
-from .notification import to_json
+from .check import name, short_name, to_json
 
 #: Every parameter and its type in PostgreSQL.
 _TYPES = {
@@ -61,11 +61,24 @@ SQLITE_CANCELLABLE = """SELECT count(*) FROM postcommit_cancellable WHERE tenant
     AND (:event_type IS NULL OR event_type = :event_type)"""
 
 
+def cancelled(entity: str, event_type: str | None, tenant: str) -> dict[str, str | None]:
+    """The arguments of cancel."""
+    of_type = None if event_type is None else name("event_type", event_type)
+    return {"tenant": short_name("tenant", tenant), "entity": name("entity", entity), "event_type": of_type}
+
+
+#: Why a connection that commits each statement by itself is refused.
+AUTOCOMMIT = (
+    "is not in a transaction and commits each statement by itself: a rollback would leave the notification. {begin}, "
+    "or allow it with outside_transaction=True"
+)
+
+
 def arguments(note: Mapping[str, Any], strict: bool, channels: Callable[[Sequence[str]], str]) -> dict[str, str | None]:
     """Of one enqueue; None for what was not given."""
     given: dict[str, str | None] = dict.fromkeys(_TYPES)
-    for name, value in note.items():
-        given[name] = to_json(name, value) if name in _JSON else channels(value) if name == "channels" else str(value)
+    for field, value in note.items():
+        given[field] = to_json(field, value) if field in _JSON else channels(value) if field == "channels" else str(value)
     given["tenant"] = given["tenant"] or "default"
     given["strict"] = "1" if strict else "0"
     return given
@@ -88,16 +101,16 @@ def sqlite_channels(channels: Sequence[str]) -> str:
 def postgres_refusal(
     code: str | None, message: str, detail: str | None, constraint: str | None, notes: Sequence[Mapping[str, Any]]
 ) -> PostcommitError | None:
-    """The refusal by its SQLSTATE, if it is one of ours."""
+    """The refusal by its SQLSTATE, if it is one of ours. PostgreSQL has aborted the transaction by then."""
     if code == "23514" and constraint:
-        return limit_of(constraint)
+        return limit_of(constraint, aborted=True)
     if code == "23505":
         first = _id((detail or "").rpartition(" ")[2])
         # The message quotes the key and the tenant, which tells which of the batch it was.
         for note in notes:
             key, tenant = _literal(note["idempotency_key"]), _literal(note.get("tenant") or "default")
             if first and message.startswith(f"postcommit: idempotency_key {key} of tenant {tenant} was used"):
-                return Conflict(note["idempotency_key"], first)
+                return Conflict(note["idempotency_key"], first, aborted=True)
     return None
 
 
@@ -106,7 +119,7 @@ def sqlite_refusal(message: str) -> PostcommitError | None:
     if broken := re.search(r"CHECK constraint failed: (\w+)", message):
         return limit_of(broken[1])
     if raised := re.match(r"postcommit: (\w+) (.+)", message):
-        return Invalid(raised[1], raised[2], raised[2].partition("; ")[2] or None) if raised[1] in _TYPES else None
+        return Invalid(raised[1], raised[2]) if raised[1] in _TYPES else None
     return None
 
 
@@ -116,7 +129,7 @@ def is_unmigrated(message: str) -> bool:
 
 
 #: What to do then.
-UNMIGRATED = "this file has no schema of Postcommit's: run `postcommit migrate --database-url sqlite:FILE`"
+UNMIGRATED = "the SQLite file has no Postcommit schema; run `postcommit migrate --database-url sqlite:FILE`"
 
 
 def is_sqlite_conflict(message: str) -> bool:
@@ -124,12 +137,12 @@ def is_sqlite_conflict(message: str) -> bool:
     return "was used with other content" in message
 
 
-def limit_of(constraint: str) -> Invalid | None:
+def limit_of(constraint: str, aborted: bool = False) -> Invalid | None:
     """The constraint's name says field and limit: ``title_at_most_998_bytes``."""
-    for name in sorted(_TYPES, key=len, reverse=True):
-        if constraint.startswith(name + "_"):
-            limit = constraint[len(name) + 1 :].replace("_", " ")
-            return Invalid(name, f"is not as it must be: {limit}", limit)
+    for field in sorted(_TYPES, key=len, reverse=True):
+        if constraint.startswith(field + "_"):
+            limit = constraint[len(field) + 1 :].replace("_", " ")
+            return Invalid(field, f"is refused; the rule is: {limit}", limit, aborted=aborted)
     return None
 
 

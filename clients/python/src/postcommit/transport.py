@@ -32,7 +32,7 @@ class Told(dict[str, Any]):
     """What the server told; to miss something in it is not the caller's mistake."""
 
     def __missing__(self, name: str) -> Any:
-        raise Unavailable(f"an answer that cannot be read: it has no {name}")
+        raise Unavailable(f"the answer cannot be read: it has no {name}")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Answer:
     def check(self) -> None:
         """A refusal becomes an error."""
         if 300 <= self.status < 400:
-            raise Refused(self.status, "redirect", "a redirect, which is not followed; is the URL right?")
+            raise Refused(self.status, "redirect", "the server answered with a redirect, which is not followed; check the URL")
         if not 200 <= self.status < 300:
             raise problem_error(self.problem(), self.status)
 
@@ -55,9 +55,9 @@ class Answer:
         try:
             told = json.loads(self.body)
         except ValueError as error:
-            raise Unavailable(f"an answer that cannot be read: {error}") from None
+            raise Unavailable(f"the answer cannot be read: {error}") from None
         if not isinstance(told, dict):
-            raise Unavailable("an answer that cannot be read: it is no object")
+            raise Unavailable("the answer cannot be read: it is not an object")
         return Told(told)
 
     def problem(self) -> dict[str, Any]:
@@ -76,8 +76,7 @@ def problem_error(problem: Mapping[str, Any], status: int, key: str = "") -> Pos
     if kind == "key-conflict" and "first" in problem:
         return Conflict(key, UUID(str(problem["first"])))
     if kind == "invalid" and "field" in problem:
-        limit = problem.get("limit") or detail.partition("; ")[2]
-        return Invalid(str(problem["field"]), detail, str(limit) or None)
+        return Invalid(str(problem["field"]), detail, problem.get("limit"))
     return Refused(status, kind, detail)
 
 
@@ -92,7 +91,7 @@ class Transport:
         if parts.scheme not in ("http", "https") or not parts.hostname or odd:
             raise Invalid("url", "must be http(s)://host[:port][/path], without user name, query and fragment")
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise Invalid("key", "is empty, or holds characters that a header cannot carry")
+            raise Invalid("key", "is empty, or contains characters that are not allowed in an HTTP header")
         if not 0 <= repeats <= _MOST_REPEATS:
             raise Invalid("repeats", f"is {repeats}; 0 to {_MOST_REPEATS} are allowed", f"0 to {_MOST_REPEATS}")
         self.server = f"{parts.scheme}://{parts.netloc}"
@@ -126,7 +125,7 @@ class Transport:
     def wait(self, made: int, problem: str, after: float | None) -> None:
         """Before the next try, after so many; raises when there is none."""
         if after is not None and after > LONGEST_WAIT:
-            raise Unavailable(f"{problem}; it asks to wait {after:.0f} s (tries: {made + 1})")
+            raise Unavailable(f"{problem}; the server asks to wait {after:.0f} s (tries: {made + 1})")
         if made >= self.repeats:
             raise Unavailable(f"{problem} (tries: {made + 1})")
         wait = min(_FIRST_WAIT * 2.0**made, LONGEST_WAIT) * random.uniform(0.5, 1.0)
@@ -195,11 +194,11 @@ def read(response: http.client.HTTPResponse, deadline: float) -> Answer:
     while chunk := response.read1(65536):
         body += chunk
         if len(body) > ANSWER_BYTES:
-            raise _HalfAnswer(f"an answer of more than {ANSWER_BYTES} bytes")
+            raise _HalfAnswer(f"the answer has more than {ANSWER_BYTES} bytes")
         if time.monotonic() > deadline:
-            raise _HalfAnswer("an answer that does not end in time")
+            raise _HalfAnswer("the answer did not end in time")
     if response.length:
-        raise _HalfAnswer("half an answer")
+        raise _HalfAnswer("the answer is incomplete")
     # Read to its end, but it does not notice that by itself; the connection waits for it.
     response.close()
     after = response.getheader("Retry-After", "").strip()
@@ -211,11 +210,11 @@ def segment(field: str, text: str) -> str:
     """Percent-encoded, so that it stays one segment of a path."""
     # Proxies take dots for the way up, however they are written.
     if text in ("", ".", ".."):
-        raise Invalid(field, 'must not be empty, "." or ".." here')
+        raise Invalid(field, 'must not be empty, "." or "..", because it is part of a URL path')
     try:
         return quote(text, safe="")
     except UnicodeEncodeError:
-        raise Invalid(field, "holds a lone surrogate") from None
+        raise Invalid(field, "contains a lone surrogate") from None
 
 
 def _shortened(text: object) -> str:

@@ -3,6 +3,7 @@
 import json
 import unittest
 from pathlib import Path
+from uuid import UUID
 
 from postcommit import key
 
@@ -13,6 +14,13 @@ class Keys(unittest.TestCase):
     def test_of_names(self) -> None:
         for entry in VECTORS["of"]:
             self.assertEqual(key.of(entry["kind"], *entry["parts"]), entry["key"])
+
+    def test_parts_are_texts_and_integers(self) -> None:
+        self.assertEqual(key.of("a", 2**70), f"a:{2**70}")
+        self.assertEqual(key.of("a", UUID(int=5)), "a:00000000-0000-0000-0000-000000000005")
+        for odd in (1.5, 1.0, True, None, b"b", ["b"]):
+            with self.assertRaisesRegex(TypeError, "part 2 of the key is of type .*; only str, int and UUID are allowed"):
+                key.of("a", "b", odd)  # type: ignore[arg-type]
 
     def test_of_content(self) -> None:
         for entry in VECTORS["from_content"]:

@@ -9,8 +9,8 @@ from uuid import uuid4
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from postcommit import Conflict
-from postcommit.sqlalchemy import cancel_async, enqueue_async, enqueue_many_async
+from postcommit import Conflict, Invalid
+from postcommit.sqlalchemy import cancel_async, enqueue, enqueue_async, enqueue_many_async
 
 from .. import sqlalchemy_cases
 
@@ -19,6 +19,7 @@ URL = "postgresql+psycopg://" + os.environ["POSTCOMMIT_DATABASE_URL"].partition(
 
 class Postgres(sqlalchemy_cases.Cases):
     notifications = "postcommit.notification"
+    aborts = True
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -39,6 +40,10 @@ class Async(unittest.IsolatedAsyncioTestCase):
         async with engine.begin() as connection:
             self.assertEqual(await enqueue_many_async(connection, [{"event_type": "e", "idempotency_key": key, "entity": key}]), [first])
             self.assertIn(await cancel_async(connection, key), (0, 1))
+            with self.assertRaisesRegex(Invalid, "^on: is of type AsyncConnection; it must be a Session or Connection"):
+                enqueue(connection, "e")  # type: ignore[arg-type]
+            with self.assertRaisesRegex(Invalid, "^on: is of type Connection; it must be an AsyncSession or AsyncConnection"):
+                await enqueue_async(connection.sync_connection, "e")  # type: ignore[arg-type]
 
 
 del sqlalchemy_cases

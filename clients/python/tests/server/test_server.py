@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import unittest
+from urllib.request import urlopen
 from uuid import UUID, uuid4
 
 from postcommit import Conflict, Enqueued, Invalid, Postcommit, Refused, key
+from postcommit.check import KINDS
+from postcommit.notification import NAMES
 
 
 class Server(unittest.TestCase):
@@ -39,10 +43,19 @@ class Server(unittest.TestCase):
         self.assertEqual(refused.exception.field, "title")
         self.assertIn("998", refused.exception.limit or "")
 
+    def test_fields_and_recipients_are_those_of_the_server(self) -> None:
+        with urlopen(os.environ["POSTCOMMIT_URL"] + "/openapi.json") as answer:
+            schemas = json.load(answer)["components"]["schemas"]
+        self.assertEqual(set(schemas["NewNotification"]["properties"]), NAMES)
+        shapes = [frozenset(shape["properties"]) for shape in schemas["Recipient"]["oneOf"]]
+        self.assertEqual(set(shapes), {frozenset({"provider", "address"}), *(frozenset({kind}) for kind in KINDS)})
+
     def test_status_and_cancel(self) -> None:
         later = self.enqueue(due_at="2090-01-01T00:00:00Z", expires_at="2090-01-02T00:00:00Z")
         status = self.client.status(later.id)
         self.assertEqual((status.id, status.state, status.retries), (later.id, "pending", 0))
+        times = (status.sent_at, status.delivered_at, status.last_attempt_at, status.captured)
+        self.assertEqual(times, (None, None, None, False))
         self.assertEqual(self.client.cancel(self.entity, "booking.reminder"), 0)
         self.assertEqual(self.client.cancel(self.entity), 1)
         self.assertEqual(self.client.status(later.id).state, "cancelled")
@@ -62,7 +75,7 @@ class Server(unittest.TestCase):
         assert isinstance(new, Enqueued) and isinstance(again, Enqueued), results
         assert isinstance(conflict, Conflict) and isinstance(invalid, Invalid), results
         self.assertEqual((new.id, again.duplicate, conflict.first), (again.id, True, first.id))
-        self.assertTrue(invalid.field.endswith("title"), invalid.field)
+        self.assertEqual(invalid.field, "[2].title")
 
     def test_who_may_not_is_told_so(self) -> None:
         with self.assertRaises(Refused) as refused:

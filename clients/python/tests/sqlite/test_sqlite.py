@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import unittest
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import create_engine
@@ -15,6 +16,7 @@ from postcommit import sqlalchemy as by_sqlalchemy
 from postcommit.sqlite import cancel, enqueue, enqueue_many
 
 from .. import sqlalchemy_cases
+from ..shared import ACCEPTED, REFUSED
 
 FILE = os.environ["POSTCOMMIT_DATABASE_URL"].removeprefix("sqlite:")
 LATER = "2090-01-01T00:00:00Z"
@@ -65,20 +67,55 @@ class Sqlite(unittest.TestCase):
             enqueue(self.connection, "other", idempotency_key=self.key, strict=True)
         self.assertEqual((conflict.exception.key, conflict.exception.first), (self.key, first))
         with self.assertRaises(Invalid) as refused:
-            enqueue(self.connection, "e", title="x" * 999)
-        self.assertEqual((refused.exception.field, refused.exception.limit), ("title", "at most 998 bytes"))
-        with self.assertRaises(Invalid) as refused:
-            enqueue(self.connection, "e", due_at="soon")
-        self.assertEqual(refused.exception.field, "due_at")
+            enqueue(self.connection, "e", expires_at="2020-01-01T00:00:00Z")
+        self.assertEqual((refused.exception.field, refused.exception.limit), ("expires_at", "after due at"))
+        # SQLite undoes the statement alone.
+        self.assertEqual((conflict.exception.aborted, refused.exception.aborted), (False, False))
         ids = enqueue_many(self.connection, [{"event_type": "e", "entity": self.key, "due_at": LATER}, {"event_type": "e", "idempotency_key": self.key}])
         self.assertEqual(ids[1], first)
         self.assertEqual(cancel(self.connection, self.key, "other"), 0)
         self.assertEqual(cancel(self.connection, self.key), 2)
         self.connection.rollback()
 
+    def test_what_the_client_refuses_is_refused_before_any_sql(self) -> None:
+        for what, note, field, _ in REFUSED:
+            with self.subTest(what), self.assertRaises(Invalid) as refused:
+                enqueue(self.connection, **note)
+            self.assertEqual(refused.exception.field, field)
+            with self.subTest(what), self.assertRaises(Invalid) as refused:
+                enqueue_many(self.connection, [{"event_type": "e"}, note])
+            self.assertEqual(refused.exception.field, f"[1].{field}")
+        self.assertFalse(self.connection.in_transaction)
+
+    def test_what_the_client_accepts_the_database_accepts(self) -> None:
+        for what, note in ACCEPTED:
+            with self.subTest(what):
+                enqueue(self.connection, **note)
+        self.connection.rollback()
+
+    def test_what_is_in_no_transaction_is_refused(self) -> None:
+        self.connection.isolation_level = None
+        for act in (
+            lambda: enqueue(self.connection, "e", idempotency_key=self.key),
+            lambda: enqueue_many(self.connection, [{"event_type": "e", "idempotency_key": self.key}]),
+            lambda: cancel(self.connection, self.key),
+        ):
+            with self.assertRaisesRegex(Invalid, "^connection: .*a rollback would leave the notification.*BEGIN IMMEDIATE"):
+                act()
+        self.connection.execute("BEGIN IMMEDIATE")
+        enqueue(self.connection, "e", idempotency_key=self.key)
+        self.connection.execute("ROLLBACK")
+        self.assertEqual(self.count(), 0)
+        enqueue(self.connection, "e", idempotency_key=self.key, outside_transaction=True)
+        self.assertEqual(self.count(), 1)
+        for odd in (None, FILE):
+            with self.assertRaisesRegex(Invalid, "^connection: is of type .*; it must be a Connection of sqlite3"):
+                enqueue(odd, "e")  # type: ignore[arg-type]
+
 
 class SqlAlchemy(sqlalchemy_cases.Cases):
     notifications = "postcommit_notification"
+    aborts = False
 
     @classmethod
     def setUpClass(cls) -> None:

@@ -24,7 +24,7 @@ test("a request is what the contract says", () =>
     assert.deepEqual([request?.method, request?.path], ["POST", "/below/v1/notifications"]);
     assert.equal(request?.headers.authorization, `Bearer ${KEY}`);
     assert.equal(request.headers["content-type"], "application/json");
-    assert.deepEqual(JSON.parse(request.body), { ...NOTE, due_at: "2030-01-02T03:04:05.000Z", recipients: [{ email: "guest@example.com" }] });
+    assert.deepEqual(JSON.parse(request.body), { ...NOTE, due_at: "2030-01-02T03:04:05Z", recipients: [{ email: "guest@example.com" }] });
   }));
 
 test("names stay one segment of the path", () =>
@@ -32,7 +32,7 @@ test("names stay one segment of the path", () =>
     const client = new Postcommit(url, KEY);
     assert.equal(await client.cancel("a/b?c#é", "booking.reminder"), 3);
     assert.equal(asked[0]?.path, "/v1/entities/a%2Fb%3Fc%23%C3%A9/cancel");
-    for (const dots of ["", ".", ".."]) assert.ok((await failure(client.cancel(dots))) instanceof Invalid);
+    for (const dots of ["", ".", "..", 1, undefined]) assert.ok((await failure(client.cancel(dots as string))) instanceof Invalid);
     assert.equal(asked.length, 1);
   }));
 
@@ -41,7 +41,7 @@ test("what cannot be sent is refused before", async () => {
   for (const odd of [{ title: "\ud800" }, { payload: { x: NaN } }]) assert.ok((await failure(client.enqueue({ ...NOTE, ...odd }))) instanceof Invalid);
   for (const notes of [[], Array<Notification>(1001).fill(NOTE)]) {
     const error = await failure(client.enqueueMany(notes));
-    assert.ok(error instanceof Invalid && error.limit === "1 to 1000");
+    assert.ok(error instanceof Invalid && error.limit?.startsWith("1 to 1000"));
   }
   for (const url of ["", "example.com", "ftp://example.com", "https://", "https://u:p@example.com", "https://a.example/?b", "https://a.example/#b"]) {
     assert.throws(() => new Postcommit(url, KEY), { name: "Invalid", field: "url" });
@@ -108,7 +108,7 @@ test("refusals are final and typed", async () => {
     [problem(500, "internal"), Refused, "500 internal: what is wrong"],
     [invalid, Invalid, "title: has 999 bytes; at most 998 are allowed"],
     [[502, "<html>a proxy's own page</html>"], Refused, "502: "],
-    [[307, "", { location: "http://127.0.0.1:9/" }], Refused, "307 redirect: a redirect, which is not followed; is the URL right?"],
+    [[307, "", { location: "http://127.0.0.1:9/" }], Refused, "307 redirect: the server answered with a redirect, which is not followed; check the URL"],
   ];
   for (const [reply, kind, expected] of cases) {
     await standIn(() => reply, async ({ url, asked }) => {

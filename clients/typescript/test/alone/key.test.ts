@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { key } from "../../src/index.js";
 
 interface Vectors {
-  of: { kind: string; parts: string[]; key: string }[];
+  of: { kind: string; parts: (string | number)[]; key: string }[];
   from_content: { rule: string; provider: string; run: string; payload: string; javascript: boolean; canonical: string; key: string }[];
 }
 // From build/test/alone.
@@ -14,6 +14,14 @@ const vectors = JSON.parse(readFileSync(new URL("../../../../keys.json", import.
 
 test("keys of names", () => {
   for (const entry of vectors.of) assert.equal(key.of(entry.kind, ...entry.parts), entry.key);
+});
+
+test("parts are texts and integers", () => {
+  assert.equal(key.of("a", 2n ** 70n, -0, -7), `a:${2n ** 70n}:0:-7`);
+  for (const odd of [1.5, 2 ** 53, NaN, true, null, undefined, ["b"], {}]) {
+    const refusal = /^TypeError: part 2 of the key is .*; only a string, an integer within 2\^53 or a bigint is allowed$/;
+    assert.throws(() => key.of("a", "b", odd as string), refusal);
+  }
 });
 
 test("keys of content", async () => {

@@ -61,7 +61,7 @@ test("a refusal, too many failures and the caller end it", async () => {
     while (asked.length === 0) await new Promise((resolve) => setImmediate(resolve));
     abort.abort();
     assert.deepEqual(await next, { value: undefined, done: true });
-    await assert.rejects(new Postcommit(url, "pc_1_x", { repeats: 0 }).inbox("7").stream({ idleTimeout: 100 }).next(), /nothing came for 100 ms/);
+    await assert.rejects(new Postcommit(url, "pc_1_x", { repeats: 0 }).inbox("7").stream({ idleTimeout: 100 }).next(), /no data came for 100 ms/);
   });
 });
 

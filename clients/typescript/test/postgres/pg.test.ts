@@ -4,7 +4,8 @@ import { after, before, beforeEach, test } from "node:test";
 
 import pg from "pg";
 
-import { Conflict, Invalid, type Notification, pg as postcommit } from "../../src/index.js";
+import { Conflict, Invalid, type Notification, key as names, pg as postcommit } from "../../src/index.js";
+import { accepted, refused as cases } from "../shared.js";
 
 const client = new pg.Client(process.env.POSTCOMMIT_DATABASE_URL ?? assert.fail("POSTCOMMIT_DATABASE_URL"));
 const onlooker = new pg.Client(process.env.POSTCOMMIT_DATABASE_URL);
@@ -54,6 +55,70 @@ test("commit publishes and rollback leaves nothing", async () => {
   assert.equal(await count(), 1);
 });
 
+test("a pool is refused, because a rollback would leave the notification", async () => {
+  const pool = new pg.Pool({ connectionString: process.env.POSTCOMMIT_DATABASE_URL, max: 2 });
+  const note = { event_type: "e", idempotency_key: key, entity: key, due_at: new Date("2090-01-01T00:00:00Z") };
+  try {
+    const message = /is a Pool.*a rollback would leave the notification.*pool\.connect.*outsideTransaction: true/;
+    const refusal = { name: "Invalid", field: "client", message };
+    await assert.rejects(postcommit.enqueue(pool, note), refusal);
+    await assert.rejects(postcommit.enqueueMany(pool, [note]), refusal);
+    await assert.rejects(postcommit.cancel(pool, key), refusal);
+    assert.equal(await count(), 0);
+    // Its own clients are in transactions of their own.
+    const one = await pool.connect();
+    await one.query("BEGIN");
+    await postcommit.enqueue(one, note);
+    await one.query("ROLLBACK");
+    one.release();
+    assert.equal(await count(), 0);
+    // Who wants it says so.
+    const how = { outsideTransaction: true };
+    const id = await postcommit.enqueue(pool, note, how);
+    assert.deepEqual([await count(), await postcommit.enqueueMany(pool, [note], how)], [1, [id]]);
+    assert.equal(await postcommit.cancel(pool, key, how), 1);
+  } finally {
+    await pool.end();
+  }
+});
+
+test("what the client refuses leaves the transaction as it was", () =>
+  inTransaction(async () => {
+    await postcommit.enqueue(client, { event_type: "e", idempotency_key: key });
+    for (const { what, note, field } of cases) {
+      await assert.rejects(postcommit.enqueue(client, note), { name: "Invalid", field, aborted: false }, what);
+      const place = { name: "Invalid", field: `[1].${field}`, aborted: false };
+      await assert.rejects(postcommit.enqueueMany(client, [{ event_type: "e" }, note]), place, what);
+    }
+    const strict = { event_type: "e", strict: true } as Notification;
+    await assert.rejects(postcommit.enqueueMany(client, [strict]), { field: "[0].strict", message: /Give it to the function/ });
+    for (const odd of [1, undefined, {}]) await assert.rejects(postcommit.cancel(client, odd as string), { name: "Invalid", field: "entity" });
+  }, "COMMIT").then(async () => assert.equal(await count(), 1)));
+
+test("keys that were not awaited do not become one key", () =>
+  inTransaction(async () => {
+    for (const a of [1, 2]) {
+      const idempotency_key = names.fromContent("r", "p", { a }, "1") as unknown as string;
+      const refusal = { name: "Invalid", field: "idempotency_key", message: /is of type Promise; .*await it first/ };
+      await assert.rejects(postcommit.enqueue(client, { event_type: "e", payload: { a }, idempotency_key }), refusal);
+    }
+  }));
+
+test("what the client accepts the database accepts", () =>
+  inTransaction(async () => {
+    for (const { note } of accepted) {
+      await postcommit.enqueue(client, note);
+      await postcommit.enqueueMany(client, [note]);
+    }
+  }));
+
+test("other objects are refused with what to pass", async () => {
+  for (const odd of [undefined, null, "postgres://", Promise.resolve(client)]) {
+    const refusal = { name: "Invalid", field: "client", message: /is of type .*; it must be a Client of pg, or the PoolClient/ };
+    await assert.rejects(postcommit.enqueue(odd as unknown as pg.Client, { event_type: "e" }), refusal);
+  }
+});
+
 test("every field arrives", () =>
   inTransaction(async () => {
     const note: Notification = {
@@ -79,11 +144,14 @@ test("keys, strict and limits", () =>
     assert.deepEqual([conflict.key, conflict.first], [key, first]);
     const batch = [{ event_type: "e" }, { event_type: "other", idempotency_key: key }];
     assert.ok((await refused(postcommit.enqueueMany(client, batch, { strict: true }))) instanceof Conflict);
-    const limit = await refused(postcommit.enqueue(client, { event_type: "e", title: "x".repeat(999) }));
+    // The database alone knows when now is.
+    const limit = await refused(postcommit.enqueue(client, { event_type: "e", expires_at: "2020-01-01T00:00:00Z" }));
     assert.ok(limit instanceof Invalid);
-    assert.deepEqual([limit.field, limit.limit], ["title", "at most 998 bytes"]);
-    const other = (await refused(postcommit.enqueue(client, { event_type: "e", due_at: "soon" }))) as { code: string };
-    assert.equal(other.code, "22007");
+    assert.deepEqual([limit.field, limit.limit], ["expires_at", "after due at"]);
+    for (const error of [conflict, limit]) {
+      assert.ok(error.aborted);
+      assert.match(error.message, /\. The transaction is aborted; roll back$/);
+    }
   }));
 
 test("many and cancel", () =>

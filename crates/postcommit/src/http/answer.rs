@@ -76,10 +76,12 @@ impl Answer {
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
         match self.status {
             200..=299 => serde_json::from_slice(&self.body)
-                .map_err(|e| Error::unavailable(format!("an answer that cannot be read: {e}"))),
-            300..=399 => {
-                Err(Error::refused(self.status, "redirect", "a redirect, which is not followed; is the URL right?"))
-            }
+                .map_err(|e| Error::unavailable(format!("the answer cannot be read: {e}"))),
+            300..=399 => Err(Error::refused(
+                self.status,
+                "redirect",
+                "the server answered with a redirect, which is not followed; check the URL",
+            )),
             status => Err(serde_json::from_slice::<Problem>(&self.body).unwrap_or_default().into_error(status)),
         }
     }
@@ -93,7 +95,7 @@ impl BatchResult {
                 Err(problem.into_error(status))
             }
             (Some(id), None) => Ok(Enqueued { id, duplicate: self.duplicate.unwrap_or(false) }),
-            (None, None) => Err(Error::unavailable("a result without id and problem")),
+            (None, None) => Err(Error::unavailable("the answer cannot be read: a result has neither id nor problem")),
         }
     }
 }

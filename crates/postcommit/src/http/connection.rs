@@ -83,7 +83,7 @@ impl Connections {
         let (head, body) = response.into_parts();
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(|error| {
             match error.downcast_ref::<LengthLimitError>() {
-                Some(_) => Unsettled::new(format!("an answer of more than {ANSWER_BYTES} bytes")),
+                Some(_) => Unsettled::new(format!("the answer has more than {ANSWER_BYTES} bytes")),
                 None => Unsettled::new(shown("the answer is incomplete", &*error)),
             }
         })?;
@@ -151,7 +151,7 @@ async fn connector(extra: Vec<CertificateDer<'static>>) -> io::Result<TlsConnect
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system.certs.into_iter().chain(extra));
     if roots.is_empty() {
-        return Err(io::Error::other("the system has no root certificates; give root_certificates"));
+        return Err(io::Error::other("the system has no root certificates; set root_certificates"));
     }
     let builder =
         ClientConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions();

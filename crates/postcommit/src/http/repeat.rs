@@ -50,8 +50,11 @@ impl Repeats {
         let asked = last.after.unwrap_or_default();
         if self.made >= self.most || asked > LONGEST_WAIT {
             let tries = self.made + 1;
-            let and_then =
-                if asked > LONGEST_WAIT { format!("; it asks to wait {} s", asked.as_secs()) } else { String::new() };
+            let and_then = if asked > LONGEST_WAIT {
+                format!("; the server asks to wait {} s", asked.as_secs())
+            } else {
+                String::new()
+            };
             return Err(Error::unavailable(format!("{}{and_then} (tries: {tries})", last.problem)));
         }
         let wait = FIRST_WAIT * 2_u32.saturating_pow(self.made);

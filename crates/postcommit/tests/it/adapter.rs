@@ -70,82 +70,55 @@ impl Adapter for TokioPostgres {
     }
 }
 
-pub struct SqlxPostgres(sqlx::PgConnection);
+macro_rules! sqlx_adapter {
+    ($name:ident($connection:ty), $kind:expr, $adapter:ident, $testing:ident, |$to:ident| $connect:expr) => {
+        pub struct $name($connection);
 
-impl Adapter for SqlxPostgres {
-    const KIND: Kind = Kind::Postgres;
+        impl Adapter for $name {
+            const KIND: Kind = $kind;
 
-    async fn connect(to: &str) -> Self {
-        Self(sqlx::PgConnection::connect(to).await.unwrap())
-    }
+            async fn connect($to: &str) -> Self {
+                Self($connect.await.unwrap())
+            }
 
-    async fn run(&mut self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap();
-    }
+            async fn run(&mut self, sql: &str) {
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap();
+            }
 
-    async fn texts(&mut self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut self.0).await.unwrap()
-    }
+            async fn texts(&mut self, sql: &str) -> Vec<String> {
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut self.0).await.unwrap()
+            }
 
-    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
-        adapters::sqlx::postgres::enqueue(&mut self.0, note).await
-    }
+            async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
+                adapters::sqlx::$adapter::enqueue(&mut self.0, note).await
+            }
 
-    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
-        adapters::sqlx::postgres::enqueue_many(&mut self.0, notes).await
-    }
+            async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
+                adapters::sqlx::$adapter::enqueue_many(&mut self.0, notes).await
+            }
 
-    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
-        adapters::sqlx::postgres::cancel(&mut self.0, tenant, entity, event_type).await
-    }
+            async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
+                adapters::sqlx::$adapter::cancel(&mut self.0, tenant, entity, event_type).await
+            }
 
-    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
-        postcommit::testing::sqlx_postgres::assert_enqueued(&mut self.0, event_type, entity).await;
-    }
+            async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+                postcommit::testing::$testing::assert_enqueued(&mut self.0, event_type, entity).await;
+            }
 
-    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
-        postcommit::testing::sqlx_postgres::refute_enqueued(&mut self.0, event_type, entity).await;
-    }
+            async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
+                postcommit::testing::$testing::refute_enqueued(&mut self.0, event_type, entity).await;
+            }
+        }
+    };
 }
 
-pub struct SqlxSqlite(sqlx::SqliteConnection);
-
-impl Adapter for SqlxSqlite {
-    const KIND: Kind = Kind::Sqlite;
-
-    async fn connect(to: &str) -> Self {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(to);
-        Self(sqlx::SqliteConnection::connect_with(&options).await.unwrap())
-    }
-
-    async fn run(&mut self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap();
-    }
-
-    async fn texts(&mut self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&mut self.0).await.unwrap()
-    }
-
-    async fn enqueue(&mut self, note: &Notification) -> Result<Uuid, Error> {
-        adapters::sqlx::sqlite::enqueue(&mut self.0, note).await
-    }
-
-    async fn enqueue_many(&mut self, notes: &[Notification]) -> Result<Vec<Uuid>, Error> {
-        adapters::sqlx::sqlite::enqueue_many(&mut self.0, notes).await
-    }
-
-    async fn cancel(&mut self, tenant: &str, entity: &str, event_type: Option<&str>) -> Result<u64, Error> {
-        adapters::sqlx::sqlite::cancel(&mut self.0, tenant, entity, event_type).await
-    }
-
-    async fn assert_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
-        postcommit::testing::sqlx_sqlite::assert_enqueued(&mut self.0, event_type, entity).await;
-    }
-
-    async fn refute_enqueued(&mut self, event_type: &str, entity: Option<&str>) {
-        postcommit::testing::sqlx_sqlite::refute_enqueued(&mut self.0, event_type, entity).await;
-    }
-}
+sqlx_adapter!(SqlxPostgres(sqlx::PgConnection), Kind::Postgres, postgres, sqlx_postgres, |to| {
+    sqlx::PgConnection::connect(to)
+});
+sqlx_adapter!(SqlxSqlite(sqlx::SqliteConnection), Kind::Sqlite, sqlite, sqlx_sqlite, |to| {
+    // The options must live until the connection is made.
+    async { sqlx::SqliteConnection::connect_with(&sqlx::sqlite::SqliteConnectOptions::new().filename(to)).await }
+});
 
 pub struct Rusqlite(rusqlite::Connection);
 

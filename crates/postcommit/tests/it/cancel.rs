@@ -22,7 +22,7 @@ async fn c12_cancel_cancels_and_counts<A: Adapter>(mut world: World<A>) {
     }
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 2);
     assert_eq!(world.count("delivery_queue").await, 0);
-    assert_eq!(world.all("SELECT status FROM postcommit.notification_status").await, ["cancelled", "cancelled"]);
+    assert_eq!(world.all("SELECT state FROM postcommit.notification_status").await, ["cancelled", "cancelled"]);
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 0, "a second time there is nothing left");
 }
 
@@ -31,7 +31,7 @@ async fn c12_cancel_can_be_limited_to_one_event_type<A: Adapter>(mut world: Worl
     reminder.event_type = "booking.reminder".into();
     world.enqueue_many(&[booking("k").build().unwrap(), reminder]).await.unwrap();
     assert_eq!(world.cancel("default", "12345", Some("booking.reminder")).await.unwrap(), 1);
-    let status = "SELECT event_type || ' ' || status FROM postcommit.notification_status ORDER BY event_type";
+    let status = "SELECT event_type || ' ' || state FROM postcommit.notification_status ORDER BY event_type";
     assert_eq!(world.all(status).await, ["booking.confirmed pending", "booking.reminder cancelled"]);
 }
 
@@ -49,7 +49,7 @@ async fn c12_a_cancel_that_is_rolled_back_cancels_nothing<A: Adapter>(mut world:
     world.run("BEGIN").await;
     assert_eq!(world.cancel("default", "12345", None).await.unwrap(), 1);
     world.run("ROLLBACK").await;
-    assert_eq!(world.all("SELECT status FROM postcommit.notification_status").await, ["pending"]);
+    assert_eq!(world.all("SELECT state FROM postcommit.notification_status").await, ["pending"]);
     assert_eq!(world.count("cancel_request").await, 0);
 }
 

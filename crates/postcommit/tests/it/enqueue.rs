@@ -265,7 +265,7 @@ async fn d4_enqueue_writes_the_queue_and_nothing_else<A: Adapter>(mut world: Wor
         world.all("SELECT CAST(notification_id AS text) FROM postcommit.delivery_queue").await,
         [id.to_string()]
     );
-    assert_eq!(world.all("SELECT status FROM postcommit.notification_status").await, ["pending"]);
+    assert_eq!(world.all("SELECT state FROM postcommit.notification_status").await, ["pending"]);
     for table in ["attempt", "delivery_ledger", "cancel_request", "key_conflict", "stale_settle", "provider"] {
         assert_eq!(world.count(table).await, 0, "{table}");
     }

@@ -145,9 +145,9 @@ async fn invalid_responses_end_in_an_error() {
     let broken: [(Reply, &str); 5] = [
         (Reply::Hang, "no answer within 200 ms"),
         (Reply::Garbage, "no answer"),
-        (Reply::HugeBody(ANSWER_BYTES as u64 + 1), "an answer of more than 4194304 bytes"),
+        (Reply::HugeBody(ANSWER_BYTES as u64 + 1), "the answer has more than 4194304 bytes"),
         (Reply::EndlessHeaders, "no answer"),
-        (Reply::json(202, json!({"ID": 1})), "an answer that cannot be read"),
+        (Reply::json(202, json!({"ID": 1})), "the answer cannot be read"),
     ];
     for (reply, expected) in broken {
         let slow_enough =

@@ -39,6 +39,15 @@ fn sdk_alone_is_light() {
     );
 }
 
+/// A hash and base64: a receiver of webhooks needs no runtime, no HTTP and no database for it.
+#[test]
+fn sdk_with_webhook_is_light() {
+    let crates = crates_with("webhook");
+    assert!(crates.contains("hmac"), "this is not the SDK's tree: {crates:?}");
+    refute(&crates, &["tokio", "hyper", "http", "rustls", "sqlx", "rusqlite", "postcommit_engine"]);
+    assert!(crates.len() <= 40, "{} crates: {crates:?}", crates.len());
+}
+
 /// HTTP/1.1 and TLS only: no URL parser, no HTTP/2, no cookies, no decompression.
 #[test]
 fn sdk_with_http_is_light() {

@@ -40,7 +40,7 @@ async fn assert_enqueued_panics_with_the_notifications_it_found<A: Adapter>(mut 
         text.starts_with(r#"expected a notification "booking.confirmed" about "999" in this transaction"#),
         "{text}"
     );
-    assert!(text.ends_with(r#"it sees [("booking.confirmed", Some("12345"))]"#), "{text}");
+    assert!(text.ends_with(r#"found [("booking.confirmed", Some("12345"))]"#), "{text}");
 }
 
 async fn refute_enqueued_passes_for_other_types_and_entities<A: Adapter>(mut world: World<A>) {
