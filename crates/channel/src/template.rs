@@ -1,0 +1,367 @@
+//! Templates: compiles and renders what a tenant has written. Everything is pure: no database, no file, no network.
+//! - [`payload`]: the flat view of a payload, in which the spelling of a name does not matter;
+//! - `lexer`, `expression` and `translate`: check a text of a template and turn it into what the engine runs;
+//! - `compiled`: a version, compiled; `run`: one rendering of it, with its limits;
+//! - `filters`, `dates`, `numbers`, `phones`: how values are written;
+//! - `plain`: the text of an HTML message; [`sms`]: how many segments a text takes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use postcommit::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::StoredNotification;
+
+mod compiled;
+mod data;
+mod dates;
+mod expression;
+mod filters;
+mod lexer;
+mod numbers;
+
+pub mod payload;
+mod phones;
+mod plain;
+mod run;
+pub mod sms;
+mod translate;
+mod values;
+
+pub use compiled::Compiled;
+pub use payload::{Ambiguous, FlatPayload, default_address, flat_name};
+pub use plain::text_of_html;
+
+/// The limits of templates and of one rendering, in one place.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Bytes of all parts of a template together: `to`, subject, text, html and data.
+    pub const SOURCE_BYTES: usize = 64 * 1024;
+    /// Bytes of a layout or partial.
+    pub const LAYOUT_BYTES: usize = 64 * 1024;
+    /// Bytes of a part as it is given to the engine, with its layout and partials in their places.
+    pub const EXPANDED_BYTES: usize = 512 * 1024;
+    /// Tags of a part when its layout and partials are in their places.
+    pub const TAGS: usize = 5_000;
+    /// Names, values and operators in one tag.
+    pub const TOKENS: usize = 200;
+    /// Levels of `if`, `for` and `include` inside each other, and of parentheses in one tag.
+    pub const DEPTH: usize = 16;
+    /// Branches of one `if`.
+    pub const BRANCHES: usize = 100;
+    /// Steps of the engine for one rendering.
+    pub const FUEL: u64 = 200_000;
+    /// Bytes that filters may read and write in one rendering.
+    pub const WORK_BYTES: usize = 16 * 1024 * 1024;
+    /// Bytes of one value that a filter returns.
+    pub const VALUE_BYTES: usize = 256 * 1024;
+    /// Time for one rendering. The other limits stop a template long before; this one is for what they overlook.
+    pub const TIME: Duration = Duration::from_secs(5);
+    /// Bytes of the rendered text, and of the rendered HTML.
+    pub const BODY_BYTES: usize = postcommit::limits::BODY_BYTES;
+    /// Bytes of the rendered subject.
+    pub const SUBJECT_BYTES: usize = postcommit::limits::TITLE_BYTES;
+    /// Bytes of the rendered address.
+    pub const ADDRESS_BYTES: usize = postcommit::limits::ADDRESS_BYTES;
+    /// Bytes of the rendered channel data, as JSON text.
+    pub const DATA_BYTES: usize = postcommit::limits::DATA_BYTES;
+    /// Warnings of one rendering; more are left out.
+    pub const WARNINGS: usize = 50;
+    /// Bytes of a placeholder's flat name.
+    pub const NAME_BYTES: usize = 255;
+    /// Characters of a date format.
+    pub const DATE_FORMAT_CHARS: usize = 63;
+}
+
+/// The format of a date when none is set: `15-Mar-2026`.
+pub const DATE_FORMAT: &str = "%d-%b-%Y";
+
+/// The time zone when none is set.
+pub const TIME_ZONE: &str = "UTC";
+
+/// The layouts that are shipped, by name. A tenant's own layout of the same name replaces one.
+pub const LAYOUTS: [(&str, &str); 1] = [("mail", include_str!("template/mail.html"))];
+
+/// The content of one version of a template. It is complete in itself: layout, partials and brand are copies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Source {
+    /// Gives the address. Without it the address is that of the recipient, or [`default_address`].
+    pub to: Option<String>,
+    /// The subject or heading: one line.
+    pub subject: Option<String>,
+    /// The message as plain text. Without it, it is derived from `html`.
+    pub text: Option<String>,
+    /// The message as HTML.
+    pub html: Option<String>,
+    /// Data for the channel: JSON whose texts are templates.
+    pub data: Option<serde_json::Value>,
+    /// The name of the layout that `html` is put into. The layout is one of `parts`.
+    pub layout: Option<String>,
+    /// The layout and the partials, by name.
+    pub parts: BTreeMap<String, String>,
+    /// Values that templates read as `brand.name`: a JSON object.
+    pub brand: serde_json::Value,
+    /// What becomes of a placeholder without a value.
+    pub missing: Missing,
+    /// How a bare date is written, as of strftime. [`DATE_FORMAT`] by default.
+    pub date_format: String,
+    /// The IANA name of the time zone in which instants are written. [`TIME_ZONE`] by default.
+    pub time_zone: String,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self {
+            to: None,
+            subject: None,
+            text: None,
+            html: None,
+            data: None,
+            layout: None,
+            parts: BTreeMap::new(),
+            brand: serde_json::Value::Object(serde_json::Map::new()),
+            missing: Missing::default(),
+            date_format: DATE_FORMAT.to_owned(),
+            time_zone: TIME_ZONE.to_owned(),
+        }
+    }
+}
+
+/// What becomes of a placeholder without a value. A JSON null is no value; an empty text is one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    /// Nothing is printed, with a warning.
+    #[default]
+    Empty,
+    /// The placeholder is printed as it is written in the template, with a warning.
+    Keep,
+    /// Nothing is sent: [`Failure::Missing`].
+    Refuse,
+}
+
+impl Missing {
+    /// All of them, for help and for checks.
+    pub const ALL: [Self; 3] = [Self::Empty, Self::Keep, Self::Refuse];
+
+    /// Its name in the database, the API and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Keep => "keep",
+            Self::Refuse => "refuse",
+        }
+    }
+
+    /// The one with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|missing| missing.name() == name)
+    }
+}
+
+/// The fields of a notification that templates may read, as `title` or `notification.title`. A field of the payload
+/// with the same name comes first.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Note<'a> {
+    /// The notification's id.
+    pub id: Option<uuid::Uuid>,
+    /// The dotted name of what happened.
+    pub event_type: &'a str,
+    /// The thing it is about.
+    pub entity: Option<&'a str>,
+    /// The stream it belongs to.
+    pub topic: Option<&'a str>,
+    /// The subject or heading.
+    pub title: Option<&'a str>,
+    /// The text.
+    pub body: Option<&'a str>,
+    /// Where the reader should go.
+    pub action_url: Option<&'a str>,
+    /// The request or trace that caused it.
+    pub correlation_id: Option<&'a str>,
+    /// Not sent before this.
+    pub due_at: Option<Timestamp>,
+    /// When it was enqueued.
+    pub created_at: Option<Timestamp>,
+}
+
+impl<'a> From<&'a StoredNotification> for Note<'a> {
+    fn from(note: &'a StoredNotification) -> Self {
+        Self {
+            id: Some(note.id),
+            event_type: &note.event_type,
+            entity: note.entity.as_deref(),
+            topic: note.topic.as_deref(),
+            title: note.title.as_deref(),
+            body: note.body.as_deref(),
+            action_url: note.action_url.as_deref(),
+            correlation_id: note.correlation_id.as_deref(),
+            due_at: Some(note.due_at),
+            created_at: Some(note.created_at),
+        }
+    }
+}
+
+/// What a template may read.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// The event's data.
+    pub payload: &'a FlatPayload,
+    /// The notification.
+    pub note: Note<'a>,
+    /// The user that is written to, read as `user.name`: a JSON object.
+    pub user: Option<&'a serde_json::Value>,
+    /// A language tag. It decides how numbers are written; `None` is English.
+    pub language: Option<&'a str>,
+    /// The time zone of the recipient. `None`, or a name that is unknown: that of the template.
+    pub time_zone: Option<&'a str>,
+}
+
+/// A place in a template, where it can be found: from 1.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Place {
+    /// `to`, `subject`, `text`, `html`, `data`, `layout NAME` or `partial NAME`; `data` with the path of the text.
+    pub part: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+}
+
+/// What is wrong with a template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The part, as in [`Place::part`], or the setting.
+    pub part: String,
+    /// The line, from 1.
+    pub line: Option<usize>,
+    /// The column in characters, from 1.
+    pub column: Option<usize>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Problem {
+    pub(crate) fn of_part(part: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { part: part.into(), line: None, column: None, message: message.into() }
+    }
+
+    pub(crate) fn at(place: Place, message: impl Into<String>) -> Self {
+        Self { part: place.part, line: Some(place.line), column: Some(place.column), message: message.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.line, self.column) {
+            (Some(line), Some(column)) => write!(f, "{}, line {line}, column {column}: {}", self.part, self.message),
+            _ => write!(f, "{}: {}", self.part, self.message),
+        }
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// What a reader of a rendering or of a saved template should know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Warning {
+    /// The part, as in [`Place::part`].
+    pub part: String,
+    /// The line, from 1.
+    pub line: Option<usize>,
+    /// The column in characters, from 1.
+    pub column: Option<usize>,
+    /// What to know.
+    pub message: String,
+    /// The placeholder it is about, as it is written in the template.
+    pub placeholder: Option<String>,
+}
+
+/// A name that a template reads.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Placeholder {
+    /// As it is written, such as `guest.Phone`.
+    pub name: String,
+    /// The first place where it is written so.
+    pub place: Place,
+}
+
+/// A limit of a rendering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cap {
+    /// [`limits::FUEL`].
+    Steps,
+    /// [`limits::WORK_BYTES`].
+    Work,
+    /// [`limits::VALUE_BYTES`].
+    Value,
+    /// [`limits::TIME`], in milliseconds.
+    Time,
+    /// The bytes of a rendered part.
+    Output,
+}
+
+/// Why a template could not be rendered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// Placeholders without a value, and the template says `refuse`.
+    Missing {
+        /// As they are written in the template, in order.
+        names: Vec<String>,
+    },
+    /// A part went beyond a limit.
+    Limit {
+        /// The part.
+        part: String,
+        /// Which limit.
+        what: Cap,
+        /// The limit.
+        limit: u64,
+    },
+    /// A filter could not do what it was asked to.
+    Failed(Problem),
+}
+
+impl Failure {
+    /// The code that a delivery is parked with.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Missing { .. } => "missing_data",
+            Self::Limit { .. } => "template_limit",
+            Self::Failed(_) => "template_failed",
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { names } => write!(f, "the payload has no value for {}", names.join(", ")),
+            Self::Limit { part, what, limit } => {
+                let limit = match what {
+                    Cap::Steps => format!("{limit} steps"),
+                    Cap::Work => format!("{limit} bytes handled by filters"),
+                    Cap::Value => format!("{limit} bytes in one value"),
+                    Cap::Time => format!("{limit} ms"),
+                    Cap::Output => format!("{limit} bytes of output"),
+                };
+                write!(f, "{part}: the template was stopped at its limit of {limit}")
+            }
+            Self::Failed(problem) => problem.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests;

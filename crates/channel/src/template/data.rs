@@ -1,0 +1,75 @@
+//! Channel data: a JSON tree in which the texts are templates. Values are inserted into the tree, never into JSON text,
+//! so that no value can change its shape.
+
+use serde_json::Value;
+
+use super::values::json_text;
+
+/// The tree of a template's channel data.
+#[derive(Debug)]
+pub(super) enum Tree {
+    /// JSON that stays as it is.
+    Fixed(String),
+    /// A text that is rendered, by the number of its code.
+    Text(usize),
+    /// A value that is inserted as it is, by the number of its code.
+    Inserted(usize),
+    List(Vec<Tree>),
+    Map(Vec<(String, Tree)>),
+}
+
+/// Makes the tree. `text` compiles one text, given its path in the tree, such as `data.components[0].text`.
+pub(super) fn tree<'v, E>(
+    value: &'v Value,
+    path: &str,
+    text: &mut impl FnMut(&str, &'v str) -> Result<Tree, E>,
+) -> Result<Tree, E> {
+    Ok(match value {
+        Value::String(template) if template.contains('{') => text(path, template)?,
+        Value::Array(items) => {
+            let item = |(i, item): (usize, &'v Value)| tree(item, &format!("{path}[{i}]"), text);
+            Tree::List(items.iter().enumerate().map(item).collect::<Result<_, _>>()?)
+        }
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &'v Value)| {
+                tree(value, &format!("{path}.{name}"), text).map(|tree| (name.clone(), tree))
+            };
+            Tree::Map(fields.iter().map(field).collect::<Result<_, _>>()?)
+        }
+        fixed => Tree::Fixed(fixed.to_string()),
+    })
+}
+
+impl Tree {
+    /// Writes the tree as JSON. `render` renders a code by its number.
+    pub(super) fn write<E>(
+        &self,
+        out: &mut String,
+        render: &mut impl FnMut(usize) -> Result<String, E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Fixed(json) => out.push_str(json),
+            Self::Text(code) => out.push_str(&json_text(&render(*code)?)),
+            Self::Inserted(code) => out.push_str(&render(*code)?),
+            Self::List(items) => {
+                out.push('[');
+                for (i, item) in items.iter().enumerate() {
+                    out.push_str(if i > 0 { "," } else { "" });
+                    item.write(out, render)?;
+                }
+                out.push(']');
+            }
+            Self::Map(fields) => {
+                out.push('{');
+                for (i, (name, value)) in fields.iter().enumerate() {
+                    out.push_str(if i > 0 { "," } else { "" });
+                    out.push_str(&json_text(name));
+                    out.push(':');
+                    value.write(out, render)?;
+                }
+                out.push('}');
+            }
+        }
+        Ok(())
+    }
+}

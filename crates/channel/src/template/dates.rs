@@ -1,0 +1,158 @@
+//! Dates and times: which texts are one, and how they are written.
+
+use std::sync::Arc;
+
+use jiff::civil::{Date, DateTime};
+use jiff::fmt::strtime;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+
+use super::limits;
+
+/// A date or time in a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// `2026-03-15`
+    Date(Date),
+    /// `2026-03-15T14:00:00`: the clock on some wall. It is written as it is.
+    Local(DateTime),
+    /// `2026-03-15T14:00:00Z`: written in the time zone of the template.
+    Instant(Timestamp),
+}
+
+impl Moment {
+    /// Reads a text that is an ISO 8601 date or time and nothing else. Between date and time stands `T` or a space.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let digits =
+            |range: std::ops::Range<usize>| bytes.get(range).is_some_and(|all| all.iter().all(u8::is_ascii_digit));
+        let shaped =
+            bytes.len() <= 40 && digits(0..4) && digits(5..7) && digits(8..10) && bytes[4] == b'-' && bytes[7] == b'-';
+        if !shaped {
+            return None;
+        }
+        if bytes.len() == 10 {
+            return text.parse().ok().map(Self::Date);
+        }
+        let clock = matches!(bytes[10], b'T' | b't' | b' ') && digits(11..13) && bytes.get(13) == Some(&b':');
+        if !clock || text.contains('[') {
+            return None;
+        }
+        let instant = text.parse::<Timestamp>().ok().map(Self::Instant);
+        instant.or_else(|| text.parse::<DateTime>().ok().map(Self::Local))
+    }
+
+    /// Writes it as `format` says, in a time zone.
+    pub(super) fn write(self, format: &str, zone: &TimeZone) -> Result<String, String> {
+        let zoned = match self {
+            Self::Date(date) => date.to_datetime(jiff::civil::Time::midnight()).to_zoned(zone.clone()),
+            Self::Local(time) => time.to_zoned(zone.clone()),
+            Self::Instant(instant) => Ok(instant.to_zoned(zone.clone())),
+        };
+        written(format, &zoned.map_err(|_| "the date is out of range".to_owned())?)
+    }
+}
+
+fn written(format: &str, zoned: &Zoned) -> Result<String, String> {
+    strtime::format(format, zoned).map_err(|_| format!("{format:?} is no date format; an example is %d-%b-%Y"))
+}
+
+/// Checks a date format by using it.
+pub(super) fn check_format(format: &str) -> Result<(), String> {
+    let limit = limits::DATE_FORMAT_CHARS;
+    if format.is_empty() || format.chars().count() > limit {
+        return Err(format!("a date format has 1 to {limit} characters"));
+    }
+    // A width such as %999999Y would be honoured.
+    let wide = format.split('%').skip(1).any(|directive| {
+        directive.trim_start_matches(['-', '_', '0', '^', '#']).chars().take_while(char::is_ascii_digit).count() > 1
+    });
+    if wide {
+        return Err(format!("{format:?} is no date format; a width has one digit"));
+    }
+    written(format, &Timestamp::UNIX_EPOCH.to_zoned(TimeZone::UTC)).map(drop)
+}
+
+/// The time zone with this IANA name, from the data in this program: the same on every machine.
+pub(super) fn zone(name: &str) -> Result<TimeZone, String> {
+    TimeZone::get(name).map_err(|_| format!("{name:?} is no time zone; an example is Asia/Kolkata"))
+}
+
+/// How dates and numbers are written in one rendering.
+#[derive(Debug)]
+pub(super) struct Manner {
+    pub(super) date_format: Arc<str>,
+    pub(super) zone: TimeZone,
+    pub(super) language: Option<String>,
+}
+
+impl Manner {
+    /// A bare date.
+    pub(super) fn date(&self, moment: Moment) -> Result<String, String> {
+        moment.write(&self.date_format, &self.zone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bare(text: &str, name: &str) -> Option<String> {
+        Moment::read(text).map(|moment| moment.write("%d-%b-%Y %H:%M", &zone(name).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn iso_dates_and_times_are_found() {
+        for (text, written) in [
+            ("2026-03-15", "15-Mar-2026 00:00"),
+            ("2026-03-15T20:30:00Z", "16-Mar-2026 02:00"),
+            ("2026-03-15T20:30:00.123456+00:00", "16-Mar-2026 02:00"),
+            ("2026-03-15 20:30:00+00", "16-Mar-2026 02:00"),
+            ("2026-03-15T20:30", "15-Mar-2026 20:30"),
+            ("2026-03-15 20:30:15", "15-Mar-2026 20:30"),
+        ] {
+            assert_eq!(bare(text, "Asia/Kolkata").as_deref(), Some(written), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_dates() {
+        for text in [
+            "",
+            "2026",
+            "2026-13-01",
+            "2026-02-30",
+            "2026-03-15 is a Sunday",
+            "20260315",
+            "15-03-2026",
+            "2026-03-15T",
+            "2026-03-15T25:00:00Z",
+            "2026-03-15T20:30:00Z[Asia/Kolkata]",
+            " 2026-03-15",
+            "٢٠٢٦-٠٣-١٥",
+        ] {
+            assert_eq!(Moment::read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_day_stays_the_same_day_where_midnight_does_not_exist() {
+        // In 2017 the clocks of São Paulo went from 23:59 on 14 October to 01:00.
+        let moment = Moment::read("2017-10-15").unwrap();
+        assert_eq!(moment.write("%d-%b-%Y", &zone("America/Sao_Paulo").unwrap()).unwrap(), "15-Oct-2017");
+    }
+
+    #[test]
+    fn formats_and_zones_are_checked() {
+        for good in ["%d-%b-%Y", "%A, %e %B %Y %-I:%M %p", "%H:%M %Z", "%d/%m/%y", "%3f"] {
+            assert_eq!(check_format(good), Ok(()), "{good}");
+        }
+        for bad in ["", "%", "%Ö", "%999999Y", "%_99d", &"%Y".repeat(40)] {
+            assert!(check_format(bad).is_err(), "{bad}");
+        }
+        assert!(zone("Asia/Calcutta").is_ok());
+        for bad in ["", "Mars/Olympus", "../../etc/passwd", "/etc/localtime"] {
+            assert!(zone(bad).is_err(), "{bad}");
+        }
+    }
+}

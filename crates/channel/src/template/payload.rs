@@ -1,0 +1,298 @@
+//! The flat view of a payload. `{"guest": {"Phone": "+91"}}` has the field `guestphone`, and so have the payloads
+//! `{"guestPhone": "+91"}` and `{"guest_phone": "+91"}`: case, dots, underscores and hyphens do not matter.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::limits;
+
+/// Levels of nesting that are read. A payload has at most [`postcommit::limits::JSON_DEPTH`].
+const LEVELS: usize = 64;
+
+/// The name of a field in the flat view: lower case, letters and digits only.
+#[must_use]
+pub fn flat_name(name: &str) -> String {
+    name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// A JSON value as templates read it. A number keeps its digits. Copies are cheap.
+#[derive(Debug, Clone)]
+pub(super) enum Node {
+    Null,
+    Bool(bool),
+    Number(Arc<str>),
+    Text(Arc<str>),
+    List(Arc<[Node]>),
+    Map(Arc<Fields>),
+}
+
+/// The fields of a JSON object.
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    entries: Vec<(String, Node)>,
+    flat: OnceLock<HashMap<String, Node>>,
+}
+
+impl Node {
+    /// Reads JSON. What is not JSON, or nested too deeply, is null.
+    fn read(json: &str, level: usize) -> Self {
+        let json = json.trim_start();
+        if level > LEVELS {
+            return Self::Null;
+        }
+        match json.as_bytes().first() {
+            Some(b'{') => {
+                let fields: BTreeMap<String, &RawValue> = serde_json::from_str(json).unwrap_or_default();
+                Self::map(fields.into_iter().map(|(name, raw)| (name, Self::read(raw.get(), level + 1))))
+            }
+            Some(b'[') => {
+                let items: Vec<&RawValue> = serde_json::from_str(json).unwrap_or_default();
+                Self::List(items.into_iter().map(|raw| Self::read(raw.get(), level + 1)).collect())
+            }
+            Some(b'"') => serde_json::from_str::<String>(json).map_or(Self::Null, |text| Self::Text(text.into())),
+            Some(b't') => Self::Bool(true),
+            Some(b'f') => Self::Bool(false),
+            Some(b'-' | b'0'..=b'9') => Self::Number(json.trim_end().into()),
+            _ => Self::Null,
+        }
+    }
+
+    fn map(fields: impl Iterator<Item = (String, Self)>) -> Self {
+        Self::Map(Arc::new(Fields { entries: fields.collect(), flat: OnceLock::new() }))
+    }
+
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Number(text) => Some(text),
+            Self::Bool(true) => Some("true"),
+            Self::Bool(false) => Some("false"),
+            Self::Null | Self::List(_) | Self::Map(_) => None,
+        }
+    }
+}
+
+impl From<&Value> for Node {
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(yes) => Self::Bool(*yes),
+            Value::Number(number) => Self::Number(number.to_string().into()),
+            Value::String(text) => Self::Text(text.as_str().into()),
+            Value::Array(items) => Self::List(items.iter().map(Self::from).collect()),
+            Value::Object(fields) => Self::map(fields.iter().map(|(name, value)| (name.clone(), Self::from(value)))),
+        }
+    }
+}
+
+impl Fields {
+    pub(super) fn entries(&self) -> &[(String, Node)] {
+        &self.entries
+    }
+
+    /// The field with this flat name. A null is no field.
+    pub(super) fn get(&self, flat: &str) -> Option<&Node> {
+        self.flat.get_or_init(|| self.flatten()).get(flat)
+    }
+
+    /// A field that is nested less deeply comes before one of the same flat name; then the order of the alphabet
+    /// decides, because a database may store fields in any order.
+    fn flatten(&self) -> HashMap<String, Node> {
+        let mut flat = HashMap::new();
+        self.walk(|name, node| {
+            if !matches!(node, Node::Null) {
+                flat.entry(name.to_owned()).or_insert_with(|| node.clone());
+            }
+        });
+        flat
+    }
+
+    /// Calls `see` for every field and its flat name, level by level.
+    fn walk(&self, mut see: impl FnMut(&str, &Node)) {
+        let mut levels = VecDeque::from([(String::new(), self)]);
+        while let Some((prefix, fields)) = levels.pop_front() {
+            for (name, node) in &fields.entries {
+                let flat = prefix.clone() + &flat_name(name);
+                if flat.is_empty() || flat.len() > limits::NAME_BYTES {
+                    continue;
+                }
+                see(&flat, node);
+                if let Node::Map(inner) = node {
+                    levels.push_back((flat, inner));
+                }
+            }
+        }
+    }
+}
+
+/// The flat view of a payload. A copy is cheap.
+#[derive(Debug, Clone, Default)]
+pub struct FlatPayload(Arc<Fields>);
+
+impl FlatPayload {
+    /// Reads a payload. One that is not a JSON object has no fields.
+    #[must_use]
+    pub fn new(payload: &RawValue) -> Self {
+        Self::of(&Node::read(payload.get(), 0))
+    }
+
+    fn of(node: &Node) -> Self {
+        match node {
+            Node::Map(fields) => Self(Arc::clone(fields)),
+            _ => Self::default(),
+        }
+    }
+
+    /// A field as text, under any spelling of its name: a text as it is, a number with the digits it was enqueued
+    /// with. `None` if it is absent, null, a list or an object.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(&flat_name(name))?.text()
+    }
+
+    /// The flat names of all fields, also of those that are null.
+    #[must_use]
+    pub fn names(&self) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        self.0.walk(|name, _| {
+            names.insert(name.to_owned());
+        });
+        names
+    }
+
+    pub(super) fn fields(&self) -> &Fields {
+        &self.0
+    }
+
+    /// The texts of fields whose flat name ends so, by name.
+    fn ending_in<'a>(&'a self, end: &str) -> Vec<(String, &'a str)> {
+        let mut found = BTreeMap::new();
+        for name in self.names().into_iter().filter(|name| name.ends_with(end)) {
+            if let Some(text) = self.0.get(&name).and_then(Node::text) {
+                found.insert(name, text);
+            }
+        }
+        found.into_iter().collect()
+    }
+}
+
+impl From<&Value> for FlatPayload {
+    fn from(value: &Value) -> Self {
+        Self::of(&Node::from(value))
+    }
+}
+
+/// Several fields of a payload could be the address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ambiguous {
+    /// The flat names of the fields.
+    pub names: Vec<String>,
+}
+
+impl fmt::Display for Ambiguous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the payload has several addresses: {}; set the template's part `to`", self.names.join(", "))
+    }
+}
+
+impl std::error::Error for Ambiguous {}
+
+/// The address in a payload for a template without the part `to`: the field `phone` for sms and whatsapp, `email` for
+/// email, or the only field whose name ends so, such as `guestPhone`. An empty text is no address.
+pub fn default_address(channel: &str, payload: &FlatPayload) -> Result<Option<String>, Ambiguous> {
+    let kind = match channel {
+        "sms" | "whatsapp" => "phone",
+        "email" => "email",
+        _ => return Ok(None),
+    };
+    let usable = |text: &&str| !text.trim().is_empty();
+    if let Some(text) = payload.text(kind).filter(usable) {
+        return Ok(Some(text.trim().to_owned()));
+    }
+    let mut found = payload.ending_in(kind);
+    found.retain(|(_, text)| usable(text));
+    match &found[..] {
+        [] => Ok(None),
+        [(_, text)] => Ok(Some(text.trim().to_owned())),
+        _ => Err(Ambiguous { names: found.into_iter().map(|(name, _)| name).collect() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(json: &str) -> FlatPayload {
+        FlatPayload::new(&RawValue::from_string(json.to_owned()).unwrap())
+    }
+
+    #[test]
+    fn the_spelling_of_a_name_does_not_matter() {
+        for json in [
+            r#"{"guestPhone": "+91"}"#,
+            r#"{"GUEST_PHONE": "+91"}"#,
+            r#"{"guest": {"Phone": "+91"}}"#,
+            r#"{ "guest-phone" : "+91" }"#,
+        ] {
+            for name in ["guestPhone", "GUESTPHONE", "guest.Phone", "guest.phone", "guest_phone"] {
+                assert_eq!(payload(json).text(name), Some("+91"), "{name} of {json}");
+            }
+        }
+        assert_eq!(payload(r#"{"guest": {"Phone": "+91"}}"#).text("phone"), None);
+    }
+
+    #[test]
+    fn a_number_keeps_its_digits() {
+        let it = payload(r#"{"a": 1500.50, "b": 12345678901234567890123, "c": [1], "d": true, "e": null}"#);
+        assert_eq!(it.text("a"), Some("1500.50"));
+        assert_eq!(it.text("b"), Some("12345678901234567890123"));
+        assert_eq!(it.text("c"), None);
+        assert_eq!(it.text("d"), Some("true"));
+        assert_eq!(it.text("e"), None);
+        assert_eq!(it.names().into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
+    }
+
+    #[test]
+    fn of_two_fields_with_one_flat_name_the_less_nested_comes_first() {
+        assert_eq!(payload(r#"{"guest": {"phone": "nested"}, "guestPhone": "top"}"#).text("guestphone"), Some("top"));
+        // A null does not hide a value, and the order in the text does not matter.
+        assert_eq!(payload(r#"{"guestPhone": null, "guest": {"phone": "x"}}"#).text("guestphone"), Some("x"));
+        assert_eq!(payload(r#"{"a_b": 2, "a-b": 1}"#).text("ab"), Some("1"));
+        assert_eq!(payload(r#"{"a-b": 1, "a_b": 2}"#).text("ab"), Some("1"));
+    }
+
+    #[test]
+    fn what_is_not_an_object_has_no_fields() {
+        for json in ["[]", "1", "null", r#""x""#] {
+            assert_eq!(payload(json).names().len(), 0, "{json}");
+        }
+    }
+
+    #[test]
+    fn long_paths_are_not_flattened() {
+        let long = "x".repeat(200);
+        let it = payload(&format!(r#"{{"{long}": {{"{long}": 1, "y": 2}}}}"#));
+        assert_eq!(it.names().len(), 2);
+        assert_eq!(it.text(&format!("{long}y")), Some("2"));
+    }
+
+    #[test]
+    fn the_default_address_is_the_only_field_of_its_kind() {
+        let address = |channel: &str, json: &str| default_address(channel, &payload(json));
+        let some = |text: &str| Ok(Some(text.to_owned()));
+        assert_eq!(address("sms", r#"{"guestPhone": "+919876543210", "guestEmail": "a@b.c"}"#), some("+919876543210"));
+        assert_eq!(address("email", r#"{"guest": {"email": " a@b.c "}}"#), some("a@b.c"));
+        assert_eq!(address("whatsapp", r#"{"phone": "+1", "hostPhone": "+2"}"#), some("+1"));
+        assert_eq!(address("sms", r#"{"guestPhone": "", "hostPhone": "+2"}"#), some("+2"));
+        assert_eq!(address("sms", "{}"), Ok(None));
+        assert_eq!(address("webhook", r#"{"phone": "+1"}"#), Ok(None));
+        let ambiguous = address("sms", r#"{"guestPhone": "+1", "hostPhone": "+2"}"#).unwrap_err();
+        assert_eq!(
+            ambiguous.to_string(),
+            "the payload has several addresses: guestphone, hostphone; set the template's part `to`"
+        );
+    }
+}
