@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::egress::HttpAnswer;
-use postcommit_channel::model::{self, Case, Guarantee, Outcome, Policy, Provider, Routes, StoredNotification};
+use postcommit_channel::model::{
+    self, Case, Guarantee, Outcome, Policy, Provider, ProviderDraft, Routes, StoredNotification,
+};
 use postcommit_channel::{bench_points, driver};
 use serde_json::json;
 use uuid::Uuid;
@@ -41,17 +43,17 @@ fn expand(count: usize) {
 /// Each kind of outcome in turn.
 fn judge(count: usize) {
     let policy = Policy::default();
-    let later = Some(Duration::from_secs(30));
     let outcomes = [
-        Outcome::Sent,
-        Outcome::Deferred { code: "http_429".into(), after: later },
-        Outcome::deferred("refused"),
-        Outcome::refused("http_400"),
-        Outcome::unclear("timeout"),
+        (Outcome::Sent, None),
+        (Outcome::deferred("http_429"), Some(Duration::from_secs(30))),
+        (Outcome::deferred("refused"), None),
+        (Outcome::refused("http_400"), None),
+        (Outcome::unclear("timeout"), None),
     ];
-    for outcome in outcomes.iter().cycle().take(count) {
+    for (outcome, after) in outcomes.iter().cycle().take(count) {
         let case = Case {
             outcome,
+            after: *after,
             attempt: 2,
             lost: None,
             policy: &policy,
@@ -111,26 +113,22 @@ fn answer(status: u16, retry_after: Option<&'static str>, body: &'static str) ->
 }
 
 fn provider(id: i32, name: &str, channel: &str) -> Provider {
+    let kind = driver::kind("capture").unwrap();
+    let draft = ProviderDraft {
+        channel: channel.into(),
+        driver: name.into(),
+        guarantee: Guarantee::Idempotent,
+        is_default: true,
+        ..kind.draft(name)
+    };
     Provider {
         tenant: 1,
         id,
-        name: name.into(),
-        channel: channel.into(),
-        driver: name.into(),
-        settings: json!({}),
-        secrets: None,
-        guarantee: Guarantee::Idempotent,
+        draft,
         guarantee_since: NOW,
-        policy: Policy::default(),
-        concurrency: 8,
-        rate_per_s: None,
-        burst: None,
-        timeout_ms: 5000,
-        is_default: true,
-        enabled: true,
         paused: None,
         suspended: false,
-        not_before: None,
+        held_until: None,
         revision: 1,
         is_readable: true,
     }

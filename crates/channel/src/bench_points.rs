@@ -1,4 +1,4 @@
-//! Private parts of the hot path, for `benches/instructions.rs`. Not for use.
+//! Access to private functions of the hot path, only for `benches/instructions.rs`.
 
 use bytes::Bytes;
 
@@ -7,15 +7,13 @@ use crate::egress::HttpAnswer;
 use crate::model::{Facts, Guarantee, Report, StoredNotification};
 use crate::render;
 
-/// What the webhook driver makes of a notification.
-#[must_use]
+/// The body that the webhook driver builds for a notification.
 pub fn render(note: &StoredNotification) -> Bytes {
     let facts = Facts::new("webhook", "https://hooks.example.com/booking");
     webhook::body(facts.channel(), &render::render(note, &facts), RawEvent::from(note))
 }
 
-/// What an answer means.
-#[must_use]
+/// The report for an HTTP answer.
 pub fn classify(answer: HttpAnswer, secrets: &[String]) -> Report {
     http::report(Ok(answer), Guarantee::Idempotent, secrets)
 }

@@ -1,18 +1,15 @@
-//! The one clock of this process. Leases and due times go by the database's clock; this one dates what happens in
-//! between.
+//! The only clock of this process. Leases and due times use the database's clock. This clock is for other times.
 
 use std::time::{Instant, SystemTime};
 
 use postcommit::Timestamp;
 
-/// Now, in UTC, as this host sees it.
-#[must_use]
+/// The present time of this host, in UTC.
 pub fn now() -> Timestamp {
     SystemTime::now().into()
 }
 
-/// For measuring how long something took.
-#[must_use]
+/// A monotonic time, to measure durations.
 pub fn monotonic() -> Instant {
     Instant::now()
 }

@@ -1,4 +1,4 @@
-//! The drivers: each turns a message into an outcome, and knows nothing of storage, timing or retries.
+//! The drivers. A driver sends a message and reports the outcome. It knows nothing of storage, timing or retries.
 
 mod capture;
 mod host;
@@ -32,48 +32,49 @@ use crate::secret::Secrets;
 /// One message to one address.
 #[derive(Debug)]
 pub struct Message<'a> {
-    /// What to say.
+    /// The rendered content of the message.
     pub content: Content,
-    /// The event that the message tells of, for drivers that pass events on. A driver that speaks to people takes `content` alone.
+    /// The original event, for drivers that forward events to programs. Drivers that write to people use only
+    /// `content`.
     pub raw_event: RawEvent<'a>,
-    /// Which delivery this is; its `provider_key` is the same on every attempt.
+    /// Identifies the delivery. Its `provider_key` is the same on every attempt.
     pub key: DeliveryKey,
-    /// The medium.
+    /// The channel of the delivery.
     pub channel: &'a str,
-    /// The address.
+    /// The address of the receiver.
     pub target: &'a str,
-    /// Which attempt of this round, from 1.
+    /// The number of this attempt in the current round, starting at 1.
     pub attempt: u32,
-    /// How long it may take in all.
+    /// The time limit for the whole send.
     pub timeout: Duration,
-    /// The W3C `traceparent` to pass on, for drivers that speak HTTP.
+    /// The W3C `traceparent` header to pass on, for drivers that use HTTP.
     pub traceparent: Option<&'a str>,
 }
 
-/// An event as it was enqueued, not rendered: what a program at the other end reads.
+/// An event as it was enqueued and not rendered, for receivers that are programs.
 #[derive(Debug, Clone, Copy)]
 pub struct RawEvent<'a> {
-    /// The notification's id.
+    /// The id of the notification.
     pub id: Uuid,
-    /// The name of its owner.
+    /// The name of the tenant that owns the notification.
     pub tenant: &'a str,
-    /// Unique in the tenant.
+    /// The idempotency key, unique within the tenant.
     pub idempotency_key: &'a str,
-    /// Dotted name of what happened.
+    /// The type of the event as a dotted name.
     pub event_type: &'a str,
-    /// The thing it is about.
+    /// The entity that the event is about.
     pub entity: Option<&'a str>,
-    /// The stream it belongs to.
+    /// The topic that the event belongs to.
     pub topic: Option<&'a str>,
-    /// Version of the payload's shape.
+    /// The version of the payload's format.
     pub schema_version: Option<i32>,
-    /// The event's data, digit for digit as it is stored.
+    /// The data of the event as its stored text, so that numbers keep every digit.
     pub payload: &'a RawValue,
-    /// What single channels need, by channel.
+    /// Additional data for single channels, by channel name.
     pub data: Option<&'a RawValue>,
-    /// The request or trace that caused it.
+    /// The id of the request or trace that caused the event.
     pub correlation_id: Option<&'a str>,
-    /// When it was enqueued.
+    /// When the event was enqueued.
     pub created_at: Timestamp,
 }
 
@@ -95,45 +96,42 @@ impl<'a> From<&'a StoredNotification> for RawEvent<'a> {
     }
 }
 
-/// A send under way.
+/// The future of a send.
 pub type Sending<'a> = Pin<Box<dyn Future<Output = Report> + Send + 'a>>;
 
-/// Code that talks to one kind of provider. It returns what happened, never an error to be guessed at.
+/// Sends messages to one kind of provider. It reports every outcome, failures included, as a [`Report`] and returns no
+/// error.
 pub trait Driver: Send + Sync {
-    /// Sends, once.
+    /// Sends the message once, without retries.
     fn send<'a>(&'a self, message: Message<'a>) -> Sending<'a>;
 
-    /// Whether each host among its receivers is held and paused on its own. By default a receiver's answer concerns the
-    /// whole lane.
+    /// Whether the receivers' hosts are held and paused separately. If false, which is the default, the answer of one
+    /// receiver affects the whole lane.
     fn isolates_hosts(&self) -> bool {
         false
     }
 
-    /// The host that an address leads to, name and port; none when there is none. Asked where
-    /// [`Driver::isolates_hosts`].
+    /// The host name and port of an address, or `None` if it has no host. Used only if [`Driver::isolates_hosts`] is
+    /// true.
     fn host_of(&self, _target: &str) -> Option<String> {
         None
     }
 }
 
-/// What a driver is made of.
+/// The inputs from which a driver is built.
 pub struct Parts<'a> {
     /// The provider's settings.
     pub settings: &'a Value,
-    /// Its secrets, opened.
+    /// The provider's secrets, decrypted.
     pub secrets: &'a Secrets,
-    /// Its guarantee.
     pub guarantee: Guarantee,
-    /// The way out.
+    /// The client for outgoing connections.
     pub egress: &'a Egress,
-    /// On what the capture driver fails, from the environment.
+    /// The failures that the capture driver simulates, from the environment.
     pub capture_fail_on: &'a FailOn,
 }
 
-/// Makes the driver of a stored provider.
-///
-/// # Errors
-/// As [`Kind::build`]; or the driver is not known.
+/// Builds the driver of a stored provider.
 pub fn of_provider(
     provider: &Provider,
     secrets: &Secrets,
@@ -144,10 +142,10 @@ pub fn of_provider(
     kind(&provider.driver)?.build(&Parts { settings, secrets, guarantee, egress, capture_fail_on })
 }
 
-/// Reads a driver's settings into its own struct; an error names the setting.
+/// Parses a driver's settings into its own struct. An error names the setting.
 fn settings<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|problem| {
-        // `u64` means nothing to an operator.
+        // Operators do not know the type name `u64`.
         let words = problem.inner().to_string().replace("expected u64", "expected a whole number, 0 or more");
         match problem.path().to_string().as_str() {
             "." => format!("settings: {words}"),

@@ -1,11 +1,11 @@
-//! Egress makes every outgoing connection.
+//! Makes every outgoing connection.
+//! - [`Egress::dial`] resolves a host once, drops every address that is not public (see [`forbidden`]) and connects to
+//!   one of the others. If asked, it starts TLS and checks the certificate for the host's name. Any protocol can run
+//!   over the [`DialledStream`].
+//! - [`Egress::send`] makes one HTTP request over such a stream.
 //!
-//! - [`Egress::dial`]: resolves a host once, drops every address that is not public ([`forbidden`]), and connects to
-//!   what is left, with TLS under the host's own name if asked. Any protocol can run over the [`DialledStream`].
-//! - [`Egress::send`]: one HTTP call over such a stream.
-//!
-//! The bytes written are counted. A failure says how far it got and how many bytes had left, which decides whether the
-//! message may be sent again.
+//! The written bytes are counted. A failure says in which phase it happened and how many bytes were written before.
+//! This decides whether the message may be sent again.
 
 mod deadline;
 mod dial;
@@ -30,11 +30,11 @@ use self::http::IdleConnections;
 #[derive(Debug, Clone, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EgressSettings {
-    /// Ranges that are forbidden otherwise and are opened on purpose, such as `10.1.0.0/16`. Default: none.
+    /// Address ranges that are forbidden by default and that the operator allows, such as `10.1.0.0/16`. Default: none.
     pub allow: Vec<IpNet>,
-    /// Seconds to wait for a TCP connection to one address, 1 to 60. Default: 10.
+    /// How many seconds to wait for a TCP connection to one address, 1 to 60. Default: 10.
     pub connect_timeout_s: u64,
-    /// A PEM file of root certificates trusted besides the system's. Default: none.
+    /// A PEM file of root certificates that are trusted in addition to the system's. Default: none.
     pub ca_file: Option<PathBuf>,
 }
 
@@ -45,43 +45,41 @@ impl Default for EgressSettings {
 }
 
 impl EgressSettings {
-    /// Checks what the types cannot.
-    ///
-    /// # Errors
-    /// A sentence that names the setting and what is allowed.
+    /// Checks the ranges of the settings.
     pub fn validate(&self) -> Result<(), String> {
         if !(1..=60).contains(&self.connect_timeout_s) {
-            return Err(format!("egress.connect_timeout_s must be from 1 to 60, not {}", self.connect_timeout_s));
+            return Err(format!("egress.connect_timeout_s: is {}; 1 to 60 are allowed", self.connect_timeout_s));
         }
         match self.allow.iter().find(|net| is_mapped(net)) {
-            Some(net) => Err(format!("egress.allow must hold IPv4 ranges in IPv4 form, not {net}")),
+            Some(net) => Err(format!("egress.allow: {net} is an IPv4 range in IPv6 form; write it as IPv4")),
             None => Ok(()),
         }
     }
 }
 
-/// An IPv4-mapped address is judged as IPv4, so a range of them would open nothing.
+/// Whether the range consists of IPv4-mapped addresses. The filter treats such an address as IPv4, so allowing the
+/// range would have no effect.
 fn is_mapped(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.prefix_len() >= 96 && net.addr().to_ipv4_mapped().is_some())
 }
 
-/// Why [`Egress`] cannot start.
+/// Why [`Egress`] cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EgressError {
-    /// A setting is out of its range; the text names it.
+    /// A setting is out of range. The text names it.
     #[error("{0}")]
     Settings(String),
-    /// The extra root certificates cannot be used.
+    /// The additional root certificates cannot be used.
     #[error("egress.ca_file {path}: {reason}", path = .path.display())]
     CaFile {
-        /// The file as set.
+        /// The path of the file, as configured.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         reason: String,
     },
 }
 
-/// Opens streams and makes calls. Cheap to clone; clones share the idle connections.
+/// Opens streams and makes HTTP requests. It is cheap to clone, and clones share the idle connections.
 #[derive(Clone)]
 pub struct Egress(Arc<Inner>);
 
@@ -91,27 +89,20 @@ struct Inner {
 }
 
 impl Egress {
-    /// An egress that resolves names by the operating system.
-    ///
-    /// # Errors
-    /// A setting that is out of range or an unusable `ca_file`.
+    /// Creates an egress that resolves names with the operating system.
     pub fn new(settings: &EgressSettings) -> Result<Self, EgressError> {
         Self::with_resolver(settings, Arc::new(SystemResolver))
     }
 
-    /// An egress that resolves names by `resolver`. The filter applies all the same.
-    ///
-    /// # Errors
-    /// As [`Egress::new`].
+    /// Creates an egress that resolves names with `resolver`. The address filter still applies.
     pub fn with_resolver(settings: &EgressSettings, resolver: Arc<dyn Resolver>) -> Result<Self, EgressError> {
         let dialer = Dialer::new(settings, resolver)?;
         Ok(Self(Arc::new(Inner { dialer, idle: IdleConnections::new() })))
     }
 
     /// Opens a stream to `endpoint`, for a protocol other than HTTP.
-    ///
     /// # Errors
-    /// The endpoint is blocked, or no stream was opened by the deadline.
+    /// The address filter refused the endpoint, or no stream was opened before the deadline.
     pub async fn dial(
         &self,
         endpoint: &Endpoint,

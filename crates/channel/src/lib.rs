@@ -1,11 +1,12 @@
-//! Everything of Postcommit that never sees a database.
-//!
-//! - [`model`]: the nouns and the pure rules, among them [`model::expand`] and [`model::judge`];
-//! - [`render`]: what a delivery says, made from its notification;
-//! - [`driver`]: the drivers, which turn a message into an outcome;
-//! - [`egress`]: makes every outgoing connection; [`tls`]: the TLS of every client;
-//! - [`secret`]: secrets, encrypted at rest, and tokens;
-//! - [`clock`]: the one clock.
+//! The parts of Postcommit that do not use a database.
+//! - [`model`]: the data types and the pure rules, such as [`model::expand`] and [`model::judge`];
+//! - [`render`]: renders the content of a delivery from its notification;
+//! - [`template`]: compiles and renders templates;
+//! - [`driver`]: the drivers, which send a message and report the outcome;
+//! - [`egress`]: makes every outgoing connection;
+//! - [`tls`]: the TLS configuration of every client;
+//! - [`secret`]: encrypted secrets, and tokens;
+//! - [`clock`]: the clock of this process.
 
 #[cfg(feature = "bench-points")]
 #[doc(hidden)]
@@ -16,4 +17,5 @@ pub mod egress;
 pub mod model;
 pub mod render;
 pub mod secret;
+pub mod template;
 pub mod tls;

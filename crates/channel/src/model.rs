@@ -1,8 +1,12 @@
-//! The nouns and the rules, without any I/O: what is stored, what a channel can answer, what we make of it.
+//! The data types and the rules, without any I/O: stored records, outcomes of sends, and the decisions that follow from
+//! them.
 
 mod actor;
+mod content;
 mod delivery;
+mod error_class;
 mod expand;
+mod fan_out;
 mod inbox;
 mod judge;
 mod notification;
@@ -11,16 +15,29 @@ mod policy;
 mod provider;
 mod rate;
 mod scope;
+mod user;
 
 pub use actor::Actor;
+pub use content::{Choice, TemplateEntry, TenantContent};
 pub use delivery::{Delivery, DeliveryId, DeliveryKey, DeliveryState, Facts, Finish, FinishedState, Reason};
-pub use expand::{Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, recipients_of, route};
+pub use error_class::ErrorClass;
+pub use expand::{
+    CHANNELS, Expansion, Fate, IN_APP, Routes, Target, expand, lacks_in_app, needs_in_app, reachable, recipients_of,
+    route,
+};
+pub use fan_out::{
+    Found, Lookup, NoAddress, OwnAddress, Pin, fan_out, fan_out_part, lookup, named_members, skip_seen, skip_suppressed,
+};
 pub use inbox::InboxMessage;
 pub use judge::{Case, Lost, MAX_ATTEMPTS_IN_ALL, MAX_LOSSES, Verdict, judge, key_window_over};
 pub use notification::{SITE_CHARS, StoredNotification};
 pub use outcome::{Because, Evidence, Outcome, Report};
 pub use policy::{Policy, PolicyError, Schedule};
 pub use provider::short_name;
-pub use provider::{Guarantee, PROVIDERS, Provider, ProviderChange, ProviderDraft};
+pub use provider::{Guarantee, PROVIDERS, Provider, ProviderChange, ProviderDraft, TIMEOUT_MS};
 pub use rate::{Bucket, Rate};
 pub use scope::{Scope, Scopes};
+pub use user::{
+    ADDRESS_KINDS, ANY, KnownUser, ListMember, Preference, Profile, address, channels_of_kind, comparable,
+    kind_of_channel,
+};

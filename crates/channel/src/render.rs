@@ -1,28 +1,28 @@
-//! Render: what a delivery says. Pure, so that every attempt says the same.
+//! Renders the content of a delivery. The function is pure, so that every attempt has the same content.
 
 use std::collections::BTreeMap;
 
+use postcommit::channel_name;
 use serde_json::value::RawValue;
 
 use crate::model::{Facts, StoredNotification};
 
-/// What is said to one recipient on one channel.
+/// The content of a message to one recipient on one channel.
 #[derive(Debug, Clone, Default)]
 pub struct Content {
-    /// Subject or heading.
+    /// The subject or heading.
     pub subject: Option<String>,
     /// The message as plain text.
     pub text: Option<String>,
     /// The message as HTML, for channels that show it.
     pub html: Option<String>,
-    /// Where the reader should go: http(s), mailto or tel.
+    /// The link that the reader should open: http(s), mailto or tel.
     pub action_url: Option<String>,
-    /// What this channel alone needs, as JSON.
+    /// Additional data for this channel only, as JSON.
     pub data: Option<Box<RawValue>>,
 }
 
-/// Renders a notification for one of its deliveries. Title and body go out as they were enqueued.
-#[must_use]
+/// Renders a notification for one of its deliveries. The title and the body are used as they were enqueued.
 pub fn render(note: &StoredNotification, facts: &Facts) -> Content {
     Content {
         subject: note.title.clone(),
@@ -33,8 +33,10 @@ pub fn render(note: &StoredNotification, facts: &Facts) -> Content {
     }
 }
 
-/// The part of `data`, an object by channel, that one channel needs.
+/// The part of `data` for one channel. `data` is an object with one entry per channel.
 pub(crate) fn data_for(channel: &str, data: &RawValue) -> Option<Box<RawValue>> {
     let mut by_channel: BTreeMap<String, Box<RawValue>> = serde_json::from_str(data.get()).ok()?;
-    by_channel.remove(channel)
+    by_channel
+        .remove(channel)
+        .or_else(|| by_channel.into_iter().find(|(name, _)| channel_name(name) == channel).map(|(_, part)| part))
 }

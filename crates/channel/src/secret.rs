@@ -1,5 +1,5 @@
-//! Secrets of providers, encrypted at rest, and tokens, of which only a hash is kept. The key of the secrets is outside
-//! the database, in a file or the environment.
+//! Secrets of providers, which are stored encrypted, and tokens, of which only a hash is stored. The encryption key is
+//! not in the database, but in a file or the environment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,22 +10,27 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce};
+use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 const NONCE_BYTES: usize = 12;
+/// The text whose HMAC is the fingerprint of a key. It must never change, because the fingerprints would change with
+/// it.
+const FINGERPRINTED: &[u8] = b"postcommit: the fingerprint of the key of providers' secrets";
+const FINGERPRINT_BYTES: usize = 16;
 
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text.
+    /// Wraps a text so that it is never printed.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text. Say why at the call.
+    /// Returns the text. Add a comment at the call that says why the text is needed.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -38,35 +43,35 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// 32 random bytes that prove access: part of a key, a link or a session. Only its hash is stored.
+/// 32 random bytes that prove access. They are part of an API key, a link or a session. Only their hash is stored.
 pub struct Token([u8; 32]);
 
 impl Token {
-    /// A new one.
+    /// Generates a new token.
     #[must_use]
     pub fn new() -> Self {
         Self(random())
     }
 
-    /// Reads what [`Token::text`] wrote. None for anything else.
+    /// Parses the text of [`Token::text`]. Returns `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok().map(Self)
     }
 
-    /// The text that is handed out.
+    /// The token as text, to be given to its owner.
     #[must_use]
     pub fn text(&self) -> Secret {
         Secret(URL_SAFE_NO_PAD.encode(self.0))
     }
 
-    /// The hash that is stored. The bytes are random, so that nothing slower than one SHA-256 is needed.
+    /// The hash that is stored. The token is random, so one SHA-256 is enough and no slow password hash is needed.
     #[must_use]
     pub fn hash(&self) -> Hash {
         Hash(Sha256::digest(self.0).into())
     }
 
-    /// Another token that follows from this one, and from which this one cannot be found.
+    /// Derives another token from this one. This token cannot be computed from the derived one.
     #[must_use]
     pub fn derive(&self, purpose: &str) -> Self {
         Self(Sha256::new().chain_update(purpose).chain_update(self.0).finalize().into())
@@ -90,7 +95,7 @@ impl fmt::Debug for Token {
 pub struct Hash(pub [u8; 32]);
 
 impl Hash {
-    /// Whether it is this token's, compared in constant time.
+    /// Whether this is the hash of `token`. The comparison takes constant time.
     #[must_use]
     pub fn is_of(&self, token: &Token) -> bool {
         self.0.ct_eq(&token.hash().0).into()
@@ -100,49 +105,70 @@ impl Hash {
 /// A provider's secrets by name.
 pub type Secrets = BTreeMap<String, Secret>;
 
-/// Why a secret could not be sealed or opened.
+/// Why a secret could not be encrypted or decrypted.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The key is not 32 bytes in base64.
     #[error("secrets.key: must be 32 random bytes in base64, e.g. from `openssl rand -base64 32`")]
     BadKey,
-    /// The key file cannot be read or made.
+    /// The key file cannot be read or created.
     #[error("secrets.key_file: {0}")]
     File(String),
-    /// What is stored was sealed with another key, or for another provider.
+    /// The stored secrets were encrypted with another key or for another provider.
     #[error(
-        "the stored secrets cannot be opened with this secrets.key; restore the key they were sealed with, or set them again"
+        "the stored secrets cannot be decrypted with this secrets.key; restore the key that encrypted them, or set \
+         the secrets again"
     )]
     WrongKey,
 }
 
-/// Where the key is: given itself, or in a file. The file is read when the key is first needed.
+impl SecretError {
+    /// Why the server cannot decrypt a provider's secrets. The text contains no path, because every reader of the
+    /// provider may see it.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::BadKey => "the server's secrets.key is not a valid key",
+            Self::File(_) => "the server cannot read its key, secrets.key_file",
+            Self::WrongKey => "they were encrypted with another key than the server's secrets.key",
+        }
+    }
+}
+
+/// Where the encryption key comes from: given directly, or read from a file when it is first needed.
 #[derive(Clone)]
 pub enum KeySource {
     /// The key in base64.
     Given(Secret),
-    /// A file that holds it.
+    /// The file that holds the key.
     File(PathBuf),
 }
 
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given(_) => f.write_str("secrets.key"),
+            Self::File(path) => write!(f, "{}", std::path::absolute(path).unwrap_or_else(|_| path.clone()).display()),
+        }
+    }
+}
+
 impl KeySource {
-    /// The key, which must be there.
-    ///
+    /// Returns the key, which must exist.
     /// # Errors
-    /// When it is not, naming the file looked for.
+    /// If the key does not exist, with the path of the file.
     pub fn existing(&self) -> Result<Keyring, SecretError> {
         match self {
-            // Revealed to be decoded.
+            // The secret is revealed here to decode the key.
             Self::Given(key) => Keyring::from_base64(key.reveal()),
             Self::File(path) => Keyring::from_base64(&std::fs::read_to_string(path).map_err(|e| file_error(path, &e))?),
         }
     }
 
-    /// The key. A missing file is made with a new random key, readable by its owner alone. Only for sealing: a new key
-    /// opens nothing.
-    ///
+    /// Returns the key. If the file is missing, it is created with a new random key that only its owner can read. Use
+    /// it only to encrypt, because a new key cannot decrypt anything.
     /// # Errors
-    /// When the file cannot be read or made, or holds no key.
+    /// If the file cannot be read or created, or does not hold a key.
     pub fn or_new(&self) -> Result<Keyring, SecretError> {
         let Self::File(path) = self else { return self.existing() };
         if let Some(folder) = path.parent() {
@@ -160,22 +186,38 @@ fn file_error(path: &Path, error: &std::io::Error) -> SecretError {
     SecretError::File(format!("{}: {error}", absolute.display()))
 }
 
-/// Seals and opens.
+/// Identifies an encryption key in the database. It is half of an HMAC with the key. It can confirm a guess of the key,
+/// as any encrypted secret can, but the key cannot be computed from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fingerprint(pub Vec<u8>);
+
+/// Encrypts and decrypts secrets with one key.
 #[derive(Clone)]
-pub struct Keyring(ChaCha20Poly1305);
+pub struct Keyring {
+    cipher: ChaCha20Poly1305,
+    fingerprint: Fingerprint,
+}
 
 impl Keyring {
-    /// From the key itself, in base64.
-    ///
+    /// Creates a keyring from the key in base64.
     /// # Errors
-    /// [`SecretError::BadKey`].
+    /// [`SecretError::BadKey`] if the text is not a key.
     pub fn from_base64(key: &str) -> Result<Self, SecretError> {
         let bytes: [u8; 32] =
             STANDARD.decode(key.trim()).ok().and_then(|b| b.try_into().ok()).ok_or(SecretError::BadKey)?;
-        Ok(Self(ChaCha20Poly1305::new(&bytes.into())))
+        let mut mac = Hmac::<Sha256>::new_from_slice(&bytes).map_err(|_| SecretError::BadKey)?;
+        mac.update(FINGERPRINTED);
+        let fingerprint = mac.finalize().into_bytes()[..FINGERPRINT_BYTES].to_vec();
+        Ok(Self { cipher: ChaCha20Poly1305::new(&bytes.into()), fingerprint: Fingerprint(fingerprint) })
     }
 
-    /// Encrypts secrets for one provider of one tenant; they open for no other.
+    /// The fingerprint of this keyring's key.
+    #[must_use]
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Encrypts the secrets of one provider of one tenant. They cannot be decrypted for any other provider.
     #[must_use]
     pub fn seal(&self, secrets: &Secrets, tenant: i32, provider: &str) -> Vec<u8> {
         let plain: BTreeMap<&str, &str> =
@@ -183,21 +225,20 @@ impl Keyring {
         let text = serde_json::to_vec(&plain).unwrap_or_default();
         let nonce = random::<NONCE_BYTES>();
         let aad = bound_to(tenant, provider);
-        let sealed = self.0.encrypt(&Nonce::from(nonce), Payload { msg: &text, aad: aad.as_bytes() });
-        // Encrypting fails only beyond 256 GB.
+        let sealed = self.cipher.encrypt(&Nonce::from(nonce), Payload { msg: &text, aad: aad.as_bytes() });
+        // Encryption fails only for more than 256 GB.
         [nonce.to_vec(), sealed.unwrap_or_default()].concat()
     }
 
-    /// Decrypts what [`Keyring::seal`] made.
-    ///
+    /// Decrypts the result of [`Keyring::seal`].
     /// # Errors
-    /// [`SecretError::WrongKey`].
+    /// [`SecretError::WrongKey`] if the key, the tenant or the provider is another one.
     pub fn open(&self, sealed: &[u8], tenant: i32, provider: &str) -> Result<Secrets, SecretError> {
         let (nonce, sealed) = sealed.split_at_checked(NONCE_BYTES).ok_or(SecretError::WrongKey)?;
         let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| SecretError::WrongKey)?;
         let aad = bound_to(tenant, provider);
         let text = self
-            .0
+            .cipher
             .decrypt(&Nonce::from(nonce), Payload { msg: sealed, aad: aad.as_bytes() })
             .map_err(|_| SecretError::WrongKey)?;
         let plain: BTreeMap<String, String> = serde_json::from_slice(&text).map_err(|_| SecretError::WrongKey)?;
@@ -220,9 +261,8 @@ fn write_new(path: &Path, key: &str) -> std::io::Result<()> {
 }
 
 /// Random bytes from the operating system.
-///
 /// # Panics
-/// When the operating system has no randomness: nothing secret can be made then.
+/// If the operating system has no randomness, because no secret can be generated then.
 #[must_use]
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
@@ -251,6 +291,17 @@ mod tests {
         assert!(ring.open(&sealed, 1, "other").is_err());
         assert!(keyring().open(&sealed, 1, "hooks").is_err());
         assert!(ring.open(b"short", 1, "hooks").is_err());
+    }
+
+    #[test]
+    fn a_fingerprint_tells_one_key_from_another_and_holds_nothing_of_it() {
+        let key = random::<32>();
+        let of = |key: &[u8]| Keyring::from_base64(&STANDARD.encode(key)).unwrap().fingerprint().clone();
+        assert_eq!(of(&key), of(&key));
+        assert_ne!(of(&key), *keyring().fingerprint());
+        assert_eq!(of(&key).0.len(), FINGERPRINT_BYTES);
+        assert_ne!(of(&key).0, Sha256::digest(key)[..FINGERPRINT_BYTES], "no plain hash of the key");
+        assert!(!of(&key).0.windows(4).any(|part| key.windows(4).any(|of_key| of_key == part)));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `capture`: for development and tests. Records what it would have sent, and fails on purpose where told to.
+//! The `capture` driver, for development and tests. It records the messages that it would have sent. It can be told to
+//! fail on purpose.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Write};
@@ -13,22 +14,22 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::{Destination, Driver, KeyWindow, Kind, LocalSetting, Message, Occasion, Parts, ReadyMade, Sending};
-use crate::model::{Evidence, Guarantee, Outcome, Report};
+use crate::model::{Evidence, Guarantee, Outcome, Policy, Report};
 
-/// How to fail.
+/// The way in which a send fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Certainly not sent; tried again.
+    /// The message is certainly not sent, and the delivery is tried again.
     Transient,
-    /// Rejected for good.
+    /// The message is rejected permanently.
     Permanent,
-    /// Sent, but only after a while.
+    /// The message is sent after a delay.
     Slow,
-    /// Never answers.
+    /// The send never ends.
     Hang,
-    /// Recorded, but reported as unclear.
+    /// The message is recorded, but the outcome is reported as unclear.
     Unclear,
-    /// A bug in the driver.
+    /// The driver panics.
     Panic,
 }
 
@@ -41,10 +42,9 @@ const MODES: [(&str, Mode); 6] = [
     ("panic", Mode::Panic),
 ];
 
-/// On what to fail, and how: `mode=match` entries, separated by commas.
-///
-/// A match is an event type or an idempotency key. The mode may be left out (`transient`), and `mode*2=match` fails the
-/// first two attempts only. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
+/// Which messages fail and how: a list of `mode=match` entries, separated by commas.
+/// A match is an event type or an idempotency key. The mode may be left out and is then `transient`. `mode*2=match`
+/// fails only the first two attempts. Example: `transient*2=booking.confirmed,permanent=booking:7:cancelled:1`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FailOn(Vec<Rule>);
 
@@ -56,10 +56,7 @@ struct Rule {
 }
 
 impl FailOn {
-    /// Reads the list.
-    ///
-    /// # Errors
-    /// Naming the entry and what is allowed.
+    /// Parses a list of failure rules.
     pub fn parse(text: &str) -> Result<Self, String> {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         entries.map(parse_rule).collect::<Result<_, _>>().map(Self)
@@ -84,7 +81,7 @@ fn parse_rule(entry: &str) -> Result<Rule, String> {
             (
                 name,
                 Some(first.ok_or_else(|| {
-                    format!("capture.fail_on: {entry:?}: {count:?} is no number of attempts; 1 to 65535 are allowed")
+                    format!("capture.fail_on: {entry:?}: {count:?} is not a number of attempts; 1 to 65535 are allowed")
                 })?),
             )
         }
@@ -104,12 +101,17 @@ pub(super) fn kind() -> Kind {
         name: "capture".into(),
         channel: "*".into(),
         guarantee: Guarantee::Idempotent,
+        policy: Policy::default(),
         destination: Destination::Record,
         secrets: vec![],
         new_secret: None,
         key_window: KEY_WINDOW,
-        // Otherwise a caller with a key could have any file of the server written.
-        local_settings: vec![LocalSetting { name: "journal".into(), reason: "names a file of the server".into() }],
+        // Only an operator on the server's machine may set the journal. Otherwise any caller with an API key could make
+        // the server write to any file.
+        local_settings: vec![LocalSetting {
+            name: "journal".into(),
+            reason: "is the path of a file on the server".into(),
+        }],
         ready_made: Some(ReadyMade { occasion: Occasion::NewDatabase, settings: json!({}), concurrency: 16 }),
         build: Arc::new(build),
     }
@@ -118,15 +120,15 @@ pub(super) fn kind() -> Kind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// As in `POSTCOMMIT_CAPTURE_FAIL_ON`.
+    /// The failures to simulate, in the format of `POSTCOMMIT_CAPTURE_FAIL_ON`.
     fail_on: String,
-    /// How long `slow` takes: at most as long as a send may take.
+    /// How long a `slow` send takes: at most the longest time limit that a provider may have for a send.
     slow_ms: u64,
-    /// A regular file to which every send is appended as a line of JSON.
+    /// A regular file. Every send appends one line of JSON to it.
     journal: Option<PathBuf>,
-    /// Whether to record what would have been sent. If false, a send does nothing: for measuring.
+    /// Whether to record messages. If false, a send does nothing, which is useful for benchmarks.
     record: bool,
-    /// How long a receiver would remember the key: a second to ten years.
+    /// How long the simulated receiver remembers a key: one second to ten years.
     key_window_s: u64,
 }
 
@@ -157,27 +159,27 @@ impl Driver for Capture {
             match self.rules.iter().find_map(|rules| rules.mode(&message)) {
                 None => self.record(&message).await,
                 Some(Mode::Transient) => {
-                    Report::from(Outcome::deferred("capture_transient")).because("told to fail for a while")
+                    Report::from(Outcome::deferred("capture_transient")).because("simulated temporary failure")
                 }
                 Some(Mode::Permanent) => {
-                    Report::from(Outcome::refused("capture_permanent")).because("told to fail for good")
+                    Report::from(Outcome::refused("capture_permanent")).because("simulated permanent failure")
                 }
                 Some(Mode::Unclear) => {
                     self.record(&message).await;
-                    Report::from(Outcome::unclear("capture_unclear")).because("told to leave it unclear")
+                    Report::from(Outcome::unclear("capture_unclear")).because("simulated unknown outcome")
                 }
                 Some(Mode::Slow) => {
                     tokio::time::sleep(Duration::from_millis(self.settings.slow_ms)).await;
                     self.record(&message).await
                 }
                 Some(Mode::Hang) => std::future::pending().await,
-                Some(Mode::Panic) => panic!("capture was told to panic"),
+                Some(Mode::Panic) => panic!("simulated panic of the capture driver"),
             }
         })
     }
 }
 
-/// What would have gone out.
+/// The message that would have been sent.
 #[derive(Serialize)]
 struct Sent<'a> {
     key: String,
@@ -187,6 +189,8 @@ struct Sent<'a> {
     entity: Option<&'a str>,
     title: Option<&'a str>,
     body: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    html: Option<&'a str>,
     action_url: Option<&'a str>,
     payload: &'a RawValue,
     data: Option<&'a RawValue>,
@@ -195,7 +199,7 @@ struct Sent<'a> {
 impl Capture {
     async fn record(&self, message: &Message<'_>) -> Report {
         if !self.settings.record {
-            return Report::from(Outcome::Sent);
+            return Report { captured: true, ..Report::from(Outcome::Sent) };
         }
         let (content, event) = (&message.content, message.raw_event);
         let sent = Sent {
@@ -206,6 +210,7 @@ impl Capture {
             entity: event.entity,
             title: content.subject.as_deref(),
             body: content.text.as_deref(),
+            html: content.html.as_deref(),
             action_url: content.action_url.as_deref(),
             payload: event.payload,
             data: content.data.as_deref(),
@@ -213,7 +218,7 @@ impl Capture {
         let sent = serde_json::to_string(&sent).unwrap_or_default();
         if let Some(path) = self.settings.journal.clone() {
             let line = format!("{sent}\n");
-            // A disk may be slow: write on a thread of its own, so that no other send waits.
+            // A disk may be slow. Write on a blocking thread, so that no other send waits.
             let appended =
                 tokio::task::spawn_blocking(move || append(&path, &line)).await.unwrap_or_else(|e| Err(e.into()));
             if let Err(problem) = appended {
@@ -226,16 +231,18 @@ impl Capture {
             provider_ref: Some(format!("capture-{}", message.key.provider_key())),
             excerpt: Some(sent),
         };
-        Report { evidence, ..Report::from(Outcome::Sent) }
+        Report { evidence, captured: true, ..Report::from(Outcome::Sent) }
     }
 }
 
-/// Appends to a regular file, and to nothing else: a write to a pipe waits for a reader, and opening a device may have
-/// effects.
+/// Appends to a regular file and refuses any other kind. A write to a pipe waits for a reader, and opening a device may
+/// have side effects.
 fn append(path: &Path, line: &str) -> io::Result<()> {
-    let is_file = |found: Metadata| if found.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) };
+    let is_file =
+        |found: Metadata| if found.is_file() { Ok(()) } else { Err(io::Error::other("is not a regular file")) };
     std::fs::metadata(path).map_or(Ok(()), is_file)?;
-    // It may have become a pipe just now: opened so, the call does not wait. A regular file is opened as usual.
+    // The path may have become a pipe since the check. With O_NONBLOCK, opening a pipe does not wait. The flag does not
+    // affect regular files.
     let no_wait = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = OpenOptions::new().create(true).append(true).custom_flags(no_wait).open(path)?;
     is_file(file.metadata()?)?;
@@ -311,7 +318,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "a\nb\n");
         mkfifoat(CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
         for other in [pipe.as_path(), folder.path(), Path::new("/dev/null")] {
-            assert_eq!(append(other, "a\n").unwrap_err().to_string(), "is no regular file");
+            assert_eq!(append(other, "a\n").unwrap_err().to_string(), "is not a regular file");
         }
     }
 }

@@ -1,29 +1,33 @@
-//! A receiver's host, as lanes tell receivers apart.
+//! The host of a receiver. Lanes use it to tell receivers apart.
 
 use url::Url;
 
-/// Characters of a host and its port; a name has at most 253.
+/// The most characters that a host with its port may have. A DNS name alone has at most 253.
 const HOST_CHARS: usize = 300;
 
-/// Name and port of a URL, in lower case: `example.com:443`. None when there is no host, or one that no resolver takes.
+/// The host name and port of a URL in lower case, such as `example.com:443`. `None` if the URL has no host, its port is
+/// unknown, or both together are too long.
 pub(super) fn of_url(url: &Url) -> Option<String> {
-    // A dot at its end means that the name is complete; it is the same name.
+    // `example.com.` and `example.com` are the same host.
     let (host, port) = (url.host_str()?.trim_end_matches('.'), url.port_or_known_default()?);
     Some(format!("{}:{port}", host.to_ascii_lowercase())).filter(|host| host.chars().count() <= HOST_CHARS)
 }
 
-/// A host as people write it: a name or an address, with or without a port. Without one it is 443.
-///
-/// # Errors
-/// With what is allowed.
+/// Parses a host that a person typed: a name or an IP address, with an optional port. The default port is 443. A full
+/// URL is accepted, too.
 pub fn host_of(text: &str) -> Result<String, String> {
+    let length = text.chars().count();
+    if length > HOST_CHARS {
+        return Err(format!("host: has {length} characters; 1 to {HOST_CHARS} are allowed"));
+    }
     let whole = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
     let plain =
         |url: &Url| url.path() == "/" && url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     let host = Url::parse(&whole).ok().filter(|url| text.contains("://") || plain(url)).as_ref().and_then(of_url);
     host.ok_or_else(|| {
         format!(
-            "host: {text:?} is refused; write a name or an address, with its port unless that is 443: example.com:8443"
+            "host: {text:?} is not a host; write a name or an IP address, with the port if it is not 443, e.g. \
+             example.com:8443"
         )
     })
 }
@@ -44,7 +48,7 @@ mod tests {
         ] {
             assert_eq!(host_of(text).as_deref(), Ok(host), "{text}");
         }
-        for text in ["", "a b", "example.com/hook", "example.com:70000", &"a".repeat(400)] {
+        for text in ["", "a b", "example.com/hook", "example.com:70000", &"a".repeat(400), &"0".repeat(301)] {
             assert!(host_of(text).is_err(), "{text}");
         }
     }

@@ -1,17 +1,14 @@
-//! What an HTTP answer means, for every driver that speaks HTTP. One table, from bytes written and status.
+//! Translates the result of an HTTP request into an outcome, for every driver that uses HTTP. The outcome depends on
+//! the status, or after a failure on whether any bytes were sent.
 
-use std::time::{Duration, SystemTime};
-
-use crate::clock;
 use crate::egress::{EgressFailure, HttpAnswer, Phase};
-use crate::model::{Evidence, Guarantee, Outcome, Report};
+use crate::model::{ErrorClass, Evidence, Guarantee, Outcome, Report};
 
-/// The longest wait that a provider may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
-/// Characters of an answer that are kept in the attempt log.
+/// How many characters of an answer are kept in the attempt log.
 const EXCERPT_CHARS: usize = 512;
 
-/// What a failed or answered call means. `secrets` are redacted in the excerpt that is kept.
+/// Translates the answer or the failure of a request into a report. `secrets` are redacted in the excerpt of the
+/// answer.
 pub(crate) fn report(result: Result<HttpAnswer, EgressFailure>, guarantee: Guarantee, secrets: &[String]) -> Report {
     match result {
         Err(failure) => failed(&failure),
@@ -21,7 +18,8 @@ pub(crate) fn report(result: Result<HttpAnswer, EgressFailure>, guarantee: Guara
 
 fn failed(failure: &EgressFailure) -> Report {
     let outcome = match failure.phase {
-        // Our own filter or a malformed URL: the next attempt would meet the same.
+        // Our own address filter refused the request, or its URL is malformed. Another attempt would fail in the same
+        // way.
         Phase::Refused => Outcome::refused(failure.code),
         _ if failure.reached_wire() => Outcome::unclear(failure.code),
         _ => Outcome::deferred(failure.code),
@@ -31,14 +29,14 @@ fn failed(failure: &EgressFailure) -> Report {
 
 fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Report {
     let code = || format!("http_{}", answer.status);
-    let after = retry_after(answer);
     let outcome = match answer.status {
         200..=299 => Outcome::Sent,
         401..=403 | 407 => Outcome::config(code()),
-        // Another request holds our key at this moment. Where keys count, the next attempt may succeed.
-        409 | 423 if guarantee == Guarantee::Idempotent => Outcome::Deferred { code: code(), after },
-        425 | 429 | 503 | 507 => Outcome::Deferred { code: code(), after },
-        // The request was read and something broke behind it.
+        // Another request with our idempotency key is being processed. If the provider respects keys, the next attempt
+        // may succeed.
+        409 | 423 if guarantee == Guarantee::Idempotent => Outcome::deferred(code()),
+        425 | 429 | 503 | 507 => Outcome::deferred(code()),
+        // The receiver read the request and may have acted on it before it failed.
         408 | 500..=599 => Outcome::unclear(code()),
         300..=499 => Outcome::refused(code()),
         _ => Outcome::Rejected { code: code(), because: crate::model::Because::Unrecognised },
@@ -49,45 +47,31 @@ fn answered(answer: &HttpAnswer, guarantee: Guarantee, secrets: &[String]) -> Re
         provider_ref: None,
         excerpt: Some(excerpt(&answer.body, secrets)).filter(|text| !text.is_empty()),
     };
-    Report { evidence, ..Report::from(outcome) }
+    let class = (answer.status >= 300).then(|| ErrorClass::of_http(answer.status));
+    Report { class, evidence, after: answer.retry_after(), ..Report::from(outcome) }
 }
 
 fn sentence(status: u16) -> String {
     match status {
-        300..=399 => format!("answered {status}; redirects are not followed, give the final URL"),
-        401..=403 | 407 => format!("answered {status}: it does not accept our credentials"),
-        410 => "answered 410: the endpoint is gone".into(),
-        429 => "answered 429: too many requests".into(),
-        _ => format!("answered {status}"),
+        300..=399 => format!("the receiver answered {status}; redirects are not followed, use the final URL"),
+        401..=403 | 407 => format!("the receiver answered {status}: it does not accept our credentials"),
+        410 => "the receiver answered 410: the endpoint no longer exists".into(),
+        429 => "the receiver answered 429: too many requests".into(),
+        _ => format!("the receiver answered {status}"),
     }
 }
 
-/// The wait that the answer asks for, in seconds, with or without a fraction, or as a date. Zero, a date in the past
-/// and a malformed value are none.
-fn retry_after(answer: &HttpAnswer) -> Option<Duration> {
-    let text = answer.headers.get("retry-after")?.to_str().ok()?.trim();
-    let wait = match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 => Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_WAIT),
-        Ok(_) => return None,
-        Err(_) => {
-            let at = httpdate::parse_http_date(text).ok()?;
-            let now = SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(clock::now().as_micros()).ok()?);
-            at.duration_since(now).ok()?
-        }
-    };
-    Some(wait.min(LONGEST_WAIT))
-}
-
-/// The beginning of the answer as one line of text, with our own secrets redacted.
+/// The beginning of the answer as one line of text. Our own secrets are redacted.
 pub(super) fn excerpt(body: &[u8], secrets: &[String]) -> String {
-    // Redacted before it is cut: half a secret would not be found.
+    // Redact before the text is cut, because a part of a secret would not be found.
     let text = String::from_utf8_lossy(body).into_owned();
     let text = secrets.iter().filter(|secret| secret.len() > 1).fold(text, |text, secret| redacted(text, secret));
     let line: String = text.chars().take(EXCERPT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
 }
 
-/// Without that secret, in upper or lower case: `%2f` is `%2F`, and some receivers change the case of what they repeat.
+/// Replaces `secret` in `text`, ignoring case. `%2f` and `%2F` mean the same, and some receivers change the case of a
+/// text that they echo.
 fn redacted(text: String, secret: &str) -> String {
     let (lower, secret) = (text.to_ascii_lowercase(), secret.to_ascii_lowercase());
     let (mut left, mut from) = (String::new(), 0);
@@ -105,6 +89,8 @@ fn redacted(text: String, secret: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use ::http::{HeaderMap, HeaderValue};
     use bytes::Bytes;
@@ -118,17 +104,26 @@ mod tests {
     }
 
     fn waits(text: &str) -> Option<u64> {
-        retry_after(&answer(429, Some(text))).map(|d| d.as_secs())
+        answer(429, Some(text)).retry_after().map(|d| d.as_secs())
     }
 
     #[test]
     fn d6_retry_after_in_every_shape() {
         assert_eq!(waits("120"), Some(120));
-        assert_eq!(waits("1.5"), Some(1));
-        assert_eq!(waits("1e18"), Some(86_400));
-        assert_eq!(waits("Wed, 01 Jan 2200 00:00:00 GMT"), Some(86_400));
-        for nothing in ["0", "-1", "soon", "Wed, 01 Jan 2020 00:00:00 GMT", "NaN", ""] {
+        assert_eq!(waits("259200"), Some(259_200), "three days");
+        assert_eq!(waits("99999999999999999999"), Some(u64::MAX));
+        assert!(waits("Wed, 01 Jan 2200 00:00:00 GMT").unwrap() > 86_400);
+        let malformed = ["-1", "+1", "1.5", "1e9", "1e400", "inf", "infinity", "NaN", "soon", "1 2", ""];
+        for nothing in malformed.into_iter().chain(["0", "000", "Wed, 01 Jan 2020 00:00:00 GMT"]) {
             assert_eq!(waits(nothing), None, "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn d6_every_answer_may_ask_to_wait() {
+        for status in 100..=999 {
+            let report = report(Ok(answer(status, Some("120"))), Guarantee::Idempotent, &[]);
+            assert_eq!(report.after, Some(Duration::from_secs(120)), "{status}");
         }
     }
 

@@ -1,5 +1,5 @@
-//! `in_app`: the user's inbox, which is the destination itself. Nothing leaves this process: the message goes back with
-//! the report, and is written by the same transaction that settles the delivery.
+//! The `in_app` driver writes to the user's inbox in our own database. Nothing is sent over the network. The report
+//! carries the message, and the transaction that settles the delivery writes it.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Destination, Driver, KeyWindow, Kind, Message, Occasion, Parts, ReadyMade, Sending};
-use crate::model::{Guarantee, IN_APP, Outcome, Report};
+use crate::model::{Evidence, Guarantee, IN_APP, Outcome, Policy, Report};
 
-/// The longest key window, in seconds. An inbox knows a delivery for as long as it holds the message: ten years outlast
-/// every notification.
+/// The longest allowed key window, in seconds. The inbox recognises a repeated delivery for as long as it holds the
+/// message. Ten years are longer than any notification lives.
 const TEN_YEARS: u64 = 315_360_000;
 const KEY_WINDOW: KeyWindow = KeyWindow::day(60..=TEN_YEARS);
 
@@ -20,12 +20,13 @@ pub(super) fn kind() -> Kind {
         name: "in_app".into(),
         channel: IN_APP.into(),
         guarantee: Guarantee::Idempotent,
+        policy: Policy::default(),
         destination: Destination::Inbox,
         secrets: vec![],
         new_secret: None,
         key_window: KEY_WINDOW,
         local_settings: vec![],
-        // A send only hands the message on, so that many may be concurrent.
+        // A send only passes the message on to the settler, so many may run concurrently.
         ready_made: Some(ReadyMade {
             occasion: Occasion::FirstUse,
             settings: json!({"key_window_s": TEN_YEARS}),
@@ -38,7 +39,7 @@ pub(super) fn kind() -> Kind {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// How long the inbox remembers a delivery: for as long as it holds the message.
+    /// How long the inbox recognises a repeated delivery, in seconds.
     key_window_s: u64,
 }
 
@@ -63,10 +64,12 @@ impl Driver for InApp {
 }
 
 fn deliver(message: Message<'_>) -> Report {
-    // A recipient that names this provider may hold any text as its address. The inbox would refuse a bad one, and the
-    // whole batch of results with it.
+    // A recipient that names this provider may have any text as its address. The database would refuse an invalid user
+    // id, and the whole batch of results would fail with it.
     if let Err(problem) = Recipient::user(message.target).check() {
         return Report::from(Outcome::refused("bad_user")).because(format!("the user id {problem}"));
     }
-    Report { inbox: Some(Box::new(message.content)), ..Report::from(Outcome::Delivered) }
+    // The inbox identifies the message by the delivery's id.
+    let evidence = Evidence { provider_ref: Some(message.key.id().to_string()), ..Evidence::default() };
+    Report { inbox: Some(Box::new(message.content)), evidence, ..Report::from(Outcome::Delivered) }
 }

@@ -1,4 +1,5 @@
-//! What is known of each driver without making one. Other modules ask for these facts instead of comparing names.
+//! The properties of each driver that are known without building one. Other modules use them instead of comparing
+//! driver names.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -8,34 +9,37 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Driver, Parts, capture, in_app, webhook};
-use crate::model::{Guarantee, Policy, Provider, ProviderDraft};
+use crate::model::{Guarantee, Policy, Provider, ProviderDraft, TIMEOUT_MS};
 use crate::secret::Secret;
 
-/// A text of this program, or one that was read at run time.
+/// A text that is compiled in, or one that was read at run time.
 type Text = Cow<'static, str>;
 
-/// Makes a driver; it may hold data that was read at run time.
+/// Builds a driver. The closure may hold data that was read at run time.
 pub(super) type Build = Arc<dyn Fn(&Parts<'_>) -> Result<Box<dyn Driver>, String> + Send + Sync>;
 
-/// A driver that can be configured. All of it is data or closures, so that a recipe read at run time can be one.
+/// A driver that providers can be configured with. It consists of data and closures, so that a driver could also be
+/// described by a file that is read at run time.
 pub struct Kind {
-    /// Its name in a provider's description.
+    /// The name of the driver in a provider's configuration.
     pub name: Text,
-    /// The channel it serves unless told otherwise; `*` is every one.
+    /// The default channel of its providers. `*` means every channel.
     pub channel: Text,
-    /// What happens when an outcome is unclear, unless told otherwise.
+    /// The default guarantee: whether a send with an unclear outcome is repeated.
     pub guarantee: Guarantee,
-    /// Where its messages go.
+    /// The default retry policy.
+    pub policy: Policy,
+    /// Where the driver's messages go.
     pub destination: Destination,
-    /// The names of its secrets.
+    /// The names of the secrets that the driver takes.
     pub secrets: Vec<Text>,
-    /// The secret that is made for a provider whose description brings none.
+    /// The secret that is generated for a provider that is configured without one.
     pub new_secret: Option<NewSecret>,
     /// How long a receiver remembers the key of a delivery.
     pub key_window: KeyWindow,
-    /// Settings that only an operator on the server's own machine may set.
+    /// Settings that only an operator on the server's own machine may change.
     pub local_settings: Vec<LocalSetting>,
-    /// The provider that is made without an operator, if there is one.
+    /// The provider that is created automatically, if the driver has one.
     pub ready_made: Option<ReadyMade>,
     pub(super) build: Build,
 }
@@ -47,67 +51,64 @@ pub enum Destination {
     Service,
     /// Into an inbox in our own database. The transaction that settles the delivery writes the message.
     Inbox,
-    /// Nowhere: messages are recorded, not sent.
+    /// Messages are only recorded and not sent.
     Record,
 }
 
-/// A secret that is made, and shown once.
+/// A secret that is generated and shown to the operator once.
 pub struct NewSecret {
-    /// Which of the driver's secrets it is.
+    /// The name of the secret.
     pub name: Text,
-    /// Makes it.
+    /// Generates the secret.
     pub make: fn() -> Secret,
 }
 
-/// A setting that only an operator on the server's own machine may set.
+/// A setting that only an operator on the server's own machine may change.
 pub struct LocalSetting {
-    /// Its name.
     pub name: Text,
-    /// Why, as the end of a sentence that begins with its name.
+    /// The reason for the restriction, as the end of a sentence that begins with the setting's name.
     pub reason: Text,
 }
 
-/// The provider of a driver that is made without an operator: the default of its channel, named after the driver.
+/// The provider of a driver that is created automatically. It has the driver's name and is the default of its channel.
 pub struct ReadyMade {
-    /// When it is made.
+    /// When the provider is created.
     pub occasion: Occasion,
-    /// Its settings.
     pub settings: Value,
-    /// Concurrent sends per server process.
+    /// How many sends may run concurrently in one server process.
     pub concurrency: i32,
 }
 
-/// When a provider is made without an operator.
+/// When a provider is created automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// When `serve` makes a new embedded database.
+    /// When `serve` creates a new embedded database.
     NewDatabase,
     /// When a notification first needs its channel.
     FirstUse,
 }
 
-/// How long a receiver remembers the key of a delivery. The setting `key_window_s` may say so.
+/// How long a receiver remembers the key of a delivery. The setting `key_window_s` can override the default.
 #[derive(Debug, Clone)]
 pub struct KeyWindow {
-    /// Seconds, without the setting.
+    /// The default window, in seconds.
     pub default_s: u64,
-    /// Seconds that the setting may say.
+    /// The allowed range of the setting `key_window_s`, in seconds.
     pub allowed_s: RangeInclusive<u64>,
 }
 
 impl KeyWindow {
-    /// A day by default.
+    /// A window with a default of one day.
     pub(super) const fn day(allowed_s: RangeInclusive<u64>) -> Self {
         Self { default_s: 86_400, allowed_s }
     }
 
-    /// The window under these settings.
-    #[must_use]
+    /// The window that applies with these settings.
     pub fn of(&self, settings: &Value) -> Duration {
         Duration::from_secs(settings.get("key_window_s").and_then(Value::as_u64).unwrap_or(self.default_s))
     }
 
-    /// Refuses a setting that is out of range.
+    /// Returns an error if the setting is out of range.
     pub(super) fn check(&self, seconds: u64) -> Result<(), String> {
         if self.allowed_s.contains(&seconds) {
             return Ok(());
@@ -118,8 +119,7 @@ impl KeyWindow {
 }
 
 impl Kind {
-    /// A provider of this driver with the driver's defaults, and not the default of its channel.
-    #[must_use]
+    /// A provider with the driver's default values. It is not the default of its channel.
     pub fn draft(&self, name: &str) -> ProviderDraft {
         ProviderDraft {
             name: name.to_owned(),
@@ -128,9 +128,9 @@ impl Kind {
             settings: json!({}),
             secrets: None,
             guarantee: self.guarantee,
-            policy: Policy::default(),
+            policy: self.policy.clone(),
             concurrency: 16,
-            timeout_ms: 30_000,
+            timeout_ms: TIMEOUT_MS,
             is_default: false,
             enabled: true,
             rate_per_s: None,
@@ -138,14 +138,11 @@ impl Kind {
         }
     }
 
-    /// Makes a driver, checking its settings and secrets.
-    ///
-    /// # Errors
-    /// Naming the setting and what is allowed.
+    /// Checks the settings and the secrets and builds the driver.
     pub fn build(&self, parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
         if let Some(unknown) = parts.secrets.keys().find(|name| !self.secrets.iter().any(|known| known == *name)) {
             return Err(format!(
-                "secret: driver {:?} has none named {unknown:?}; it has {:?}",
+                "secret: driver {:?} has no secret named {unknown:?}; its secrets are {:?}",
                 self.name, self.secrets
             ));
         }
@@ -156,30 +153,25 @@ impl Kind {
 static KINDS: LazyLock<Vec<Arc<Kind>>> =
     LazyLock::new(|| [capture::kind(), in_app::kind(), webhook::kind()].map(Arc::new).to_vec());
 
-/// All drivers there are, by name.
-#[must_use]
+/// All drivers, sorted by name.
 pub fn kinds() -> Vec<Arc<Kind>> {
     KINDS.clone()
 }
 
-/// The driver of that name.
-///
-/// # Errors
-/// Listing the names.
+/// Finds the driver with this name.
 pub fn kind(name: &str) -> Result<Arc<Kind>, String> {
     let names = || KINDS.iter().map(|kind| kind.name.as_ref()).collect::<Vec<_>>().join(", ");
     let found = KINDS.iter().find(|kind| kind.name == name).cloned();
     found.ok_or_else(|| format!("driver: {name:?} is not known; known are {}", names()))
 }
 
-/// Where the messages of a driver go; to a service, when it is not known.
-#[must_use]
+/// Where the messages of a driver go. An unknown driver counts as a service.
 pub fn destination(driver: &str) -> Destination {
     kind(driver).map_or(Destination::Service, |kind| kind.destination)
 }
 
-/// How long the provider remembers the key of a delivery; a day or what its settings say, when its driver is not known.
-#[must_use]
+/// How long the provider remembers the key of a delivery. If its driver is unknown, the setting applies or else one
+/// day.
 pub fn key_window(provider: &Provider) -> Duration {
     match kind(&provider.driver) {
         Ok(kind) => kind.key_window.of(&provider.settings),
@@ -187,8 +179,7 @@ pub fn key_window(provider: &Provider) -> Duration {
     }
 }
 
-/// The providers that are made on that occasion without an operator.
-#[must_use]
+/// The providers that are created automatically on this occasion.
 pub fn ready_made(occasion: Occasion) -> Vec<ProviderDraft> {
     let draft = |kind: &Arc<Kind>| {
         let made = kind.ready_made.as_ref().filter(|made| made.occasion == occasion)?;
@@ -206,7 +197,7 @@ mod tests {
     use crate::model::{Outcome, Report};
     use crate::secret::Secrets;
 
-    /// A driver that is nothing but data.
+    /// A driver that is made only of data.
     struct Recipe(String);
 
     impl Driver for Recipe {
@@ -224,6 +215,7 @@ mod tests {
             name: name.to_owned().into(),
             channel: format!("{name}-channel").into(),
             guarantee: Guarantee::AtMostOnce,
+            policy: Policy::default(),
             destination: Destination::Service,
             secrets: vec![format!("{name}-token").into()],
             new_secret: None,
@@ -251,7 +243,7 @@ mod tests {
             built("letters-token").ok().and_then(|driver| driver.host_of("")).as_deref(),
             Some("post.example:25")
         );
-        assert!(built("other").err().unwrap().starts_with("secret: driver \"letters\" has none named \"other\""));
+        assert!(built("other").err().unwrap().starts_with("secret: driver \"letters\" has no secret named \"other\""));
     }
 
     #[test]

@@ -1,37 +1,38 @@
-//! Texts that a receiver may echo and that must not get into the attempt log: secrets, and those parts of an address
-//! that only its owner knows, in every form in which programs repeat them.
+//! Collects the texts that a receiver may echo and that must not get into the attempt log: secrets, and the
+//! confidential parts of an address. Each text is collected in every encoding in which programs may echo it.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use url::{Position, Url};
 
-/// A path segment or header of fewer characters is a word, such as `hooks`. Redacting it would make the answer
-/// unreadable, and it is no secret.
+/// A path segment or a word of a header with fewer characters is taken for an ordinary word, such as `hooks`, and not
+/// for a secret. Redacting it would make the answer unreadable.
 const WORD: usize = 8;
-/// A value of fewer characters in a query is no secret.
+/// A query value with fewer characters is not taken for a secret.
 const GIVEN: usize = 4;
-/// What `encodeURIComponent` and similar functions leave as it is.
+/// The characters that percent-encoding functions usually encode.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const ENCODED_BUT_SLASHES: &AsciiSet = &ENCODED.remove(b'/');
 
-/// Texts to be redacted.
+/// The texts to redact.
 #[derive(Default)]
 pub(super) struct Redactions(BTreeSet<String>);
 
 impl Redactions {
-    /// One secret, or several separated by spaces.
+    /// Adds one secret, or several separated by spaces.
     pub(super) fn secrets(&mut self, text: &str) {
         text.split_whitespace().for_each(|secret| self.every_form(secret, 1));
     }
 
-    /// A header's value, and each word of it that may be a secret: not `Bearer`, but the token after it.
+    /// Adds the value of a header and each of its long words. In `Bearer <token>` the token is long, and `Bearer` is
+    /// not.
     pub(super) fn header(&mut self, value: &str) {
         self.every_form(value, WORD);
         value.split_whitespace().for_each(|word| self.every_form(word, WORD));
     }
 
-    /// The address of a message: as it was given, its path and query together and apart, and each part of them.
+    /// Adds the address of a message: the whole text, its path and query, and each segment and value in them.
     pub(super) fn address(&mut self, given: &str, url: Option<&Url>) {
         self.every_form(given, 1);
         let Some(url) = url else { return };
@@ -48,15 +49,15 @@ impl Redactions {
         }
     }
 
-    /// The longest first, so that a text which contains another is redacted as a whole.
+    /// Returns the texts, longest first, so that a text that contains another one is redacted as a whole.
     pub(super) fn into_texts(self) -> Vec<String> {
         let mut texts: Vec<String> = self.0.into_iter().collect();
         texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
         texts
     }
 
-    /// Adds `part` encoded, decoded, decoded as a form and encoded anew, and each of them as a text within JSON. Adds
-    /// nothing when `part` has fewer characters than `least`.
+    /// Adds `part` in every encoding: as it is, percent-decoded, decoded as form data, encoded again, and each of these
+    /// as JSON text. Adds nothing if `part` has fewer characters than `least`.
     fn every_form(&mut self, part: &str, least: usize) {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let (plain, of_form) = (decoded(part), decoded(&part.replace('+', " ")));

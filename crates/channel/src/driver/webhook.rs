@@ -1,8 +1,7 @@
-//! `webhook`: signed JSON to an http(s) endpoint, as Standard Webhooks describes it.
-//!
-//! `webhook-id` is the delivery's key, the same on every attempt, so that a receiver can tell a repetition. The body is
-//! the same on every attempt too; only `webhook-timestamp` and with it the signature change. Several secrets sign
-//! several times, so that they can be rotated.
+//! The `webhook` driver sends signed JSON to an HTTP endpoint, as Standard Webhooks specifies.
+//! `webhook-id` is the delivery's key. It is the same on every attempt, so that a receiver can recognise a repetition.
+//! The body is the same on every attempt, too. Only `webhook-timestamp` and the signature change. If there are several
+//! secrets, each adds a signature, so that secrets can be rotated.
 
 use ::http::header::{CONTENT_TYPE, USER_AGENT};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -12,6 +11,7 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use postcommit::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 use sha2::Sha256;
 use std::collections::BTreeMap;
@@ -22,12 +22,12 @@ use uuid::Uuid;
 use super::redact::Redactions;
 use super::{Destination, Driver, KeyWindow, Kind, Message, NewSecret, Parts, RawEvent, Sending, http};
 use crate::clock;
-use crate::egress::{Call, Egress};
-use crate::model::{Because, Guarantee, Outcome, Report};
+use crate::egress::{Call, Egress, HttpAnswer};
+use crate::model::{Because, Guarantee, Outcome, Report, Schedule};
 use crate::render::{Content, data_for};
 use crate::secret::{Secret, random};
 
-/// The driver's own channel, and the name of its part of a notification's `data`.
+/// The driver's default channel, and the key of its part of a notification's `data`.
 pub(super) const CHANNEL: &str = "webhook";
 const AGENT: &str = concat!("postcommit/", env!("CARGO_PKG_VERSION"));
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
@@ -35,8 +35,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Headers that this driver sets on every request, beside `webhook-…`, and those that belong to the connection. A
-/// setting for one of them would not be sent, or be sent wrongly.
+/// Headers that cannot be configured, in addition to `webhook-…`. The driver sets them itself, or they belong to the
+/// connection. A configured value would be ignored or break the request.
 const RESERVED: [&str; 15] = [
     "connection",
     "content-length",
@@ -54,15 +54,22 @@ const RESERVED: [&str; 15] = [
     "upgrade",
     "user-agent",
 ];
-/// Headers of our own, and the host.
+/// How many headers the driver itself adds, including `host`.
 const OWN_HEADERS: usize = 8;
-const KEY_WINDOW: KeyWindow = KeyWindow::day(60..=2_592_000);
+/// Headers of an answer that may hold the receiver's own id of the message, in order of preference.
+const REFERENCE_HEADERS: [&str; 2] = ["webhook-message-id", "x-request-id"];
+/// The most characters that a receiver's own id may have.
+const REFERENCE_CHARS: usize = 255;
+/// One week. Attempts may use 0.8 of it, which is longer than the default policy: its last attempt is 76 hours after
+/// the first.
+const KEY_WINDOW: KeyWindow = KeyWindow { default_s: 604_800, allowed_s: 60..=2_592_000 };
 
 pub(super) fn kind() -> Kind {
     Kind {
         name: "webhook".into(),
         channel: "webhook".into(),
         guarantee: Guarantee::Idempotent,
+        policy: Schedule::StandardWebhooks.into(),
         destination: Destination::Service,
         secrets: vec!["secret".into()],
         new_secret: Some(NewSecret { name: "secret".into(), make: new_secret }),
@@ -73,7 +80,7 @@ pub(super) fn kind() -> Kind {
     }
 }
 
-/// A new secret in the form that Standard Webhooks libraries expect.
+/// Generates a secret in the format that Standard Webhooks libraries expect.
 fn new_secret() -> Secret {
     Secret::new(format!("whsec_{}", STANDARD.encode(random::<32>())))
 }
@@ -81,16 +88,18 @@ fn new_secret() -> Secret {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
-    /// Where to send messages to recipients that name this provider without a URL of their own.
+    /// The URL for recipients that name this provider and have no URL of their own.
     url: Option<String>,
-    /// Further headers on every request.
+    /// Additional headers for every request.
     headers: BTreeMap<String, String>,
-    /// What is held, paused or limited when a receiver asks to wait, refuses our account or is slow: its `host`, or the
-    /// whole `lane`. Default `host` without a URL, and `lane` with one: then there is one receiver.
+    /// The unit that is held, paused or limited if a receiver asks us to wait, refuses our credentials or is slow: its
+    /// `host` or the whole `lane`. The default is `lane` if `url` is set, because there is only one receiver then.
+    /// Otherwise it is `host`.
     isolate: Option<Isolate>,
-    /// What 401, 402, 403 and 407 do: `pause` the host or lane (default), or `park` the one delivery.
+    /// The effect of the statuses 401, 402, 403 and 407: `pause` the host or lane (the default), or `park` only this
+    /// delivery.
     on_auth_error: OnAuthError,
-    /// How long receivers remember a `webhook-id`; 60 seconds to 30 days.
+    /// How long receivers remember a `webhook-id`: 60 seconds to 30 days.
     key_window_s: u64,
 }
 
@@ -141,7 +150,7 @@ fn build(parts: &Parts<'_>) -> Result<Box<dyn Driver>, String> {
         .map(|url| parse_url(url, parts.egress).map_err(|problem| format!("settings.url: {problem}")))
         .transpose()?;
     let secret = parts.secrets.get("secret").cloned();
-    // Revealed to be decoded into signing keys.
+    // The secret is revealed here to decode the signing keys.
     let keys = secret.as_ref().map_or(Ok(vec![]), |secret| parse_secrets(secret.reveal()))?;
     let headers = parse_headers(&settings.headers)?;
     let (guarantee, egress) = (parts.guarantee, parts.egress.clone());
@@ -166,7 +175,8 @@ fn parse_url(text: &str, egress: &Egress) -> Result<Url, String> {
     Ok(url)
 }
 
-/// `whsec_` and 24 to 64 bytes in base64, one or several separated by spaces: the newest first while rotating.
+/// Parses one or several secrets, separated by spaces. Each is `whsec_` followed by 24 to 64 bytes in base64. During a
+/// rotation the newest is first.
 fn parse_secrets(text: &str) -> Result<Vec<Vec<u8>>, String> {
     const SHAPE: &str =
         "secret: must be whsec_ followed by 24 to 64 random bytes in base64; several are separated by spaces";
@@ -181,15 +191,14 @@ fn parse_headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, String> 
         let parsed = HeaderName::try_from(name.as_str()).ok().zip(HeaderValue::try_from(value.as_str()).ok());
         let (header, value) = parsed.ok_or_else(|| format!("settings.headers.{name}: is not a valid header"))?;
         if header.as_str().starts_with("webhook-") || RESERVED.contains(&header.as_str()) {
-            return Err(format!("settings.headers.{name}: is set by postcommit"));
+            return Err(format!("settings.headers.{name}: is set by postcommit; remove it from the settings"));
         }
         headers.insert(header, value);
     }
     Ok(headers)
 }
 
-/// The value of `webhook-signature`: `v1,` and the HMAC-SHA256 of `id.timestamp.body` in base64, once per key.
-#[must_use]
+/// The value of `webhook-signature`. For each key it holds `v1,` and the HMAC-SHA256 of `id.timestamp.body` in base64.
 pub fn sign(keys: &[Vec<u8>], id: &str, timestamp: i64, body: &[u8]) -> String {
     let one = |key: &Vec<u8>| {
         let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
@@ -212,15 +221,19 @@ impl Driver for Webhook {
                 Some(headers) => headers,
                 None => return Outcome::refused("bad_header").into(),
             };
-            // A request on a connection that the peer is about to close is unclear: at_most_once opens its own.
+            // A reused connection may be closed by the peer just as we send, which makes the outcome unclear. With
+            // `at_most_once` such a send is not repeated, so each opens its own connection.
             let fresh = self.guarantee == Guarantee::AtMostOnce;
             let call = Call { method: Method::POST, url, headers, body, timeout: message.timeout, fresh };
             let result = self.egress.send(call).await;
+            let reference = result.as_ref().ok().and_then(reference);
             let secrets = match &result {
-                Ok(answer) if !answer.body.is_empty() => self.redactions(message.target),
+                Ok(answer) if !answer.body.is_empty() || reference.is_some() => self.redactions(message.target),
                 _ => vec![],
             };
-            self.own_rules(http::report(result, self.guarantee, &secrets))
+            let mut report = self.own_rules(http::report(result, self.guarantee, &secrets));
+            report.evidence.provider_ref = reference.filter(|text| http::excerpt(text.as_bytes(), &secrets) == *text);
+            report
         })
     }
 
@@ -238,7 +251,7 @@ impl Webhook {
         match (Url::parse(target), &self.url) {
             (Ok(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
             (_, Some(url)) => Ok(url.clone()),
-            _ => Err("the address is no http(s) URL and the provider has no settings.url".into()),
+            _ => Err("the address is not an http or https URL, and the provider has no settings.url".into()),
         }
     }
 
@@ -262,11 +275,11 @@ impl Webhook {
         Some(headers)
     }
 
-    /// The texts to redact in the answer. A receiver may echo the request, and neither the secrets nor the address's
-    /// path and query may get into the attempt log.
+    /// The texts to redact in the answer. A receiver may echo the request. The secrets and the path and query of the
+    /// address must not get into the attempt log.
     fn redactions(&self, target: &str) -> Vec<String> {
         let mut redactions = Redactions::default();
-        // Revealed to be looked for.
+        // The secret is revealed here to search for it in the answer.
         self.secret.iter().for_each(|secret| redactions.secrets(secret.reveal()));
         self.headers.values().for_each(|value| redactions.header(&String::from_utf8_lossy(value.as_bytes())));
         redactions.address(target, self.url_for(target).ok().as_ref());
@@ -284,7 +297,30 @@ impl Webhook {
     }
 }
 
-/// The body of the request. The payload goes out digit for digit as it was stored.
+/// The receiver's own id of the message or the request. It is taken from a header, or from the `id` of a JSON object if
+/// that is a text or a number. An id that is too long or not printable is ignored, because a shortened id is useless.
+fn reference(answer: &HttpAnswer) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Told {
+        id: Value,
+    }
+    let of_header = |name: &str| Some(answer.headers.get(name)?.to_str().ok()?.trim().to_owned());
+    let of_body = || {
+        // Accept only an object, because serde would also read a JSON list as the fields in order.
+        let object = Some(&answer.body).filter(|body| body.trim_ascii_start().starts_with(b"{"))?;
+        match serde_json::from_slice::<Told>(object).ok()?.id {
+            Value::String(id) => Some(id.trim().to_owned()),
+            Value::Number(id) => Some(id.to_string()),
+            _ => None,
+        }
+    };
+    let is_good =
+        |id: &String| (1..=REFERENCE_CHARS).contains(&id.chars().count()) && !id.chars().any(char::is_control);
+    let in_header = REFERENCE_HEADERS.iter().find_map(|name| of_header(name).filter(is_good));
+    in_header.or_else(|| of_body().filter(is_good))
+}
+
+/// The body of the request. The payload is sent as its stored text, so that numbers keep every digit.
 #[derive(Serialize)]
 struct Body<'a> {
     r#type: &'a str,
@@ -311,9 +347,10 @@ struct Body<'a> {
     webhook: Option<&'a RawValue>,
 }
 
-/// The body, byte for byte the same on every attempt: nothing in it depends on when or how often it is sent.
+/// Builds the body. It is byte for byte the same on every attempt, because nothing in it depends on the time or the
+/// number of the attempt.
 pub(crate) fn body(channel: &str, content: &Content, event: RawEvent<'_>) -> Bytes {
-    // A provider of this driver may serve a channel of another name. Its receivers still read the part for `webhook`.
+    // A provider of this driver may serve a channel with another name. Its receivers still get the part for `webhook`.
     let of_webhook = if channel == CHANNEL { None } else { event.data.and_then(|data| data_for(CHANNEL, data)) };
     let body = Body {
         r#type: event.event_type,
@@ -340,10 +377,19 @@ mod tests {
 
     #[test]
     fn the_signature_is_the_published_one() {
-        // The example of the Standard Webhooks specification's reference libraries.
+        // The example from the reference libraries of the Standard Webhooks specification.
         let keys = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
         let signature = sign(&keys, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
         assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn receivers_remember_a_key_for_longer_than_the_default_policy_takes() {
+        let policy = kind().draft("hooks").policy;
+        assert_eq!(policy.schedule, Schedule::StandardWebhooks);
+        let longest: std::time::Duration = (1..policy.max_attempts.into()).map(|failed| policy.wait(failed, 0.0)).sum();
+        let first = Timestamp::from_micros(0);
+        assert!(!crate::model::key_window_over(first, KEY_WINDOW.of(&serde_json::json!({})), first.plus(longest)));
     }
 
     #[test]
@@ -351,6 +397,40 @@ mod tests {
         let keys =
             parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
         assert_eq!(sign(&keys, "a", 1, b"{}").split(' ').filter(|s| s.starts_with("v1,")).count(), 2);
+    }
+
+    #[test]
+    fn b6_the_receiver_s_own_id_is_in_a_header_or_in_the_json() {
+        let of = |headers: &[(&'static str, &str)], body: &str| {
+            let headers = headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
+            let body = Bytes::copy_from_slice(body.as_bytes());
+            reference(&HttpAnswer {
+                status: 200,
+                headers: headers.collect(),
+                body,
+                truncated: false,
+                body_complete: true,
+            })
+        };
+        let both = [("x-request-id", "r-1"), ("webhook-message-id", "m-1")];
+        assert_eq!(of(&both, r#"{"id": "b-1"}"#).as_deref(), Some("m-1"));
+        assert_eq!(of(&both[..1], r#"{"id": "b-1"}"#).as_deref(), Some("r-1"));
+        assert_eq!(of(&[], r#"{"ok": true, "id": "b-1"}"#).as_deref(), Some("b-1"));
+        assert_eq!(of(&[], r#"{"id": 12345678901234567890}"#).as_deref(), Some("12345678901234567890"));
+        let (fits, too_long) = ("x".repeat(255), "x".repeat(256));
+        assert_eq!(of(&[("x-request-id", &too_long)], &format!(r#"{{"id": "{fits}"}}"#)), Some(fits));
+        for body in [
+            "ok",
+            "",
+            "[1]",
+            r#"{"id": null}"#,
+            r#"{"id": {"a": 1}}"#,
+            r#"{"id": " "}"#,
+            r#"{"id": "a\nb"}"#,
+            r#"{"id": "x"#,
+        ] {
+            assert_eq!(of(&[("x-request-id", "")], body), None, "{body}");
+        }
     }
 
     #[test]
@@ -367,7 +447,10 @@ mod tests {
             "webhook-id",
             "idempotency-key",
         ] {
-            assert_eq!(given(name).unwrap_err(), format!("settings.headers.{name}: is set by postcommit"));
+            assert_eq!(
+                given(name).unwrap_err(),
+                format!("settings.headers.{name}: is set by postcommit; remove it from the settings")
+            );
         }
         assert_eq!(given("Authorization").unwrap().len(), 1);
     }

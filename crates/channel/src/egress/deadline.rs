@@ -1,28 +1,28 @@
-//! The moment by which a whole call, or one conversation over a dialled stream, must be over.
+//! The time by which a whole HTTP request, or a whole conversation over a dialled stream, must have ended.
 
 use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// The longest a call may take, whatever its timeout says.
+/// The longest time that a request may take, whatever its timeout says.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A moment of the monotonic clock, at most an hour away when it is made.
+/// A point in time of the monotonic clock. It is at most one hour in the future when it is created.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// So long from now; more than an hour is an hour.
+    /// A deadline after `timeout`, or after one hour if that is shorter.
     pub fn after(timeout: Duration) -> Self {
         Self(clock::monotonic() + timeout.min(LONGEST))
     }
 
-    /// The time left, zero when it has passed.
+    /// The remaining time, or zero if the deadline has passed.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(clock::monotonic())
     }
 
-    /// Runs `work` until the deadline; does not begin it when the deadline has passed.
+    /// Runs `work` until the deadline. Does not start it if the deadline has passed.
     pub(super) async fn run<F: Future>(self, work: F) -> Result<F::Output, Late> {
         self.run_within(LONGEST, work).await
     }

@@ -1,6 +1,6 @@
-//! From an endpoint to an open stream: resolve once, filter, connect to a filtered address, TLS if asked.
-//!
-//! Every outgoing connection begins here, whatever protocol runs over it. So the filter of addresses is in one place.
+//! Opens a stream to an endpoint. It resolves the name once, filters the addresses, connects to one of the allowed
+//! ones, and starts TLS if asked.
+//! Every outgoing connection of any protocol is opened here, so that no connection bypasses the address filter.
 
 mod address;
 mod endpoint;
@@ -27,19 +27,20 @@ use address::Filter;
 use stream::ByteStream;
 use tls::TlsClient;
 
-/// The most addresses of one host that are tried before giving up.
+/// How many addresses of one host are tried before giving up.
 const ADDRESSES_TRIED: usize = 8;
 
-/// What a [`Resolver`] returns.
+/// The future that a [`Resolver`] returns.
 pub type Resolved<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send + 'a>>;
 
-/// Turns a host name into addresses. It need not be trusted: every address is filtered afterwards.
+/// Resolves a host name to addresses. It need not be trusted, because every address is filtered afterwards.
 pub trait Resolver: Send + Sync {
-    /// The addresses of `host`, best first. Asked once per new connection and never for an address.
+    /// The addresses of `host`, best first. It is called once per new connection, and never if the host is an IP
+    /// address already.
     fn resolve<'a>(&'a self, host: &'a str) -> Resolved<'a>;
 }
 
-/// Asks the operating system, hosts file included.
+/// Resolves names with the operating system, which includes the hosts file.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemResolver;
 
@@ -55,13 +56,15 @@ impl Resolver for SystemResolver {
 /// Whether a stream is encrypted from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tls<'a> {
-    /// Not encrypted. A protocol with STARTTLS begins so, and then calls [`DialledStream::start_tls`].
+    /// The stream is not encrypted. A protocol with STARTTLS starts in this way and later calls
+    /// [`DialledStream::start_tls`].
     None,
-    /// Encrypted from the first byte. The protocols are offered by ALPN; an empty list offers none.
+    /// The stream is encrypted from the first byte. The listed protocols are offered by ALPN. An empty list offers
+    /// none.
     Implicit(&'a [&'a str]),
 }
 
-/// Opens streams.
+/// Opens streams to endpoints.
 pub(super) struct Dialer {
     filter: Filter,
     resolver: Arc<dyn Resolver>,
@@ -80,7 +83,7 @@ impl Dialer {
         })
     }
 
-    /// Opens a stream to `endpoint`. Nothing but the TLS handshake is written.
+    /// Opens a stream to `endpoint`. Writes nothing except the TLS handshake.
     pub(super) async fn dial(
         &self,
         endpoint: &Endpoint,
@@ -96,7 +99,7 @@ impl Dialer {
         Ok(DialledStream::new(stream, tls != Tls::None, endpoint.clone(), Arc::clone(&self.tls)))
     }
 
-    /// Refuses an endpoint whose host is written as a forbidden address.
+    /// Refuses an endpoint whose host is an IP address that is forbidden.
     pub(super) fn check_literal(&self, endpoint: &Endpoint) -> Result<(), EgressFailure> {
         match endpoint.literal().and_then(|ip| self.filter.blocked(ip)) {
             Some(reason) => Err(blocked(endpoint, reason)),
@@ -104,7 +107,7 @@ impl Dialer {
         }
     }
 
-    /// The addresses of `endpoint` that may be connected to.
+    /// The addresses of `endpoint` that the filter allows.
     async fn addresses(&self, endpoint: &Endpoint, deadline: Deadline) -> Result<Vec<IpAddr>, EgressFailure> {
         let found = match &endpoint.host {
             Host::Domain(name) => self.resolve(endpoint, name, deadline).await?,
@@ -117,27 +120,28 @@ impl Dialer {
     async fn resolve(&self, endpoint: &Endpoint, name: &str, deadline: Deadline) -> Result<Vec<IpAddr>, EgressFailure> {
         let fail = |code, detail: &str| endpoint.failure(Phase::Resolve, code, detail);
         match deadline.run(self.resolver.resolve(name)).await {
-            Err(Late) => Err(fail("timeout", "the name was not resolved in time")),
+            Err(Late) => Err(fail("timeout", "the host name was not resolved in time")),
             Ok(Err(error)) => Err(fail("dns", &text(&error))),
-            Ok(Ok(found)) if found.is_empty() => Err(fail("dns", "the name has no address")),
+            Ok(Ok(found)) if found.is_empty() => Err(fail("dns", "the host name has no IP address")),
             Ok(Ok(found)) => Ok(found),
         }
     }
 
-    /// Connects to the first address that answers; the last failure is the one reported.
+    /// Connects to the first address that accepts. If none does, returns the failure of the last address.
     async fn connect(
         &self,
         endpoint: &Endpoint,
         addresses: &[IpAddr],
         deadline: Deadline,
     ) -> Result<TcpStream, EgressFailure> {
-        let late = || endpoint.failure(Phase::Connect, "connect_timeout", "no connection in time");
+        let late = || endpoint.failure(Phase::Connect, "connect_timeout", "the connection was not opened in time");
         let mut failure = late();
         for ip in addresses.iter().take(ADDRESSES_TRIED) {
             let socket = SocketAddr::new(*ip, endpoint.port);
             failure = match deadline.run_within(self.connect_timeout, TcpStream::connect(socket)).await {
                 Ok(Ok(tcp)) => {
-                    // Without it the small requests we send wait for acknowledgements. Not fatal.
+                    // Without TCP_NODELAY, small requests would wait for acknowledgements. A failure here does not
+                    // matter.
                     let _ = tcp.set_nodelay(true);
                     return Ok(tcp);
                 }
@@ -153,6 +157,6 @@ impl Dialer {
 }
 
 fn blocked(endpoint: &Endpoint, reason: &str) -> EgressFailure {
-    let detail = format!("the address is not allowed ({reason}); egress.allow can open it");
+    let detail = format!("the IP address is not allowed ({reason}); the setting egress.allow can allow it");
     endpoint.failure(Phase::Refused, "blocked_address", &detail)
 }

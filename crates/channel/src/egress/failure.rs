@@ -1,16 +1,16 @@
-//! How an outgoing connection or call failed.
+//! How an outgoing connection or request failed.
 
 use std::error::Error;
 
-/// The most characters of an error's text that are kept.
+/// How many characters of an error's text are kept.
 const DETAIL_CHARS: usize = 200;
 
-/// How far a failed connection or call got.
+/// The phase in which a connection or request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Refused by our own filter or the rules for URLs.
+    /// Our own address filter or the rules for URLs refused the request.
     Refused,
-    /// Resolving the name.
+    /// Resolving the host name.
     Resolve,
     /// Opening the TCP connection.
     Connect,
@@ -20,24 +20,25 @@ pub enum Phase {
     Request,
 }
 
-/// A connection that was not opened, or a call that brought no answer.
+/// The failure of a connection that could not be opened or of a request that got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
 pub struct EgressFailure {
-    /// How far it got.
+    /// The phase in which it failed.
     pub phase: Phase,
-    /// Bytes, before encryption, that were handed to the connection: of this request, or of the whole stream for a
-    /// failed STARTTLS. 0 is a promise that the peer saw nothing and never will; more means only that it may have.
+    /// How many bytes, before encryption, were written to the connection. For a request it counts the bytes of this
+    /// request, for a failed STARTTLS the bytes of the whole stream. 0 guarantees that the peer received nothing and
+    /// never will. A larger number means that the peer may have received something.
     pub bytes_written: u64,
-    /// One of `blocked_address`, `bad_url`, `bad_host`, `dns`, `connect`, `connect_timeout`, `tls`, `timeout`,
-    /// `reset`, `closed`, `bad_answer`.
+    /// A stable code: one of `blocked_address`, `bad_url`, `bad_host`, `dns`, `connect`, `connect_timeout`, `tls`,
+    /// `timeout`, `reset`, `closed`, `bad_answer`.
     pub code: &'static str,
-    /// For the operator. Of a URL it holds at most the host.
+    /// A text for the operator. It contains no part of a URL except the host.
     pub detail: String,
 }
 
 impl EgressFailure {
-    /// Refused before anything was resolved or connected.
+    /// A failure before any name was resolved or any connection was opened.
     pub(super) fn refused(code: &'static str, detail: impl Into<String>) -> Self {
         Self { phase: Phase::Refused, bytes_written: 0, code, detail: detail.into() }
     }
@@ -48,7 +49,7 @@ impl EgressFailure {
     }
 }
 
-/// The text of `error` and its causes, cut to a sane length.
+/// The text of `error` and its causes, cut to `DETAIL_CHARS`.
 pub(super) fn text(error: &(dyn Error + 'static)) -> String {
     let causes: Vec<String> = chain(error).map(ToString::to_string).collect();
     causes.join(": ").chars().take(DETAIL_CHARS).collect()

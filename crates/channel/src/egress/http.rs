@@ -1,13 +1,12 @@
-//! HTTP/1.1 over dialled streams: one request, one answer, and a pool of idle connections.
-//!
-//! It follows no redirect, honours no proxy variable, repeats no request, decompresses nothing and reads at most
-//! [`ANSWER_BYTES`] of the answer.
+//! Makes HTTP/1.1 requests over dialled streams and keeps idle connections in a pool.
+//! It follows no redirects, ignores proxy variables, repeats no request, decompresses nothing and reads at most
+//! [`ANSWER_BYTES`] of an answer's body.
 
 mod connection;
 mod origin;
 mod pool;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -18,15 +17,16 @@ use url::{Position, Url};
 use super::deadline::Deadline;
 use super::dial::Tls;
 use super::{Egress, EgressFailure};
+use crate::clock;
 use connection::Connection;
 use origin::Origin;
 use pool::Pool;
 
-/// The most bytes of an answer's body that are read; the connection is dropped at the next one.
+/// How many bytes of an answer's body are read at most. The connection is closed if the body is longer.
 pub const ANSWER_BYTES: usize = 65_536;
 
-/// Headers that belong to the connection and not to the caller. `accept-encoding` and `expect` are among them because
-/// we neither decompress nor wait for `100 Continue`.
+/// Headers that belong to the connection, so the caller cannot set them. `accept-encoding` and `expect` are among them
+/// because we neither decompress answers nor wait for `100 Continue`.
 const OURS: [HeaderName; 10] = [
     header::HOST,
     header::CONNECTION,
@@ -40,58 +40,69 @@ const OURS: [HeaderName; 10] = [
     header::PROXY_AUTHORIZATION,
 ];
 
-/// The open connections that no call uses.
+/// The open connections that no request uses.
 pub(super) type IdleConnections = Pool<Box<Connection>>;
 
-/// One request to be made.
+/// One HTTP request to make.
 #[derive(Clone)]
 pub struct Call {
-    /// The method.
     pub method: Method,
-    /// Where to; `http` or `https`, without user name and password.
+    /// The URL of the request: `http` or `https`, without a user name or password.
     pub url: Url,
-    /// The headers. Those that belong to the connection, such as `host`, are ours and are replaced or dropped.
+    /// The headers of the request. Headers that belong to the connection, such as `host`, are replaced or dropped.
     pub headers: HeaderMap,
-    /// The body, sent as it is.
     pub body: Bytes,
-    /// The time for everything, from resolving the name to reading the answer. At most an hour.
+    /// The time limit for everything from resolving the name to reading the answer. At most one hour.
     pub timeout: Duration,
-    /// Never reuse an idle connection. For deliveries sent at most once: a request on a connection that the peer is
-    /// just closing has an unclear outcome.
+    /// Never reuse an idle connection. This is for deliveries that must be sent at most once: if the peer closes a
+    /// reused connection during the request, the outcome is unclear.
     pub fresh: bool,
 }
 
-/// What the peer answered. Any status is an answer, and so is one whose body broke off.
+/// The answer of the peer. Any status counts as an answer, even if reading the body failed.
 #[derive(Debug, Clone)]
 pub struct HttpAnswer {
-    /// The status; redirects are not followed.
+    /// The HTTP status. Redirects are not followed.
     pub status: u16,
-    /// The headers.
     pub headers: HeaderMap,
-    /// The body as it came, at most [`ANSWER_BYTES`].
+    /// The body without any decoding, at most [`ANSWER_BYTES`].
     pub body: Bytes,
-    /// There was more of the body than is kept.
+    /// The body was longer than [`ANSWER_BYTES`], and the rest is missing.
     pub truncated: bool,
     /// The body was read to its end.
     pub body_complete: bool,
 }
 
+impl HttpAnswer {
+    /// How long `Retry-After` asks us to wait. It is a number of seconds in digits, or a date. Zero, a date in the past
+    /// and any other value count as no request to wait. There is no upper limit here, because the notification's expiry
+    /// limits the wait.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let text = self.headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+        let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            // Digits that are no u64 are a number beyond it.
+            Duration::from_secs(text.parse().unwrap_or(u64::MAX))
+        } else {
+            let at = httpdate::parse_http_date(text).ok()?;
+            let now = SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(clock::now().as_micros()).ok()?);
+            at.duration_since(now).ok()?
+        };
+        Some(wait).filter(|wait| !wait.is_zero())
+    }
+}
+
 impl Egress {
-    /// Whether `url` could be called, as far as can be told without resolving its name. Meant for the moment a URL is
-    /// saved; [`Egress::send`] checks again.
-    ///
-    /// # Errors
-    /// The failure that a call would have.
+    /// Checks whether `url` may be called, without resolving its name. Use it when a URL is saved. [`Egress::send`]
+    /// checks again.
     pub fn check_url(&self, url: &Url) -> Result<(), EgressFailure> {
         origin::target(url)?;
         self.0.dialer.check_literal(&Origin::of(url)?.endpoint)
     }
 
-    /// Makes `call` once.
-    ///
+    /// Makes the request once.
     /// # Errors
-    /// No answer came. Once the head of an answer is there the call has succeeded, whatever its status and whatever
-    /// becomes of its body.
+    /// No answer came. Once the head of an answer has arrived, the request counts as answered, whatever its status is
+    /// and even if reading the body fails.
     pub async fn send(&self, call: Call) -> Result<HttpAnswer, EgressFailure> {
         let (fresh, deadline) = (call.fresh, Deadline::after(call.timeout));
         let origin = Origin::of(&call.url)?;
@@ -99,8 +110,8 @@ impl Egress {
         self.0.dialer.check_literal(&origin.endpoint)?;
         if !fresh && let Some(idle) = self.0.idle.take(&origin) {
             match self.exchange(idle, &origin, request.clone(), deadline).await {
-                // The peer closed the connection before a byte of the request left, and none can leave now: a new
-                // connection carries the request for the first time.
+                // The peer closed the idle connection before any byte of the request was written. The request cannot
+                // arrive twice, so it is safe to send it on a new connection.
                 Err(failure) if !failure.reached_wire() && failure.code != "timeout" => {}
                 Err(failure) => {
                     if matches!(failure.code, "closed" | "reset") {
@@ -111,7 +122,8 @@ impl Egress {
                 done => return done,
             }
         }
-        // In a box: dialling is rare and its state is large, and a send is moved about.
+        // Boxed because dialling is rare and its state is large. Without the box, every send would be moved with that
+        // state.
         Box::pin(async {
             let connection = self.connect(&origin, deadline).await?;
             self.exchange(connection, &origin, request, deadline).await

@@ -1,34 +1,31 @@
 use std::fmt;
 
-/// Who changes something: what the audit log calls them, and the request they made.
+/// The originator of a change: its name in the audit log and its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
-    /// `key:<id>`, `cli:<user>`, `system`, ….
+    /// `key:<id>`, `cli:<user>`, `system` and similar.
     pub name: String,
-    /// The request that it was done by, if it was one.
+    /// The id of the HTTP request that made the change, if one did.
     pub request_id: Option<String>,
 }
 
 impl Actor {
-    /// An actor of that name.
+    /// An actor with this name and no request.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), request_id: None }
     }
 
-    /// The product itself, such as a dispatcher that pauses a lane.
-    #[must_use]
+    /// Postcommit itself, such as a dispatcher that pauses a lane.
     pub fn system() -> Self {
         Self::new("system")
     }
 
-    /// A user of a tenant's application, in their own inbox.
-    #[must_use]
+    /// A user of a tenant's application who changes their own inbox.
     pub fn user(id: &str) -> Self {
         Self::new(format!("user:{id}"))
     }
 
-    /// Adds the request that it was done by.
-    #[must_use]
+    /// Adds the id of the HTTP request that makes the change.
     pub fn by_request(self, id: impl Into<String>) -> Self {
         Self { request_id: Some(id.into()), ..self }
     }

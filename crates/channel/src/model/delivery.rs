@@ -7,37 +7,33 @@ use uuid::Uuid;
 
 use super::Target;
 
-/// Names a delivery in the store. The tenant leads every key.
+/// Identifies a delivery in the database. Every key begins with the tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeliveryKey {
-    /// Its owner.
     pub tenant: i32,
-    /// The notification it belongs to.
     pub notification: Uuid,
-    /// Which of its targets; 0 is the notification itself, not yet expanded.
+    /// The number of the delivery within its notification. 0 is the notification's own row before expansion.
     pub n: i32,
 }
 
 impl DeliveryKey {
-    /// The id that people see: the key without the tenant.
-    #[must_use]
+    /// The id that users see: the key without the tenant.
     pub fn id(&self) -> DeliveryId {
         DeliveryId { notification: self.notification, n: self.n }
     }
 
-    /// The key a provider sees, the same on every attempt. No `.`: signed webhooks separate by it.
-    #[must_use]
+    /// The idempotency key that the provider sees. It is the same on every attempt. It contains no `.`, because signed
+    /// webhooks use `.` as a separator.
     pub fn provider_key(&self) -> String {
         format!("{}_{}", self.notification, self.n)
     }
 }
 
-/// A delivery as people write it: `{notification}.{n}`.
+/// The id of a delivery as users see it: `{notification}.{n}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeliveryId {
-    /// The notification it belongs to.
     pub notification: Uuid,
-    /// Which of its targets.
+    /// The number of the delivery within its notification.
     pub n: i32,
 }
 
@@ -54,87 +50,91 @@ impl FromStr for DeliveryId {
         let parsed =
             text.rsplit_once('.').and_then(|(id, n)| Some(Self { notification: id.parse().ok()?, n: n.parse().ok()? }));
         parsed.ok_or_else(|| {
-            format!("{text:?} is not a delivery id; it looks like 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1")
+            format!("{text:?} is not a delivery id; an example is 0199a5c2-6a3e-7c1d-9a31-0f5f6c1b2d3e.1")
         })
     }
 }
 
-/// What a delivery's own row says, in the queue and in the ledger: nothing of it is worked out again from the notification.
+/// The columns of a delivery's own row, in the queue and in the ledger. They are not computed again from the
+/// notification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// The medium.
+    /// The channel of the delivery.
     pub channel: Option<String>,
-    /// The address.
+    /// The address of the receiver.
     pub target: Option<String>,
     /// The provider that the recipient named.
     pub provider: Option<String>,
-    /// What it is rendered by; none: the notification's own title and body.
+    /// The template that renders the message. If `None`, the notification's own title and body are used.
     pub template: Option<String>,
-    /// Which version of the template.
     pub template_version: Option<i32>,
-    /// The language it is rendered in.
+    /// The language of the message.
     pub language: Option<String>,
+    /// The user whose address this is. `None` for an address without a user, and for a direct message to an inbox, whose
+    /// address is the user's id.
+    pub user_id: Option<String>,
+    /// The fields of the user that the template may read, as they were at expansion: JSON of at most 4 KB.
+    pub context: Option<String>,
+    /// For a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. For a resend by a
+    /// template: the resend's own key.
+    pub send_key: Option<String>,
 }
 
 impl Facts {
-    /// A target on a channel, and nothing else.
-    #[must_use]
+    /// Facts with only a channel and an address.
     pub fn new(channel: impl Into<String>, target: impl Into<String>) -> Self {
         Self { channel: Some(channel.into()), target: Some(target.into()), ..Self::default() }
     }
 
-    /// The medium; empty before expansion.
-    #[must_use]
+    /// The channel, or an empty text before expansion.
     pub fn channel(&self) -> &str {
         self.channel.as_deref().unwrap_or_default()
     }
 
-    /// The address; empty before expansion.
-    #[must_use]
+    /// The address, or an empty text before expansion.
     pub fn target(&self) -> &str {
         self.target.as_deref().unwrap_or_default()
     }
 }
 
-/// A live delivery as a claim hands it out.
+/// A live delivery as a claim returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// Which one.
     pub key: DeliveryKey,
-    /// The number of the queue row it is held by: its own, or 0 when it is sent from its notification's row.
+    /// The number of the queue row that holds the delivery. It is the delivery's own number, or 0 if the delivery is
+    /// sent from its notification's row.
     pub row: i32,
-    /// Its provider's lane; 0 when not routed.
+    /// The lane of its provider, or 0 if no provider is assigned.
     pub lane: i32,
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9. 9 is sent first.
     pub priority: i16,
-    /// Since when it waits.
+    /// Since when the delivery is due.
     pub due_at: Timestamp,
     /// When this lease began, by the database's clock.
     pub leased_at: Timestamp,
-    /// Attempts made in this round, not counting the one about to start.
+    /// The number of attempts in this round, without the one that is about to start.
     pub attempts: u32,
-    /// Leases that ran out in this round, the present takeover included.
+    /// The number of leases that ran out in this round, including the one that this claim takes over.
     pub losses: u32,
-    /// Attempts ever recorded.
+    /// The number of attempts that were ever recorded.
     pub seq: u32,
-    /// When the lease began that this claim found run out; none when it was free.
+    /// If this claim took over a lease that had run out, when that lease began.
     pub lost_since: Option<Timestamp>,
-    /// An at_most_once send had been announced under an earlier lease.
+    /// Under an earlier lease, a send with `at_most_once` was announced and its result was not recorded.
     pub intent_stands: bool,
-    /// Some attempt of this round was unclear: it may have arrived.
+    /// An attempt of this round was unclear, so the message may have arrived.
     pub unclear: bool,
     /// When the provider may first have seen the key.
     pub first_try_at: Option<Timestamp>,
-    /// What it says of itself; nothing before expansion.
+    /// The columns of the delivery's row. They are empty before expansion.
     pub facts: Facts,
-    /// The random token that fences every later write.
+    /// A random token of this claim. Later writes succeed only if the row still has it.
     pub token: Uuid,
 }
 
 impl Delivery {
-    /// The notification's row as its only target, without a row of the target's own. Expansion would have given the
-    /// target the same number.
-    #[must_use]
+    /// Turns the notification's row into its only delivery, without adding a row for the delivery. The number is the
+    /// same that expansion would have given.
     pub fn of_only_target(self, lane: i32, target: Target) -> Self {
         let key = DeliveryKey { n: 1, ..self.key };
         Self { key, lane, facts: target.facts, ..self }
@@ -172,15 +172,14 @@ impl DeliveryState {
         [pending, sending, retrying, sent, delivered, parked, discarded, cancelled, expired, skipped]
     };
 
-    /// Every state, the least finished first. A notification has the least finished state of its deliveries.
+    /// Every state, the least finished first. The state of a notification is the least finished state of its
+    /// deliveries.
     pub const LEAST_FINISHED_FIRST: [Self; 10] = {
         let ([pending, sending, retrying], ended) = (Self::LIVE, Self::ENDED);
         let [sent, delivered, parked, discarded, cancelled, expired, skipped] = ended;
         [sending, retrying, pending, parked, sent, delivered, expired, cancelled, discarded, skipped]
     };
 
-    /// Its name, as stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -213,11 +212,9 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Self; 4] = [Self::Rejected, Self::Exhausted, Self::OutcomeUnknown, Self::Config];
 
-    /// Its name, as stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Rejected => "rejected",
@@ -228,26 +225,24 @@ impl Reason {
     }
 }
 
-/// The states a delivery can end in.
+/// The states in which a delivery can end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishedState {
-    /// The provider took it.
+    /// The provider accepted the message.
     Sent,
-    /// It has arrived.
+    /// The message has arrived.
     Delivered,
-    /// Waiting for a person.
+    /// The delivery waits for an operator.
     Parked(Reason),
-    /// Taken back in time.
+    /// The delivery was cancelled before it was sent.
     Cancelled,
-    /// Too late to send.
+    /// The delivery expired before it was sent.
     Expired,
-    /// Never to be sent: opted out, no address, duplicate.
+    /// The delivery is never sent because the recipient opted out, has no address, or is a duplicate.
     Skipped,
 }
 
 impl FinishedState {
-    /// Its name, as stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Sent => "sent",
@@ -259,8 +254,7 @@ impl FinishedState {
         }
     }
 
-    /// The reason of a parked one.
-    #[must_use]
+    /// The reason if the state is parked.
     pub fn reason(self) -> Option<&'static str> {
         match self {
             Self::Parked(reason) => Some(reason.name()),
@@ -269,18 +263,18 @@ impl FinishedState {
     }
 }
 
-/// What settle does with a queue row.
+/// What the settler does with a queue row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// Moves it to the ledger.
+    /// Moves the row to the ledger.
     Ended(FinishedState),
-    /// Leaves it in the queue, due again then; counted against the policy or not.
+    /// Leaves the row in the queue for another attempt.
     Again {
-        /// When.
+        /// When the next attempt is due.
         at: Timestamp,
-        /// Whether the policy counts this attempt.
+        /// Whether this attempt counts towards the policy's maximum.
         counted: bool,
     },
-    /// Gives it back as it was: it was claimed but never begun.
+    /// Releases the row unchanged, because its attempt was never started.
     Returned,
 }

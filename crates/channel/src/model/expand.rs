@@ -1,55 +1,91 @@
-//! From a notification to its deliveries: pure, so that expanding it twice gives the same deliveries.
+//! Expands a notification into its deliveries. The function is pure: with the same input, expanding twice gives the
+//! same deliveries.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
-use postcommit::Recipient;
+use postcommit::{Recipient, channel_name};
+use uuid::Uuid;
 
+use super::fan_out::recipient_on;
 use super::{Facts, FinishedState, Provider, Reason, StoredNotification};
 
-/// What becomes of a notification.
+/// The result of expanding a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expansion {
     /// One entry per target, numbered from 1 in this order.
     Deliveries(Vec<Target>),
-    /// One target, now and whenever it is expanded: one address on one channel, and nothing to look up. Only such a
-    /// notification may be sent from its own row; a list could have grown by the time another worker takes it over.
-    OneDelivery(Target),
-    /// The notification itself cannot be expanded; it is parked whole, and nothing is sent.
+    /// Exactly one target, whenever the notification is expanded: one address on one channel, without a lookup. Only
+    /// such a notification may be sent from its own row. With a lookup, another worker that takes it over could find
+    /// more targets.
+    OneDelivery(Box<Target>),
+    /// The notification cannot be expanded. It is parked as a whole, and nothing is sent.
     Parked {
-        /// Short and stable.
+        /// A short, stable error code.
         code: &'static str,
-        /// A sentence for people.
+        /// A sentence for the operator.
         detail: String,
     },
 }
 
-/// One target, and where it goes from here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// What its row will say.
-    pub facts: Facts,
-    /// The lane, or the state it ends in immediately.
-    pub fate: Fate,
+impl Expansion {
+    /// The targets. None if the notification is parked.
+    #[must_use]
+    pub fn targets(&self) -> &[Target] {
+        match self {
+            Self::Deliveries(targets) => targets,
+            Self::OneDelivery(target) => std::slice::from_ref::<Target>(target),
+            Self::Parked { .. } => &[],
+        }
+    }
+
+    /// The targets, to change them.
+    pub fn targets_mut(&mut self) -> &mut [Target] {
+        match self {
+            Self::Deliveries(targets) => targets,
+            Self::OneDelivery(target) => std::slice::from_mut::<Target>(target),
+            Self::Parked { .. } => &mut [],
+        }
+    }
 }
 
-/// Where a target goes.
+/// One target of a notification, and whether it is sent or ends immediately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The columns of the delivery's row.
+    pub facts: Facts,
+    /// The lane, or the state in which the delivery ends immediately.
+    pub fate: Fate,
+    /// Of a template that is sent once per entity: the hash of the send key with the recipient. If another delivery
+    /// holds it already, this one is skipped as a duplicate when it is written.
+    pub once: Option<Uuid>,
+}
+
+impl Target {
+    /// A target that is not limited to one send per entity.
+    #[must_use]
+    pub fn new(facts: Facts, fate: Fate) -> Self {
+        Self { facts, fate, once: None }
+    }
+}
+
+/// Whether a target is sent or ends immediately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    /// Into this provider's lane.
+    /// The delivery is sent through the lane of this provider.
     Lane(i32),
-    /// Into the ledger.
+    /// The delivery ends immediately and goes to the ledger.
     Ended {
-        /// Parked or skipped.
+        /// The state in which the delivery ends: parked or skipped.
         state: FinishedState,
-        /// Short and stable.
+        /// A short, stable error code.
         code: &'static str,
-        /// A sentence for people.
+        /// A sentence for the operator.
         detail: String,
     },
 }
 
 impl Fate {
-    /// The state it ends in, if it ends here.
+    /// The state in which the delivery ends, if it ends immediately.
     #[must_use]
     pub fn ended(&self) -> Option<FinishedState> {
         match self {
@@ -59,30 +95,52 @@ impl Fate {
     }
 }
 
-/// The channel of users' inboxes: what a user is reached on when no channel is named.
+/// The channel of users' inboxes. It is the default channel of a recipient that is a user.
 pub const IN_APP: &str = "in_app";
 
-/// The providers of one tenant, as routing needs them.
+/// The code of a target whose channel no provider serves.
+const NO_PROVIDER: &str = "no_provider";
+
+/// The channels that the product knows. A tenant has further channels if its providers serve channels with other names.
+pub const CHANNELS: [&str; 8] = ["email", IN_APP, "slack", "sms", "teams", "voice", "webhook", "whatsapp"];
+
+/// The providers of one tenant, for routing.
 #[derive(Debug, Clone, Copy)]
 pub struct Routes<'a>(pub &'a [Provider]);
 
 impl Routes<'_> {
+    /// Whether this channel exists: it is one of [`CHANNELS`] or a provider of the tenant is configured for it. A
+    /// provider that serves every channel does not count, because it would accept a misspelt name, too.
+    #[must_use]
+    pub fn know(&self, channel: &str) -> bool {
+        CHANNELS.contains(&channel) || self.0.iter().any(|p| p.channel == channel)
+    }
+
+    /// The channels that exist, sorted.
+    #[must_use]
+    pub fn channels(&self) -> Vec<&str> {
+        let own = self.0.iter().map(|p| p.channel.as_str()).filter(|channel| *channel != "*");
+        CHANNELS.into_iter().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     fn named(&self, name: &str) -> Option<&Provider> {
         self.0.iter().find(|p| p.name == name)
     }
 
-    /// The default of that channel, or the one that serves every channel. No other channel's provider can serve an
-    /// inbox.
+    /// The default provider of this channel, or else the default provider that serves every channel. Only a provider of
+    /// the inbox channel can serve inboxes.
     fn default_of(&self, channel: &str) -> Option<&Provider> {
         let serving = |wanted: &str| self.0.iter().find(|p| p.is_default && p.enabled && p.channel == wanted);
         serving(channel).or_else(|| if channel == IN_APP { None } else { serving("*") })
     }
 }
 
-/// Resolves recipients and channels into deliveries.
+/// Expands a notification into deliveries from its recipients and channels.
 #[must_use]
 pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
-    let Some(entries) = note.recipients.as_array() else { return park("bad_recipient", "recipients cannot be read") };
+    let Some(entries) = note.recipients.as_array() else {
+        return park("bad_recipient", "the recipients of the notification are not a JSON array");
+    };
     if entries.is_empty() {
         return park("no_recipient", "the notification names no recipient");
     }
@@ -94,8 +152,8 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             Err(problem) => return park("bad_recipient", format!("recipients[{place}]: {problem}")),
         };
         if let Recipient::List(name) = &recipient {
-            // Lists live in a table that does not exist yet: every name is unknown.
-            return park("unknown_list", format!("list {name:?} is not known"));
+            // The dispatcher looks lists up, and does not expand such a notification here.
+            return park("unknown_list", format!("the members of list {name:?} are not known here"));
         }
         let channels = channels_for(&recipient, note, routes);
         if channels.is_empty() {
@@ -105,68 +163,129 @@ pub fn expand(note: &StoredNotification, routes: Routes<'_>) -> Expansion {
             let (target, provider) = (recipient.value(), named_provider(&recipient));
             if seen.insert((channel.clone(), target.to_owned(), provider.clone())) {
                 let fate = fate(&recipient, place, &channel, routes);
-                targets.push(Target { facts: Facts { provider, ..Facts::new(channel, target) }, fate });
+                targets.push(Target::new(Facts { provider, ..Facts::new(channel, target) }, fate));
             }
         }
     }
     if targets.is_empty() {
-        return park("no_recipient", "no recipient can be reached on the channels named");
+        return park("no_recipient", "no recipient can be reached on the channels of the notification");
     }
     targets.extend(unreached);
     match targets.pop_if(|_| is_for_one(entries, note)) {
-        Some(only) => Expansion::OneDelivery(only),
+        Some(only) => Expansion::OneDelivery(only.into()),
         None => Expansion::Deliveries(targets),
     }
 }
 
-/// The recipients behind some of its deliveries, as they were enqueued. Those that cannot be read are left out.
+/// The recipients to which these deliveries went: as the notification names them, or else, for members of lists and
+/// addresses that a template gave, the user or the address.
 #[must_use]
 pub fn recipients_of(note: &StoredNotification, deliveries: &[Facts]) -> Vec<Recipient> {
     let read = note.recipients.as_array().into_iter().flatten().filter_map(|entry| Recipient::from_json(entry).ok());
+    let (mut recipients, named): (Vec<Recipient>, Vec<Recipient>) = (vec![], read.collect());
     let is_of = |facts: &Facts, recipient: &Recipient| {
-        facts.target() == recipient.value() && facts.provider == named_provider(recipient)
+        let is_user = || matches!(recipient, Recipient::User(id) if facts.user_id.as_ref() == Some(id));
+        facts.provider == named_provider(recipient) && (facts.target() == recipient.value() || is_user())
     };
-    read.filter(|recipient| deliveries.iter().any(|facts| is_of(facts, recipient))).collect()
+    for facts in deliveries {
+        let recipient = match named.iter().find(|recipient| is_of(facts, recipient)) {
+            Some(named) => named.clone(),
+            None => match (&facts.user_id, &facts.provider) {
+                (Some(id), _) => Recipient::user(id.as_str()),
+                (None, Some(provider)) => Recipient::at(provider.as_str(), facts.target()),
+                (None, None) => recipient_on(facts.channel(), facts.target().to_owned()),
+            },
+        };
+        if !recipients.contains(&recipient) {
+            recipients.push(recipient);
+        }
+    }
+    recipients
 }
 
-/// Whether there is one address, and one channel at most to reach it on. A phone has several channels, and a user's
-/// other addresses are looked up.
-fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
-    let [only] = entries else { return false };
-    let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
-    let looked_up = only.get("list").is_some()
-        || (only.get("user").is_some() && note.channels.iter().any(|channel| channel != IN_APP));
-    !several_channels && !looked_up
-}
-
-/// Whether it goes to an inbox while the tenant has no provider for inboxes, which is to be made then. A provider that
-/// is disabled, or has the name for another channel, is left as it is.
-#[must_use]
-pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
-    let is_there = || routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP);
-    let is_wanted = || note.channels.is_empty() || note.channels.iter().any(|channel| channel == IN_APP);
-    let has_user = || note.recipients.as_array().is_some_and(|all| all.iter().any(|entry| entry.get("user").is_some()));
-    has_user() && is_wanted() && !is_there()
-}
-
-/// The target of a recipient that has no address on the channels named: it is skipped, and the detail says so.
-fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
-    let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
-    let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
-    Target { facts: Facts::new(implied(recipient).first().copied().unwrap_or("any"), recipient.value()), fate }
-}
-
-/// Finds the lane of a delivery that has none, e.g. because its provider was missing when it was expanded.
-#[must_use]
-pub fn route(facts: &Facts, routes: Routes<'_>) -> Fate {
-    match &facts.provider {
-        Some(provider) => named_fate(provider, routes),
-        None => by_channel(facts.channel(), routes),
+/// The recipients of a notification that can be reached on `channel`, whatever channels it was enqueued for.
+/// # Errors
+/// If no recipient can be reached, a sentence that says why.
+pub fn reachable(note: &StoredNotification, channel: &str, routes: Routes<'_>) -> Result<Vec<Recipient>, String> {
+    let on_it = StoredNotification { channels: vec![channel.to_owned()], ..note.clone() };
+    let targets = match expand(&on_it, routes) {
+        Expansion::Deliveries(targets) => targets,
+        Expansion::OneDelivery(target) => vec![*target],
+        Expansion::Parked { detail, .. } => return Err(detail),
+    };
+    // The provider for inboxes does not exist yet, but is created when the notification is expanded.
+    let is_made = lacks_in_app(&on_it, routes);
+    let is_reached = |target: &Target| target.fate.ended().is_none() || (is_made && target.facts.channel() == IN_APP);
+    let (reached, others): (Vec<_>, Vec<_>) =
+        targets.into_iter().partition(|target| target.facts.channel() == channel && is_reached(target));
+    let facts: Vec<Facts> = reached.into_iter().map(|target| target.facts).collect();
+    match others.into_iter().next().map(|target| target.fate) {
+        Some(Fate::Ended { detail, .. }) if facts.is_empty() => Err(detail),
+        _ if facts.is_empty() => Err("no recipient can be reached on this channel".into()),
+        _ => Ok(recipients_of(note, &facts)),
     }
 }
 
+/// Whether the notification has exactly one target without a lookup. A phone number may have several channels. A list,
+/// a user's addresses outside the inbox and the channels of providers would need a lookup.
+pub(super) fn is_for_one(entries: &[serde_json::Value], note: &StoredNotification) -> bool {
+    let [only] = entries else { return false };
+    let several_channels = only.get("phone").is_some() && note.channels.len() > 1;
+    let looked_up = only.get("list").is_some()
+        || note.channels.iter().any(|channel| !CHANNELS.contains(&channel_name(channel)))
+        || (only.get("user").is_some() && note.channels.iter().any(|channel| channel_name(channel) != IN_APP));
+    !several_channels && !looked_up
+}
+
+/// Whether the notification goes to an inbox and the tenant has no provider for inboxes. One is created then. If a
+/// provider of the inbox channel exists, even a disabled one, or another provider has the name `in_app`, none is
+/// created.
+#[must_use]
+pub fn lacks_in_app(note: &StoredNotification, routes: Routes<'_>) -> bool {
+    let is_wanted = || note.channels.is_empty() || note.channels.iter().any(|channel| channel_name(channel) == IN_APP);
+    let has_user = || note.recipients.as_array().is_some_and(|all| all.iter().any(|entry| entry.get("user").is_some()));
+    has_user() && is_wanted() && !has_in_app(routes)
+}
+
+/// Whether one of the targets goes to an inbox, and the tenant has no provider for inboxes. One is created then.
+#[must_use]
+pub fn needs_in_app(targets: &[Target], routes: Routes<'_>) -> bool {
+    let lacks = |target: &Target| {
+        target.facts.channel() == IN_APP && matches!(target.fate, Fate::Ended { code: NO_PROVIDER, .. })
+    };
+    targets.iter().any(lacks) && !has_in_app(routes)
+}
+
+fn has_in_app(routes: Routes<'_>) -> bool {
+    routes.0.iter().any(|p| p.channel == IN_APP || p.name == IN_APP)
+}
+
+/// The target of a recipient that has no address on the notification's channels. It is skipped, and its detail says
+/// why.
+fn off_channel(recipient: &Recipient, place: usize, note: &StoredNotification) -> Target {
+    let detail = format!("recipients[{place}].{} cannot be reached on {}", recipient.kind(), note.channels.join(", "));
+    let fate = Fate::Ended { state: FinishedState::Skipped, code: "not_on_channels", detail };
+    Target::new(Facts::new(implied(recipient).first().copied().unwrap_or("any"), recipient.value()), fate)
+}
+
+/// Finds the lane of a delivery that has none, for example because its provider did not exist when it was expanded.
+#[must_use]
+pub fn route(facts: &Facts, routes: Routes<'_>) -> Fate {
+    lane_for(facts.provider.as_deref(), facts.channel(), routes)
+}
+
+/// Finds the lane of a target by the provider that its recipient names, or else by its channel.
+pub(super) fn lane_for(provider: Option<&str>, channel: &str, routes: Routes<'_>) -> Fate {
+    provider.map_or_else(|| by_channel(channel, routes), |provider| named_fate(provider, routes))
+}
+
 fn by_channel(channel: &str, routes: Routes<'_>) -> Fate {
-    routes.default_of(channel).map_or_else(|| no_provider(channel), |provider| Fate::Lane(provider.id))
+    match routes.default_of(channel) {
+        Some(provider) if provider.channel == channel => Fate::Lane(provider.id),
+        _ if !routes.know(channel) => unknown_channel(channel, routes),
+        Some(provider) => Fate::Lane(provider.id),
+        None => no_provider(channel),
+    }
 }
 
 fn named_fate(provider: &str, routes: Routes<'_>) -> Fate {
@@ -177,19 +296,19 @@ fn named_fate(provider: &str, routes: Routes<'_>) -> Fate {
     }
 }
 
-fn park(code: &'static str, detail: impl Into<String>) -> Expansion {
+pub(super) fn park(code: &'static str, detail: impl Into<String>) -> Expansion {
     Expansion::Parked { code, detail: detail.into() }
 }
 
-fn named_provider(recipient: &Recipient) -> Option<String> {
+pub(super) fn named_provider(recipient: &Recipient) -> Option<String> {
     match recipient {
         Recipient::Provider { provider, .. } => Some(provider.clone()),
         _ => None,
     }
 }
 
-/// The channels that this kind of address can be reached on; the first is what it implies.
-fn implied(recipient: &Recipient) -> &'static [&'static str] {
+/// The channels on which this kind of address can be reached. The first one is the default.
+pub(super) fn implied(recipient: &Recipient) -> &'static [&'static str] {
     match recipient {
         Recipient::Email(_) => &["email"],
         Recipient::Phone(_) => &["sms", "whatsapp", "voice"],
@@ -201,10 +320,10 @@ fn implied(recipient: &Recipient) -> &'static [&'static str] {
     }
 }
 
-/// The channels that a recipient is reached on. `channels` of the notification narrows what the address implies; a
-/// phone number can also be widened to other channels that take numbers. A provider that is named decides its channel,
-/// whatever `channels` says.
-fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
+/// The channels on which a recipient is reached. Without `channels`, the kind of address decides. `channels` of the
+/// notification selects among the channels that are possible for the address. If the recipient names a provider, the
+/// provider decides the channel. If that provider serves every channel, the first of `channels` is used.
+pub(super) fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes<'_>) -> Vec<String> {
     if let Recipient::Provider { provider, .. } = recipient {
         let channel = routes.named(provider).map_or("*", |p| p.channel.as_str());
         let first_named = || note.channels.first().cloned().unwrap_or_else(|| "any".into());
@@ -214,26 +333,29 @@ fn channels_for(recipient: &Recipient, note: &StoredNotification, routes: Routes
     if note.channels.is_empty() {
         return possible.first().map(|c| vec![(*c).to_owned()]).unwrap_or_default();
     }
-    // A user may have any address: each channel named is looked at.
+    // A user may have an address on any channel, so each named channel is tried. A channel that does not exist is kept,
+    // so that its delivery is parked and not lost.
     let is_possible =
-        |channel: &&String| matches!(recipient, Recipient::User(_)) || possible.contains(&channel.as_str());
-    note.channels.iter().filter(is_possible).cloned().collect()
+        |channel: &&str| matches!(recipient, Recipient::User(_)) || possible.contains(channel) || !routes.know(channel);
+    let named = note.channels.iter().map(|channel| channel_name(channel));
+    named.filter(is_possible).map(str::to_owned).collect()
 }
 
 fn fate(recipient: &Recipient, place: usize, channel: &str, routes: Routes<'_>) -> Fate {
     if let Err(problem) = recipient.check() {
-        // A bad address skips its own delivery and no other.
+        // An invalid address skips only its own delivery.
         let detail = format!("recipients[{place}].{} {problem}", recipient.kind());
         return Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail };
     }
     match recipient {
         Recipient::Provider { provider, .. } => named_fate(provider, routes),
-        Recipient::User(_) if channel != IN_APP => no_address(place, channel),
+        Recipient::User(_) if channel != IN_APP && routes.know(channel) => no_address(place, channel),
         _ => by_channel(channel, routes),
     }
 }
 
-/// Users have an inbox and nothing else yet.
+/// The skipped delivery of a user on a channel other than the inbox. The dispatcher looks such users up, and does not
+/// expand their notifications here.
 fn no_address(place: usize, channel: &str) -> Fate {
     let detail = format!("recipients[{place}].user has no address for {channel}");
     Fate::Ended { state: FinishedState::Skipped, code: "no_address", detail }
@@ -241,8 +363,18 @@ fn no_address(place: usize, channel: &str) -> Fate {
 
 fn no_provider(channel: &str) -> Fate {
     parked(
-        "no_provider",
+        NO_PROVIDER,
         format!("no default provider of this tenant serves channel {channel:?}; create one, then retry"),
+    )
+}
+
+fn unknown_channel(channel: &str, routes: Routes<'_>) -> Fate {
+    let known = routes.channels().join(", ");
+    parked(
+        "unknown_channel",
+        format!(
+            "channel {channel:?} does not exist; existing channels are {known}; create a provider for it, then retry"
+        ),
     )
 }
 

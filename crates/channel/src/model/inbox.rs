@@ -1,22 +1,22 @@
 use postcommit::Timestamp;
 
-/// A message for an inbox. The inbox is its own destination, so the message is written along with the outcome.
+/// A message for a user's inbox. The inbox is in our own database, so the transaction that records the outcome also
+/// writes the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InboxMessage {
-    /// Whose inbox: 1 to 255 characters, no line breaks.
+    /// The id of the user: 1 to 255 characters without line breaks.
     pub user: String,
-    /// What happened.
+    /// The type of the event.
     pub event_type: String,
-    /// About what.
+    /// The entity that the event is about.
     pub entity: Option<String>,
-    /// Heading.
+    /// The heading of the message.
     pub title: Option<String>,
-    /// Text.
     pub body: Option<String>,
-    /// Where the reader should go.
+    /// The link that the reader should open.
     pub action_url: Option<String>,
-    /// What the notification holds for `in_app` alone, as JSON.
+    /// The notification's data for the `in_app` channel, as JSON.
     pub data: Option<String>,
-    /// From then on it is not listed.
+    /// From this time on the message is not listed.
     pub expires_at: Timestamp,
 }

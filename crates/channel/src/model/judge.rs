@@ -1,4 +1,4 @@
-//! What an outcome means. A pure function, so that its table can be read and tested whole.
+//! Decides what follows from an outcome. The function is pure, so that all cases can be tested.
 
 use std::time::Duration;
 
@@ -6,51 +6,54 @@ use postcommit::Timestamp;
 
 use super::{Because, Guarantee, Outcome, Policy, Reason};
 
-/// Leases of one delivery that may run out before it is parked: a payload that kills its worker must not do so forever.
+/// How many leases of one delivery may run out before it is parked. A payload that crashes its worker must not do so
+/// forever.
 pub const MAX_LOSSES: u32 = 10;
 
-/// Attempts of one delivery in all its rounds, counted and uncounted alike. After that it is parked in any case.
+/// The most attempts of one delivery in all its rounds. After that it is parked in any case.
 pub const MAX_ATTEMPTS_IN_ALL: u32 = 1000;
 
-/// The share of the provider's key window inside which an unclear attempt is repeated. The rest outlasts the slowest
-/// attempt.
+/// The share of the provider's key window in which an unclear attempt may be repeated. The rest is a margin for the
+/// slowest attempt.
 const WINDOW_SHARE: f64 = 0.8;
 
-/// What we decide.
+/// The decision after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The delivery is over, and succeeded.
+    /// The delivery has succeeded.
     Done,
-    /// One more attempt. `counted` attempts use up the policy.
+    /// Another attempt follows.
     Again {
-        /// When; never after the expiry.
+        /// When the next attempt is due. It is never after the expiry, unless the expiry has passed already.
         at: Timestamp,
-        /// Whether the policy counts this attempt.
+        /// Whether this attempt counts towards the policy's maximum.
         counted: bool,
     },
-    /// Operator action is needed.
+    /// The delivery is parked until an operator acts.
     Park(Reason),
 }
 
-/// An attempt that was not seen to end: its lease ran out.
+/// An attempt whose end was not recorded, because its lease ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lost {
-    /// Leases that ran out in this round, this one included.
+    /// The number of leases that ran out in this round, including this one.
     pub losses: u32,
-    /// When this one began.
+    /// When the lease of this attempt began.
     pub since: Timestamp,
 }
 
-/// Everything a verdict depends on.
+/// All inputs of a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
-    /// What the channel saw.
+    /// The outcome that the driver reported.
     pub outcome: &'a Outcome,
-    /// The attempt's number in this round, from 1.
+    /// How long the provider asked us to wait.
+    pub after: Option<Duration>,
+    /// The number of the attempt in this round, starting at 1.
     pub attempt: u32,
-    /// The attempt was not seen to end.
+    /// Set if the lease of the attempt ran out.
     pub lost: Option<Lost>,
-    /// The provider's policy.
+    /// The provider's retry policy.
     pub policy: &'a Policy,
     /// The provider's guarantee.
     pub guarantee: Guarantee,
@@ -58,23 +61,35 @@ pub struct Case<'a> {
     pub key_window: Duration,
     /// When the provider may first have seen the key.
     pub first_try_at: Timestamp,
-    /// The expiry: no send begins after it.
+    /// The expiry. No send begins after it.
     pub expires_at: Timestamp,
-    /// Now.
+    /// The present time.
     pub now: Timestamp,
-    /// A random number in 0..1, for jitter.
+    /// A random number in 0..1 for the jitter.
     pub chance: f64,
 }
 
-/// Decides.
+impl Case<'_> {
+    /// How long to wait before the next attempt: as long as the policy says, and as the provider asked. A wait that
+    /// the provider asked for and that ends at or after the expiry does not count. Otherwise one absurd answer would
+    /// cost the delivery all its further attempts.
+    #[must_use]
+    pub fn wait(&self) -> Duration {
+        let own = self.policy.wait(self.attempt, self.chance);
+        let asked = self.after.filter(|asked| self.now.plus(*asked) < self.expires_at);
+        own.max(asked.unwrap_or_default())
+    }
+}
+
+/// Decides what happens with a delivery after an attempt.
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Verdict {
     match case.outcome {
         Outcome::Sent | Outcome::Delivered => Verdict::Done,
-        Outcome::Deferred { after, .. } => again(case, after.unwrap_or_default()),
+        Outcome::Deferred { .. } => again(case),
         Outcome::Rejected { because: Because::Refused, .. } => Verdict::Park(Reason::Rejected),
         Outcome::Rejected { because: Because::Config, .. } => Verdict::Park(Reason::Config),
-        // No answer says that the provider did not take it.
+        // An unknown answer does not prove that the provider did not accept the message.
         Outcome::Rejected { because: Because::Unrecognised, .. } if case.guarantee == Guarantee::AtMostOnce => {
             Verdict::Park(Reason::OutcomeUnknown)
         }
@@ -83,36 +98,36 @@ pub fn judge(case: &Case<'_>) -> Verdict {
         {
             Verdict::Park(Reason::Rejected)
         }
-        Outcome::Rejected { because: Because::Unrecognised, .. } => again(case, Duration::ZERO),
+        Outcome::Rejected { because: Because::Unrecognised, .. } => again(case),
         Outcome::Unclear { .. } => match case.guarantee {
             Guarantee::AtMostOnce => Verdict::Park(Reason::OutcomeUnknown),
-            Guarantee::AtLeastOnce => again(case, Duration::ZERO),
-            Guarantee::Idempotent => inside_window(case, again(case, Duration::ZERO)),
+            Guarantee::AtLeastOnce => again(case),
+            Guarantee::Idempotent => inside_window(case, again(case)),
         },
     }
 }
 
-/// Whether a provider may have forgotten a key that an unclear attempt left with it. Asked before every send as well: a
-/// paused lane can outlast the window.
+/// Whether the provider may have forgotten the key of an unclear attempt. It must also be checked before every send,
+/// because a lane may be paused for longer than the window.
 #[must_use]
 pub fn key_window_over(first_try_at: Timestamp, key_window: Duration, at: Timestamp) -> bool {
     at.since(first_try_at) >= key_window.mul_f64(WINDOW_SHARE)
 }
 
-fn again(case: &Case<'_>, after: Duration) -> Verdict {
+fn again(case: &Case<'_>) -> Verdict {
     if let Some(lost) = case.lost {
         return again_after_loss(case, lost);
     }
     if case.attempt >= case.policy.max_attempts.into() {
         return Verdict::Park(Reason::Exhausted);
     }
-    let wait = case.policy.wait(case.attempt, case.chance).max(after);
-    // Due at the expiry at the latest: there it is found expired, instead of waiting for a retry that cannot come.
-    Verdict::Again { at: case.now.plus(wait).min(case.expires_at.max(case.now)), counted: true }
+    // The retry is due at the expiry at the latest. The delivery then ends as expired and does not wait for a retry
+    // that would come too late.
+    Verdict::Again { at: case.now.plus(case.wait()).min(case.expires_at.max(case.now)), counted: true }
 }
 
-/// The lease of the attempt ran out. What may have been sent uses up the policy; what certainly was not uses up
-/// nothing.
+/// Decides after the lease of an attempt ran out. An attempt that may have sent the message counts towards the policy's
+/// maximum. An attempt that certainly sent nothing does not.
 #[cold]
 fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
     let may_have_been_sent = matches!(case.outcome, Outcome::Unclear { .. });
@@ -120,10 +135,10 @@ fn again_after_loss(case: &Case<'_>, lost: Lost) -> Verdict {
         return Verdict::Park(Reason::Exhausted);
     }
     let at = match lost.losses {
-        // If it is lost again, our own writes may be failing: then the provider must not see more attempts than the
-        // policy allows.
+        // After a second loss, our own writes to the database may be failing. Keep the policy's wait, so that the
+        // provider does not get attempts faster than the policy allows.
         2.. if may_have_been_sent => lost.since.plus(case.policy.wait(case.attempt, case.chance)).max(case.now),
-        // One worker has died, and its lease has been waited out: the delivery must not wait longer.
+        // One worker has died, and the delivery has already waited for its lease to run out. Try again immediately.
         _ => case.now,
     };
     Verdict::Again { at: at.min(case.expires_at.max(case.now)), counted: may_have_been_sent }
@@ -147,14 +162,11 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
 
     fn outcomes() -> Vec<Outcome> {
-        let deferred = |after| Outcome::Deferred { code: "d".into(), after };
         let rejected = |because| Outcome::Rejected { code: "r".into(), because };
         vec![
             Outcome::Sent,
             Outcome::Delivered,
-            deferred(None),
-            deferred(Some(Duration::from_secs(7))),
-            deferred(Some(DAY * 90)),
+            Outcome::deferred("d"),
             rejected(Because::Refused),
             rejected(Because::Config),
             rejected(Because::Unrecognised),
@@ -163,20 +175,23 @@ mod tests {
     }
 
     fn policies() -> Vec<Policy> {
-        let with = |schedule, max_attempts| Policy { schedule, max_attempts, unknown_retries: 1 };
+        let with = |schedule, max_attempts| Policy { max_attempts, ..Policy::from(schedule) };
         vec![
             Policy::default(),
-            with(Schedule::Marketplace, 5),
+            with(Schedule::Marketplace, 6),
+            with(Schedule::StandardWebhooks, 10),
             with(Schedule::Fixed { interval_s: 45.0 }, 3),
-            with(Schedule::Exponential { base_s: 1.0, factor: 2.0, cap_s: 300.0, jitter: 0.5 }, 100),
+            with(Schedule::Exponential { base_s: 1.0, factor: 2.0, cap_s: 300.0 }, 100),
             with(Schedule::Doubling, 1),
         ]
     }
 
-    /// The rules once more, stated as a table of what must hold, not as the code above.
+    /// The rules of `judge`, written independently of its code.
     fn check(case: &Case<'_>, verdict: Verdict) {
         let last = case.attempt >= case.policy.max_attempts.into();
-        let retry = |verdict: Verdict, floor: Duration| match verdict {
+        let in_time = |after: &Duration| case.now.plus(*after) < case.expires_at;
+        let floor = case.after.filter(in_time).unwrap_or_default();
+        let retry = |verdict: Verdict| match verdict {
             Verdict::Again { at, counted: true } => {
                 assert!(!last, "{case:?}");
                 assert!(at <= case.expires_at.max(case.now), "never past the expiry: {case:?}");
@@ -188,7 +203,7 @@ mod tests {
         };
         match (case.outcome, case.guarantee) {
             (Outcome::Sent | Outcome::Delivered, _) => assert_eq!(verdict, Verdict::Done),
-            (Outcome::Deferred { after, .. }, _) => retry(verdict, after.unwrap_or_default()),
+            (Outcome::Deferred { .. }, _) => retry(verdict),
             (Outcome::Rejected { because: Because::Refused, .. }, _) => {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
@@ -202,7 +217,7 @@ mod tests {
                 assert_eq!(verdict, Verdict::Park(Reason::Rejected));
             }
             (Outcome::Rejected { .. }, _) | (Outcome::Unclear { .. }, Guarantee::AtLeastOnce) => {
-                retry(verdict, Duration::ZERO);
+                retry(verdict);
             }
             (Outcome::Unclear { .. }, Guarantee::AtMostOnce) => {
                 assert_eq!(verdict, Verdict::Park(Reason::OutcomeUnknown));
@@ -210,14 +225,14 @@ mod tests {
             (Outcome::Unclear { .. }, Guarantee::Idempotent) => match verdict {
                 Verdict::Again { at, .. } => {
                     assert!(at.since(case.first_try_at) < case.key_window.mul_f64(0.8), "{case:?}");
-                    retry(verdict, Duration::ZERO);
+                    retry(verdict);
                 }
                 Verdict::Park(Reason::OutcomeUnknown) => {
-                    let earliest =
-                        case.now.plus(case.policy.wait(case.attempt, case.chance)).min(case.expires_at.max(case.now));
+                    let full = case.policy.wait(case.attempt, case.chance).max(floor);
+                    let earliest = case.now.plus(full).min(case.expires_at.max(case.now));
                     assert!(earliest.since(case.first_try_at) >= case.key_window.mul_f64(0.8), "{case:?}");
                 }
-                other => retry(other, Duration::ZERO),
+                other => retry(other),
             },
         }
     }
@@ -233,12 +248,14 @@ mod tests {
                             for (tried_before, window) in
                                 [(0, DAY), (69_000, DAY), (90_000, DAY), (0, Duration::from_secs(1))]
                             {
-                                for chance in [0.0, 0.5, 1.0] {
+                                let asked = [None, Some(Duration::from_secs(7)), Some(DAY * 90)];
+                                for (chance, after) in [0.0, 0.5, 1.0].into_iter().flat_map(|c| asked.map(|a| (c, a))) {
                                     let first_try_at =
                                         Timestamp::from_micros(T0.as_micros() - tried_before * 1_000_000);
                                     let expires_at = Timestamp::from_micros(T0.as_micros() + expires_in * 1_000_000);
                                     let case = Case {
                                         outcome,
+                                        after,
                                         attempt,
                                         lost: None,
                                         policy,
@@ -259,24 +276,50 @@ mod tests {
             }
         }
         println!("{cases} cases judged");
-        assert_eq!(cases, 9 * 3 * 5 * 8 * 4 * 4 * 3);
+        assert_eq!(cases, 7 * 3 * 6 * 8 * 4 * 4 * 9);
     }
 
-    /// The fourth attempt of five; its lease began 100 s ago, and the policy waits 480 s after it.
-    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u32, attempt: u32) -> Verdict {
-        let policy = Policy::default();
-        judge(&Case {
+    #[test]
+    fn d6_a_wait_beyond_the_expiry_does_not_cost_the_next_attempt() {
+        let outcome = Outcome::deferred("http_429");
+        let policy = Policy::from(Schedule::Fixed { interval_s: 45.0 });
+        let wait = |after, expires_in| {
+            let expires_at = T0.plus(expires_in);
+            let case = Case { after: Some(after), attempt: 1, policy: &policy, expires_at, ..base(&outcome, &policy) };
+            (judge(&case), case.wait())
+        };
+        let own = policy.wait(1, 0.0);
+        let again = |wait| (Verdict::Again { at: T0.plus(wait), counted: true }, wait);
+        assert_eq!(wait(DAY / 2, DAY), again(DAY / 2), "in time");
+        for after in [DAY, DAY * 90, Duration::from_secs(u64::MAX)] {
+            assert_eq!(wait(after, DAY), again(own), "the policy's wait");
+        }
+        let second = Duration::from_secs(1);
+        let expiry = Verdict::Again { at: T0.plus(second), counted: true };
+        assert_eq!(wait(DAY, second).0, expiry, "the policy's wait is too long as well");
+    }
+
+    fn base<'a>(outcome: &'a Outcome, policy: &'a Policy) -> Case<'a> {
+        Case {
             outcome,
-            attempt,
-            lost: Some(Lost { losses, since: ago(100) }),
-            policy: &policy,
-            guarantee,
+            after: None,
+            attempt: 1,
+            lost: None,
+            policy,
+            guarantee: Guarantee::AtLeastOnce,
             key_window: DAY,
             first_try_at: T0,
             expires_at: T0.plus(DAY),
             now: T0,
             chance: 0.0,
-        })
+        }
+    }
+
+    /// The decision for an attempt whose lease began 100 s ago. After the fourth attempt the policy would wait 480 s.
+    fn lost(outcome: &Outcome, guarantee: Guarantee, losses: u32, attempt: u32) -> Verdict {
+        let policy = Policy::default();
+        let lost = Some(Lost { losses, since: ago(100) });
+        judge(&Case { attempt, lost, guarantee, ..base(outcome, &policy) })
     }
 
     fn ago(seconds: i64) -> Timestamp {
@@ -307,7 +350,7 @@ mod tests {
     fn lost_leases_use_up_the_policy() {
         for (guarantee, losses) in REPEATING.into_iter().flat_map(|guarantee| [(guarantee, 1), (guarantee, 5)]) {
             assert_eq!(
-                lost(&Outcome::unclear("lease_expired"), guarantee, losses, 5),
+                lost(&Outcome::unclear("lease_expired"), guarantee, losses, 6),
                 Verdict::Park(Reason::Exhausted)
             );
         }

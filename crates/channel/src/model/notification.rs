@@ -4,8 +4,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-/// Characters of a site's name that KPIs tell apart; the migration `kpis` has the same number.
+/// How many characters of a site's name the KPIs keep. The migration `kpis` uses the same number.
 pub const SITE_CHARS: usize = 64;
+
+/// How the idempotency key of a resend begins. Its parts are the entity, the channel, the template and the request.
+const RESEND: &str = "manual:";
 
 /// A notification as it is stored: immutable.
 #[derive(Debug, Clone, Serialize)]
@@ -65,15 +68,19 @@ pub struct StoredNotification {
 }
 
 impl StoredNotification {
-    /// Whether this delivery of it was cancelled.
-    #[must_use]
+    /// Whether the delivery with this number was cancelled.
     pub fn is_cancelled(&self, n: i32) -> bool {
         self.cancelled.contains(&0) || self.cancelled.contains(&n)
     }
 
-    /// The site it came from as KPIs know it: at most [`SITE_CHARS`] of its name, empty when there is none. None when
-    /// it is not a text: the database alone decides how that is written.
-    #[must_use]
+    /// Whether an operator asked for it: a copy of an earlier notification.
+    pub fn is_resend(&self) -> bool {
+        self.idempotency_key.starts_with(RESEND)
+    }
+
+    /// The name of the site that the notification came from, as the KPIs use it: at most [`SITE_CHARS`] characters, and
+    /// empty without a site. `None` if the site is not a text, because then only the database decides how it is
+    /// written.
     pub fn site_label(&self) -> Option<Box<str>> {
         match self.source.as_ref().and_then(|source| source.get("site")) {
             None | Some(Value::Null) => Some(Box::default()),
@@ -82,8 +89,8 @@ impl StoredNotification {
         }
     }
 
-    /// The span that enqueued it. A malformed `traceparent` is ignored: plain SQL may have written any text.
-    #[must_use]
+    /// The trace context of the request that enqueued the notification. A malformed `traceparent` is ignored, because
+    /// SQL clients may write any text.
     pub fn traceparent(&self) -> Option<TraceParent> {
         self.source.as_ref()?.get("traceparent")?.as_str()?.parse().ok()
     }

@@ -1,48 +1,47 @@
 use std::time::Duration;
 
+use super::ErrorClass;
 use crate::render::Content;
 
-/// What the channel saw. What it means is decided by [`super::judge`].
+/// The result of a send as the driver saw it. [`super::judge`] decides what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The provider took responsibility.
+    /// The provider accepted the message.
     Sent,
-    /// It has arrived: the channel is itself the destination, or confirmed it immediately.
+    /// The message has arrived. Either the channel is itself the destination, or it confirmed the arrival immediately.
     Delivered,
-    /// Certainly not done this time; may be tried again.
+    /// The message was certainly not sent. It may be tried again.
     Deferred {
-        /// Short and stable, e.g. `http_429`.
+        /// A short, stable code, such as `http_429`.
         code: String,
-        /// How long the provider asked us to wait. Holds the whole lane.
-        after: Option<Duration>,
     },
-    /// Certainly not done, and trying again would not help.
+    /// The message was certainly not sent, and another attempt would not help.
     Rejected {
-        /// Short and stable, e.g. `http_410`.
+        /// A short, stable code, such as `http_410`.
         code: String,
-        /// What stood in the way.
+        /// Why the message was rejected.
         because: Because,
     },
-    /// It may have been done: bytes had left us and no usable answer came.
+    /// The message may have been sent: bytes were written, and no usable answer came.
     Unclear {
-        /// Short and stable, e.g. `timeout`.
+        /// A short, stable code, such as `timeout`.
         code: String,
     },
 }
 
-/// Why a provider rejected.
+/// Why a message was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// This message or this recipient: others may be accepted.
+    /// The provider refused this message or this recipient. It may accept others.
     Refused,
-    /// Our account or settings: every message of this lane would be rejected, so the lane is paused.
+    /// Our account or settings are wrong. Every message of this lane would be rejected, so the lane is paused.
     Config,
-    /// An answer that the driver does not know. Tried again as often as the policy says.
+    /// The driver does not know this answer. The policy says how often it is tried again.
     Unrecognised,
 }
 
 impl Outcome {
-    /// Its name in the attempt log.
+    /// The name of the outcome in the attempt log.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -54,18 +53,18 @@ impl Outcome {
         }
     }
 
-    /// The code, where there is one.
+    /// The code of the outcome, if it has one.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Sent | Self::Delivered => None,
-            Self::Deferred { code, .. } | Self::Rejected { code, .. } | Self::Unclear { code } => Some(code),
+            Self::Deferred { code } | Self::Rejected { code, .. } | Self::Unclear { code } => Some(code),
         }
     }
 
-    /// A deferral without a wait that the provider asked for.
+    /// A deferred outcome with this code.
     pub fn deferred(code: impl Into<String>) -> Self {
-        Self::Deferred { code: code.into(), after: None }
+        Self::Deferred { code: code.into() }
     }
 
     /// A rejection of this message or recipient.
@@ -73,50 +72,64 @@ impl Outcome {
         Self::Rejected { code: code.into(), because: Because::Refused }
     }
 
-    /// A rejection that concerns the whole lane.
+    /// A rejection that affects the whole lane.
     pub fn config(code: impl Into<String>) -> Self {
         Self::Rejected { code: code.into(), because: Because::Config }
     }
 
-    /// An outcome that cannot be known.
+    /// An unclear outcome with this code.
     pub fn unclear(code: impl Into<String>) -> Self {
         Self::Unclear { code: code.into() }
     }
 }
 
-/// What a driver hands back: the outcome, and what an operator may want to see of it.
+/// The result of a driver's send: the outcome and further information for the operator.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// What the channel saw.
+    /// The outcome that the driver saw.
     pub outcome: Outcome,
-    /// What backs it.
+    /// The class of the failure, if the driver knows it better than it follows from the code.
+    pub class: Option<ErrorClass>,
+    /// The message was only recorded and not sent, by a driver for development.
+    pub captured: bool,
+    /// How long the provider asked us to wait, with any outcome. It takes effect if the delivery may be tried again.
+    /// Then it also holds the host or the lane.
+    pub after: Option<Duration>,
+    /// The evidence for the outcome.
     pub evidence: Evidence,
-    /// The content for a user's inbox. The transaction that settles the delivery writes it, so it is written exactly once.
+    /// The content for a user's inbox. The transaction that settles the delivery writes it, so it is written exactly
+    /// once.
     pub inbox: Option<Box<Content>>,
 }
 
-/// What backs an outcome. Holds no address, secret or URL.
+/// The evidence for an outcome. It holds no address, secret or URL.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// A sentence for people.
+    /// A sentence for the operator.
     pub detail: Option<String>,
-    /// The provider's own id of the message.
+    /// The provider's own id of the message or of the request.
     pub provider_ref: Option<String>,
-    /// The beginning of the answer, redacted.
+    /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
 }
 
 impl From<Outcome> for Report {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, evidence: Evidence::default(), inbox: None }
+        Self { outcome, class: None, captured: false, after: None, evidence: Evidence::default(), inbox: None }
     }
 }
 
 impl Report {
-    /// Adds a sentence for people.
+    /// Adds a sentence for the operator.
     #[must_use]
     pub fn because(mut self, detail: impl Into<String>) -> Self {
         self.evidence.detail = Some(detail.into());
         self
+    }
+
+    /// The class of the failure, or `None` if the send succeeded.
+    #[must_use]
+    pub fn class(&self) -> Option<ErrorClass> {
+        self.outcome.code().and_then(|code| self.class.or_else(|| ErrorClass::of_code(code)))
     }
 }

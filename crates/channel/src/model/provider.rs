@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::time::Duration;
 
 use postcommit::Timestamp;
@@ -7,30 +8,31 @@ use serde_json::{Map, Value, json};
 
 use super::{Policy, Rate};
 
-/// Bytes of a provider's settings, as JSON text: every process keeps them.
+/// The most bytes of a provider's settings as JSON text. They are limited because every process keeps them in memory.
 pub const SETTINGS_BYTES: usize = 64 * 1024;
-/// Providers of one tenant; one that is made without an operator does not count. Every process keeps all of them, and
-/// looks at each lane's queue.
+/// The maximum number of providers of one tenant, not counting providers that are created automatically. Every process
+/// keeps all providers in memory and polls the queue of each.
 pub const PROVIDERS: usize = 200;
+/// The default time limit of one send, in milliseconds. With margins it fits into the default lease of a worker, so
+/// that a notification can be sent from its own row.
+pub const TIMEOUT_MS: i32 = 15_000;
 
-/// What may happen when an attempt's outcome is unclear.
+/// How an attempt with an unclear outcome is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guarantee {
-    /// The provider honours our key: repeated under the same key inside the key's window, afterwards parked.
+    /// The provider honours our idempotency key. The attempt is repeated with the same key while the provider remembers
+    /// it. After that the delivery is parked.
     Idempotent,
-    /// Parked as `outcome_unknown`, for a receipt or a person.
+    /// The delivery is parked as `outcome_unknown` until a receipt or an operator decides.
     AtMostOnce,
-    /// Repeated under the same key; counted as a possible duplicate.
+    /// The attempt is repeated with the same key and counted as a possible duplicate.
     AtLeastOnce,
 }
 
 impl Guarantee {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Idempotent, Self::AtMostOnce, Self::AtLeastOnce];
 
-    /// Its name, as stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Idempotent => "idempotent",
@@ -39,10 +41,7 @@ impl Guarantee {
         }
     }
 
-    /// The guarantee of that name.
-    ///
-    /// # Errors
-    /// Listing the names.
+    /// Finds the guarantee with this name.
     pub fn from_name(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|g| g.name() == name).ok_or_else(|| {
             format!("guarantee: {name:?} is not known; allowed are idempotent, at_most_once, at_least_once")
@@ -50,135 +49,91 @@ impl Guarantee {
     }
 }
 
-/// A configured account of a driver on a channel.
+/// A configured account of a driver on a channel: its configuration and its state.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Provider {
-    /// Its owner.
     pub tenant: i32,
-    /// Its lane in the queue.
+    /// The id of the provider, which is also the number of its lane in the queue.
     pub id: i32,
-    /// Unique in the tenant.
-    pub name: String,
-    /// The medium it serves; `*` serves every one.
-    pub channel: String,
-    /// Which code talks to it.
-    pub driver: String,
-    /// The driver's own settings, without secrets.
-    pub settings: Value,
-    /// Sealed secrets, as stored.
-    #[serde(skip)]
-    pub secrets: Option<Vec<u8>>,
-    /// What happens when an outcome is unclear.
-    pub guarantee: Guarantee,
-    /// When the guarantee was last changed; 1970 if never.
+    #[serde(flatten)]
+    pub draft: ProviderDraft,
+    /// When the guarantee was last changed, or 1970 if never.
     #[serde(skip)]
     pub guarantee_since: Timestamp,
-    /// When and how often a failed attempt is repeated.
-    pub policy: Policy,
-    /// Concurrent sends per server process.
-    pub concurrency: i32,
-    /// Sends a second, by all processes together; none is no limit.
-    pub rate_per_s: Option<f64>,
-    /// Sends that may follow each other immediately after a pause, where there is a rate; none is the sends of one
-    /// second.
-    pub burst: Option<i32>,
-    /// Longest time one send may take.
-    pub timeout_ms: i32,
-    /// Whether it serves recipients that name no provider.
-    pub is_default: bool,
-    /// A disabled provider takes nothing new.
-    pub enabled: bool,
-    /// Why its lane is paused, if it is.
+    /// Why the lane is paused, or `None` if it is not.
     pub paused: Option<String>,
-    /// Whether its tenant is suspended. Then its lane is closed, as if it were paused.
+    /// Whether the tenant is suspended. The lane is closed then, as if it were paused.
     pub suspended: bool,
-    /// The end of the hold that the provider's own answer asked for.
-    pub not_before: Option<Timestamp>,
-    /// Counts changes.
+    /// Until when the provider asked us to send nothing (its `Retry-After`).
+    pub held_until: Option<Timestamp>,
+    /// Incremented by every change of this provider.
     pub revision: i32,
-    /// False when the row was edited by hand and cannot be read. Its unreadable fields then have defaults, and any
-    /// change of the provider writes them.
+    /// False if the row was edited by hand and cannot be parsed. The unreadable fields then have default values, and
+    /// any change of the provider writes these defaults.
     #[serde(skip)]
     pub is_readable: bool,
 }
 
+impl Deref for Provider {
+    type Target = ProviderDraft;
+
+    fn deref(&self) -> &ProviderDraft {
+        &self.draft
+    }
+}
+
 impl Provider {
-    /// Whether its lane is closed until an operator opens it.
-    #[must_use]
+    /// Whether the lane is closed until an operator opens it.
     pub fn is_paused(&self) -> bool {
         self.paused.is_some() || self.suspended
     }
 
-    /// Longest time one send may take.
-    #[must_use]
+    /// The time limit of one send.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(u64::try_from(self.timeout_ms).unwrap_or(0))
     }
 
-    /// How often it may be called, if that is limited.
-    #[must_use]
+    /// The rate limit of the provider, if it has one.
     pub fn rate(&self) -> Option<Rate> {
         self.rate_per_s.map(|per_s| Rate::new(per_s, self.burst))
     }
 }
 
-/// A provider as an operator describes it, before it is stored.
-#[derive(Debug, Clone, PartialEq)]
+/// The configuration of a provider, before it is stored.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProviderDraft {
-    /// Unique in the tenant.
+    /// The name, unique within the tenant.
     pub name: String,
-    /// The medium it serves; `*` serves every one.
+    /// The channel that the provider serves. `*` means every channel.
     pub channel: String,
-    /// Which code talks to it.
+    /// The name of the driver.
     pub driver: String,
-    /// The driver's own settings, without secrets.
+    /// The settings of the driver, without secrets.
     pub settings: Value,
-    /// Sealed secrets.
+    /// The encrypted secrets, as they are stored.
+    #[serde(skip)]
     pub secrets: Option<Vec<u8>>,
-    /// What happens when an outcome is unclear.
+    /// How an attempt with an unclear outcome is handled.
     pub guarantee: Guarantee,
     /// When and how often a failed attempt is repeated.
     pub policy: Policy,
-    /// Concurrent sends per server process: 1 to 1,000.
+    /// How many sends may run concurrently in one server process, 1 to 1,000.
     pub concurrency: i32,
-    /// Sends a second, by all processes together: 0.001 to 10,000; none is no limit.
+    /// The most sends per second of all processes together, 0.001 to 10,000. `None` means no limit.
     pub rate_per_s: Option<f64>,
-    /// Sends that may follow each other immediately after a pause: 1 to 10,000, and only with a rate; none is the sends
-    /// of one second.
+    /// How many sends may follow each other immediately after a pause, 1 to 10,000. It is allowed only with a rate. The
+    /// default is the number of sends in one second.
     pub burst: Option<i32>,
-    /// Longest time one send may take, in milliseconds: 100 to 300,000.
+    /// The time limit of one send in milliseconds, 100 to 300,000.
     pub timeout_ms: i32,
-    /// Whether it serves recipients that name no provider.
+    /// Whether the provider serves recipients that name no provider.
     pub is_default: bool,
-    /// A disabled provider takes nothing new.
+    /// A disabled provider accepts no new deliveries.
     pub enabled: bool,
-}
-
-impl From<Provider> for ProviderDraft {
-    fn from(known: Provider) -> Self {
-        Self {
-            name: known.name,
-            channel: known.channel,
-            driver: known.driver,
-            settings: known.settings,
-            secrets: known.secrets,
-            guarantee: known.guarantee,
-            policy: known.policy,
-            concurrency: known.concurrency,
-            rate_per_s: known.rate_per_s,
-            burst: known.burst,
-            timeout_ms: known.timeout_ms,
-            is_default: known.is_default,
-            enabled: known.enabled,
-        }
-    }
 }
 
 impl ProviderDraft {
     /// Checks numbers and names against their limits.
-    ///
-    /// # Errors
-    /// Naming the field and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         short_name("name", &self.name)?;
         if self.channel != "*" {
@@ -198,29 +153,26 @@ impl ProviderDraft {
     }
 }
 
-/// A change of a provider: from what it was seen to be to what it is to be.
+/// A change of a provider, from a state that was read to a new configuration.
 #[derive(Debug, Clone)]
 pub struct ProviderChange {
-    /// As it was read; it is changed only if it still has this revision.
+    /// The provider as it was read. The change is made only if the provider still has this revision.
     pub from: Provider,
-    /// As it is to be.
     pub to: ProviderDraft,
-    /// The names of the secrets that are set anew.
+    /// The names of the secrets that get a new value.
     pub secrets: Vec<String>,
 }
 
 impl ProviderChange {
-    /// Whether there is nothing to write.
-    #[must_use]
+    /// Whether the change writes nothing.
     pub fn is_empty(&self) -> bool {
-        self.from.is_readable && self.to == self.from.clone().into()
+        self.from.is_readable && self.to == self.from.draft
     }
 
-    /// What changes, field by field: the value before and after. Of settings and secrets only the names: a setting may
-    /// be a URL or a header with a token in it.
-    #[must_use]
+    /// The changed fields with their values before and after. For settings and secrets only the names are listed,
+    /// because a setting may be a URL or a header that contains a token.
     pub fn fields(&self) -> Value {
-        let (was, is) = (written(&self.from.clone().into()), written(&self.to));
+        let (was, is) = (written(&self.from.draft), written(&self.to));
         let pairs = was.into_iter().zip(is).filter(|(was, is)| was != is);
         let mut fields: Map<String, Value> =
             pairs.map(|((name, was), (_, is))| (name.to_owned(), json!({"from": was, "to": is}))).collect();
@@ -234,7 +186,7 @@ impl ProviderChange {
         fields.into()
     }
 
-    /// The names of the settings that change.
+    /// The names of the changed settings.
     fn settings(&self) -> Vec<&str> {
         let (was, is) = (self.from.settings.as_object(), self.to.settings.as_object());
         let names: BTreeSet<&String> = was.into_iter().chain(is).flat_map(Map::keys).collect();
@@ -243,7 +195,7 @@ impl ProviderChange {
     }
 }
 
-/// The fields that a log may repeat.
+/// The fields whose values may appear in a log.
 fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
     [
         ("channel", json!(draft.channel)),
@@ -258,8 +210,8 @@ fn written(draft: &ProviderDraft) -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Checks the name of a tenant, channel or provider. `.` and `..` are refused: HTTP clients remove them from the path
-/// of a URL.
+/// Checks the name of a tenant, channel or provider. `.` and `..` are refused, because HTTP clients remove them from
+/// the path of a URL.
 pub fn short_name(field: &str, name: &str) -> Result<(), String> {
     let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'));
     if plain && (1..=63).contains(&name.len()) && !matches!(name, "." | "..") {

@@ -1,29 +1,28 @@
-//! The token bucket: how often a provider may be called, and how often a client may call the API.
-//!
-//! A bucket counts the permits that are used up, not times, so that a changed rate applies to what was used before the
-//! change. In any time t at most `burst + per_s × t` permits are given. PostgreSQL does the same sum in the statement
-//! that claims (`store/queue/limited.rs`); `tests/it/rates.rs` of the engine compares the two.
+//! The token bucket that limits how often a provider is called and how often a client may call the API.
+//! A bucket stores how many permits are in use and not when they were taken. So a changed rate also applies to permits
+//! that were used before the change. In any time t, at most `burst + per_s × t` permits are given. PostgreSQL does the
+//! same calculation in the claim (`store/queue/limited.rs`). The engine's `tests/it/rates.rs` compares the two.
 
 use std::time::Duration;
 
 use postcommit::Timestamp;
 
-/// The fewest sends a second.
+/// The lowest allowed rate, in sends per second.
 const MIN_PER_S: f64 = 0.001;
-/// The most sends a second.
+/// The highest allowed rate, in sends per second.
 const MAX_PER_S: f64 = 10_000.0;
-/// The largest burst.
+/// The largest allowed burst.
 const MAX_BURST: i32 = 10_000;
 
-/// The database's clock may seem to go back this far without having done so: a statement that began earlier may come
-/// later. More than this was a step of the clock.
+/// How far the database's clock may seem to go back without a real step. A statement that began earlier may be
+/// processed later. A larger difference counts as a step of the clock.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// One claim per permit would cost more than the sends. Where the burst allows it, a wait lasts until the permits of
-/// this time have come back.
+/// Claiming each permit on its own would cost more than the sends. If the burst allows it, a wait lasts until all
+/// permits of this period have been refilled.
 const WORTH: Duration = Duration::from_millis(20);
 
-/// The longest wait, whatever was written into the database by hand.
+/// The longest wait, whatever values the database holds.
 const LONGEST_MS: f64 = 1e12;
 
 /// A limit on sends or requests.
@@ -31,30 +30,26 @@ const LONGEST_MS: f64 = 1e12;
 pub struct Rate {
     /// Permits per second. For a provider: 0.001 to 10,000.
     pub per_s: f64,
-    /// Permits that may be taken together after a pause, 1 or more. For a provider: at most 10,000.
+    /// How many permits may be taken together after a pause, 1 or more. For a provider: at most 10,000.
     pub burst: i32,
 }
 
-/// The permits of a limit that are used up.
+/// The state of a rate limit: how many permits are in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {
-    /// Permits, 0 or more.
+    /// The number of permits in use, 0 or more.
     pub used: f64,
-    /// The time at which `used` was true, by the caller's clock: the database's for providers.
+    /// When `used` was computed, by the caller's clock. For providers that is the database's clock.
     pub as_of: Timestamp,
 }
 
 impl Rate {
-    /// A limit. Without a burst, the burst is the permits of one second, and at least 1.
-    #[must_use]
+    /// Creates a limit. The default burst is the permits of one second, and at least 1.
     pub fn new(per_s: f64, burst: Option<i32>) -> Self {
         Self { per_s, burst: burst.unwrap_or(per_s.clamp(1.0, MAX_PER_S) as i32) }
     }
 
-    /// Holds the numbers to their limits.
-    ///
-    /// # Errors
-    /// Naming the field and what is allowed.
+    /// Checks that the numbers are in range.
     pub fn check(per_s: Option<f64>, burst: Option<i32>) -> Result<(), String> {
         match (per_s, burst) {
             (Some(per_s), _) if !(MIN_PER_S..=MAX_PER_S).contains(&per_s) => {
@@ -63,16 +58,15 @@ impl Rate {
             (_, Some(burst)) if !(1..=MAX_BURST).contains(&burst) => {
                 Err(format!("burst: is {burst}; 1 to {MAX_BURST} are allowed"))
             }
-            (None, Some(burst)) => {
-                Err(format!("burst: is {burst}, but there is no rate_per_s; it is allowed only with one"))
-            }
+            (None, Some(burst)) => Err(format!(
+                "burst: is {burst}, but rate_per_s is not set; burst is allowed only together with rate_per_s"
+            )),
             _ => Ok(()),
         }
     }
 
-    /// The bucket at `now`, with the permits that time has given back. When the clock has stepped back, no permit comes
-    /// back, and time counts from `now`.
-    #[must_use]
+    /// The bucket at `now`, with the permits that were refilled since `as_of`. If the clock has stepped back, nothing
+    /// is refilled, and time counts from `now`.
     pub fn refill(&self, bucket: Bucket, now: Timestamp) -> Bucket {
         let elapsed = seconds_between(bucket.as_of, now).max(0.0);
         let stepped_back = bucket.as_of > now.plus(JITTER);
@@ -80,22 +74,19 @@ impl Rate {
         Bucket { used: (bucket.used - self.per_s * elapsed).max(0.0), as_of }
     }
 
-    /// Permits left in a bucket that is refilled already, at most `up_to`.
-    #[must_use]
+    /// Returns how many permits the bucket holds, at most `up_to`. The caller has refilled it to the present time.
     pub fn permits(&self, bucket: Bucket, up_to: i32) -> i32 {
         ((f64::from(self.burst) - bucket.used).floor() as i32).clamp(0, up_to.max(0))
     }
 
-    /// Whether the bucket is full again at `now`: then it says no more than a new one.
-    #[must_use]
+    /// Whether all permits are available again at `now`. Such a bucket equals a new one.
     pub fn is_full(&self, bucket: Bucket, now: Timestamp) -> bool {
         bucket.used <= self.per_s * seconds_between(bucket.as_of, now)
     }
 
     /// Takes one permit.
-    ///
     /// # Errors
-    /// How long to wait for one.
+    /// If no permit is available, how long to wait for one.
     pub fn take(&self, bucket: Bucket, now: Timestamp) -> Result<Bucket, Duration> {
         let bucket = self.refill(bucket, now);
         if self.permits(bucket, 1) == 0 {
@@ -104,8 +95,7 @@ impl Rate {
         Ok(Bucket { used: bucket.used + 1.0, ..bucket })
     }
 
-    /// How long to wait until the next permits have come back. Zero when there is a permit.
-    #[must_use]
+    /// How long to wait for the next permits. Zero if a permit is available.
     pub fn wait(&self, bucket: Bucket, now: Timestamp) -> Duration {
         let bucket = self.refill(bucket, now);
         if self.permits(bucket, 1) > 0 {
@@ -114,7 +104,7 @@ impl Rate {
         let worth = (self.per_s * WORTH.as_secs_f64()).floor().clamp(1.0, f64::from(self.burst));
         let missing = bucket.used + worth - f64::from(self.burst);
         let wait = missing / self.per_s + seconds_between(now, bucket.as_of);
-        // In whole milliseconds, rounded up: neither timers nor SQLite's clock know less.
+        // Whole milliseconds, rounded up, because neither timers nor SQLite's clock are more precise.
         Duration::from_millis((wait * 1000.0).ceil().clamp(1.0, LONGEST_MS) as u64)
     }
 }
@@ -137,7 +127,7 @@ mod tests {
 
     #[test]
     fn b12_time_gives_permits_back_and_never_more_than_a_burst() {
-        // rate, burst, used at 0, now → permits of 20,000 wanted
+        // The columns: rate, burst, used at 0, now, and the permits given if 20,000 are wanted.
         for (per_s, burst, used, now, permits) in [
             (1.0, 3, 0.0, 0.0, 3),
             (1.0, 3, 3.0, 0.0, 0),
@@ -153,7 +143,7 @@ mod tests {
             (10_000.0, 10_000, 0.0, 0.0, 10_000),
             (10_000.0, 10_000, 10_000.0, 0.0005, 5),
             (10_000.0, 10_000, 10_000.0, 1e9, 10_000),
-            // A limit that was lowered: what was used before it counts.
+            // After a limit was lowered, the permits that were used before still count.
             (1.0, 1, 50.0, 49.0, 0),
             (1.0, 1, 50.0, 50.0, 1),
         ] {
@@ -174,28 +164,29 @@ mod tests {
     #[test]
     fn b12_a_clock_that_goes_back_gives_nothing_and_stops_nothing() {
         let rate = Rate { per_s: 1.0, burst: 3 };
-        // A little is another's statement that began later: nothing of that time is counted twice.
+        // The bucket is slightly ahead of `now`, because another statement began later. That time must not be counted
+        // twice.
         assert_eq!(rate.refill(bucket(2.0, 10.0), at(9.5)), bucket(2.0, 10.0));
         assert_eq!(rate.wait(bucket(3.0, 10.0), at(9.5)), Duration::from_millis(1500));
-        // An hour is a step of the clock: time counts from there.
+        // The bucket is an hour ahead of `now`, which is a step of the clock. Time counts from `now`.
         let stepped = rate.refill(bucket(3.0, 3600.0), at(0.0));
         assert_eq!(stepped, bucket(3.0, 0.0));
         assert_eq!(rate.permits(rate.refill(stepped, at(1.0)), 9), 1);
         assert_eq!(rate.wait(bucket(3.0, 3600.0), at(0.0)), Duration::from_secs(1));
-        // And back again: a burst at most.
+        // When the clock steps forward again, at most one burst is available.
         assert_eq!(rate.permits(rate.refill(stepped, at(3600.0)), 9), 3);
     }
 
     #[test]
     fn b12_the_wait_ends_when_enough_has_come_back() {
-        // rate, burst, used → milliseconds
+        // The columns: rate, burst, used, and the wait in milliseconds.
         for (per_s, burst, used, wait) in [
             (1.0, 3, 2.0, 0),
             (1.0, 3, 2.25, 250),
             (1.0, 3, 3.0, 1000),
             (0.001, 1, 1.0, 1_000_000),
             (3.0, 1, 1.0, 334),
-            // More than one where the burst allows: 2 permits of 100 a second, but one at a time where it does not.
+            // At 100 per second the wait covers 2 permits if the burst allows it, otherwise 1.
             (100.0, 100, 100.0, 20),
             (100.0, 1, 1.0, 10),
             (10_000.0, 10_000, 10_000.0, 20),
@@ -207,7 +198,7 @@ mod tests {
             let then = at(0.0).plus(found);
             assert!(rate.permits(rate.refill(bucket(used, 0.0), then), 1) == 1, "{rate:?}: then there is one");
         }
-        // Nonsense from the database neither panics nor waits for ever and a day.
+        // Invalid values from the database cause neither a panic nor an endless wait.
         let nonsense = Rate { per_s: 0.0, burst: 1 };
         assert_eq!(nonsense.permits(nonsense.refill(bucket(f64::NAN, 0.0), at(0.0)), 9), 1);
         for used in [1.0, f64::INFINITY] {
@@ -236,7 +227,7 @@ mod tests {
             (Some(f64::INFINITY), None, "rate_per_s: is inf; 0.001 to 10000 are allowed"),
             (Some(1.0), Some(0), "burst: is 0; 1 to 10000 are allowed"),
             (Some(1.0), Some(10_001), "burst: is 10001; 1 to 10000 are allowed"),
-            (None, Some(5), "burst: is 5, but there is no rate_per_s; it is allowed only with one"),
+            (None, Some(5), "burst: is 5, but rate_per_s is not set; burst is allowed only together with rate_per_s"),
         ] {
             assert_eq!(Rate::check(per_s, burst).err().unwrap_or_default(), said);
         }

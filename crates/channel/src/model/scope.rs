@@ -1,31 +1,28 @@
 use std::collections::BTreeSet;
 
-/// What a key or a session may do.
+/// A permission of an API key or a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// Enqueue notifications.
     Enqueue,
-    /// Look at everything of the tenant but its keys and the audit log.
+    /// Read all data of the tenant except its keys and the audit log.
     Read,
-    /// Retry, discard, cancel, pause, resume; includes read.
+    /// Retry, discard, cancel, pause and resume. Includes `Read`.
     Operate,
-    /// Change providers, templates, lists and users; includes read.
+    /// Change providers, templates, lists and users. Includes `Read`.
     Edit,
-    /// All of the above, keys and the audit log: of its tenant.
+    /// Everything in the tenant of the key or session, including its keys and its audit log.
     Admin,
-    /// Admin of every tenant, and the tenants themselves.
+    /// `Admin` for every tenant, and management of the tenants themselves.
     Ops,
-    /// A remote site that hands its notifications in; nothing else includes it, and it includes nothing else.
+    /// For a remote site that submits its notifications. No other scope includes it, and it includes no other scope.
     Site,
 }
 
 impl Scope {
-    /// All of them.
     pub const ALL: [Self; 7] =
         [Self::Enqueue, Self::Read, Self::Operate, Self::Edit, Self::Admin, Self::Ops, Self::Site];
 
-    /// Its name, as stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Enqueue => "enqueue",
@@ -38,18 +35,14 @@ impl Scope {
         }
     }
 
-    /// The scope of that name.
-    ///
-    /// # Errors
-    /// Listing the names.
+    /// Finds the scope with this name.
     pub fn from_name(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|scope| scope.name() == name).ok_or_else(|| {
             format!("scopes: {name:?} is not known; allowed are {}", Self::ALL.map(Self::name).join(", "))
         })
     }
 
-    /// Whether this scope allows everything that the other does.
-    #[must_use]
+    /// Whether this scope allows everything that `other` allows.
     pub fn includes(self, other: Self) -> bool {
         use Scope::{Admin, Edit, Enqueue, Operate, Ops, Read};
         self == other
@@ -62,33 +55,27 @@ impl Scope {
     }
 }
 
-/// A set of scopes, of a key or a session.
+/// The scopes of a key or a session.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Scopes(BTreeSet<Scope>);
 
 impl Scopes {
-    /// Whether one of them includes this one.
-    #[must_use]
+    /// Whether any of the scopes includes this one.
     pub fn allows(&self, scope: Scope) -> bool {
         self.0.iter().any(|own| own.includes(scope))
     }
 
-    /// Whether everything that the others allow is allowed: a key cannot give away more than it has.
-    #[must_use]
+    /// Whether this set allows everything that `others` allows. A key can only create keys that it covers.
     pub fn cover(&self, others: &Self) -> bool {
         others.0.iter().all(|other| self.allows(*other))
     }
 
-    /// Their names, in order.
-    #[must_use]
+    /// The names of the scopes, in order.
     pub fn names(&self) -> Vec<String> {
         self.0.iter().map(|scope| scope.name().to_owned()).collect()
     }
 
-    /// The set of those names.
-    ///
-    /// # Errors
-    /// When there is none, or one is not known.
+    /// Parses a set of scopes from their names.
     pub fn from_names<S: AsRef<str>>(names: &[S]) -> Result<Self, String> {
         if names.is_empty() {
             return Err(format!(
@@ -110,7 +97,7 @@ impl FromIterator<Scope> for Scopes {
 mod tests {
     use super::*;
 
-    /// What each scope allows, in the order of `ALL`.
+    /// The table lists what each scope allows, in the order of `ALL`.
     #[test]
     fn each_scope_allows_itself_and_what_it_includes() {
         let table = [

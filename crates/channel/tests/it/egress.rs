@@ -183,7 +183,7 @@ fn settings_out_of_range_are_named() {
     for seconds in [0, 61] {
         let settings = EgressSettings { connect_timeout_s: seconds, ..EgressSettings::default() };
         let problem = settings.validate().unwrap_err();
-        assert_eq!(problem, format!("egress.connect_timeout_s must be from 1 to 60, not {seconds}"));
+        assert_eq!(problem, format!("egress.connect_timeout_s: is {seconds}; 1 to 60 are allowed"));
         assert_eq!(Egress::new(&settings).unwrap_err().to_string(), problem);
     }
     assert!(open(&["::ffff:10.0.0.0/104"]).validate().unwrap_err().contains("egress.allow"));

@@ -3,3 +3,4 @@
 
 mod egress;
 mod instructions;
+mod templates;

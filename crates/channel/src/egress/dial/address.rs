@@ -1,17 +1,15 @@
-//! Which addresses Postcommit never connects to unless the operator opens them.
-//!
-//! Everything that is not plainly public is forbidden: a tenant who may name a URL must not reach the
-//! machine's own services, its private network or a cloud's metadata service through us.
+//! The addresses that Postcommit never connects to unless the operator allows them.
+//! Every address that is not clearly public is forbidden. A tenant may choose a URL, and must not use it to reach this
+//! machine's own services, its private network or the metadata service of a cloud.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::LazyLock;
 
 use ipnet::IpNet;
 
-/// The forbidden ranges, each with the reason shown to the operator.
-///
-/// The transition ranges of IPv6 carry an IPv4 address inside. They are closed as a whole, not decoded: no
-/// public service needs to be reached through them, and a decoder is one more thing to get wrong.
+/// The forbidden ranges, each with the reason that the operator sees.
+/// The IPv6 transition ranges contain IPv4 addresses. They are forbidden as a whole and not decoded. No public service
+/// needs them, and a decoder could have errors.
 const RANGES: &[(&str, &str)] = &[
     ("0.0.0.0/8", "this network"),
     ("10.0.0.0/8", "private"),
@@ -54,8 +52,7 @@ static FORBIDDEN: LazyLock<Vec<(IpNet, &str)>> = LazyLock::new(|| {
 });
 
 /// Why `ip` must not be connected to, or `None` for a public address.
-///
-/// An IPv4-mapped IPv6 address is judged as the IPv4 address it stands for.
+/// An IPv4-mapped IPv6 address is treated as the IPv4 address that it contains.
 pub fn forbidden(ip: IpAddr) -> Option<&'static str> {
     let ip = ip.to_canonical();
     let listed = FORBIDDEN.iter().find(|(net, _)| net.contains(&ip));
@@ -65,18 +62,17 @@ pub fn forbidden(ip: IpAddr) -> Option<&'static str> {
     })
 }
 
-/// The rules for IPv6 that no list of prefixes can express.
+/// The rules for IPv6 addresses that prefixes cannot express.
 fn forbidden_shape(ip: Ipv6Addr) -> Option<&'static str> {
     let [first, _, _, _, fifth, sixth, ..] = ip.segments();
     if matches!(fifth, 0 | 0x0200) && sixth == 0x5efe {
         return Some("ISATAP");
     }
-    // Only 2000::/3 has been handed out for public use. What lies outside is unassigned, yet private
-    // meshes route parts of it.
+    // Only 2000::/3 is assigned for public use. The rest is unassigned, but some private networks use parts of it.
     (first & 0xe000 != 0x2000).then_some("not global unicast")
 }
 
-/// The ranges of [`forbidden`] with those the operator opened taken out.
+/// The address filter: the ranges of [`forbidden`] except those that the operator allows.
 #[derive(Debug)]
 pub(super) struct Filter {
     allow: Vec<IpNet>,
@@ -87,7 +83,7 @@ impl Filter {
         Self { allow: allow.to_vec() }
     }
 
-    /// Why `ip` must not be connected to. `allow` comes first, and opens whatever it names.
+    /// Why `ip` must not be connected to. A range in `allow` takes precedence over every forbidden range.
     pub(super) fn blocked(&self, ip: IpAddr) -> Option<&'static str> {
         let ip = ip.to_canonical();
         let opened = self.allow.iter().any(|net| net.contains(&ip));
@@ -95,9 +91,8 @@ impl Filter {
     }
 
     /// The addresses that may be connected to, in canonical form and in the resolver's order.
-    ///
     /// # Errors
-    /// The reason why the first one is forbidden, when none is left.
+    /// Why the first address is forbidden, if no address is allowed.
     pub(super) fn keep(&self, found: &[IpAddr]) -> Result<Vec<IpAddr>, &'static str> {
         let mut kept: Vec<IpAddr> = Vec::with_capacity(found.len());
         let mut reason = None;

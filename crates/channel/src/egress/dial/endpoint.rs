@@ -8,7 +8,7 @@ use url::Host;
 
 use crate::egress::{EgressFailure, Phase};
 
-/// A host, by name or address, and a port.
+/// A host, as a name or an IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub(in crate::egress) host: Host<String>,
@@ -16,11 +16,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint that settings name, such as `mail.example.com` and 587. An IPv6 address may stand in brackets. The
-    /// odd spellings of IPv4 addresses (`0x7f.1`, `2130706433`) are read as addresses.
-    ///
+    /// Parses an endpoint from the settings, such as `mail.example.com` and 587. An IPv6 address may be in brackets.
+    /// Unusual forms of IPv4 addresses (`0x7f.1`, `2130706433`) are read as addresses.
     /// # Errors
-    /// `bad_host`: the host is malformed, or the port is 0.
+    /// `bad_host` if the host is malformed or the port is 0.
     pub fn new(host: &str, port: u16) -> Result<Self, EgressFailure> {
         let bad_host = |detail| EgressFailure::refused("bad_host", detail);
         if port == 0 {
@@ -28,12 +27,12 @@ impl Endpoint {
         }
         let host = match host.parse::<Ipv6Addr>() {
             Ok(ip) => Host::Ipv6(ip),
-            Err(_) => Host::parse(host).map_err(|_| bad_host("the host is neither a name nor an address"))?,
+            Err(_) => Host::parse(host).map_err(|_| bad_host("the host is neither a name nor an IP address"))?,
         };
         Ok(Self { host, port })
     }
 
-    /// The address, where the host is one instead of a name.
+    /// The IP address if the host is one, or `None` if it is a name.
     pub(super) fn literal(&self) -> Option<IpAddr> {
         match self.host {
             Host::Domain(_) => None,
@@ -42,7 +41,8 @@ impl Endpoint {
         }
     }
 
-    /// The name that the peer must prove. A trailing dot is for resolvers; certificates do not carry it.
+    /// The name that the peer's certificate must match. Resolvers accept a trailing dot, but certificates do not
+    /// contain it.
     pub(super) fn server_name(&self) -> Option<ServerName<'static>> {
         match &self.host {
             Host::Domain(name) => ServerName::try_from(name.trim_end_matches('.').to_owned()).ok(),
@@ -51,8 +51,8 @@ impl Endpoint {
         }
     }
 
-    /// A failure before the first byte was written. Its detail begins with the host, and holds nothing else of a URL:
-    /// paths and queries carry secrets.
+    /// A failure before the first byte was written. Its text begins with the host. It contains no other part of a URL,
+    /// because paths and queries may hold secrets.
     pub(in crate::egress) fn failure(&self, phase: Phase, code: &'static str, detail: &str) -> EgressFailure {
         EgressFailure { phase, bytes_written: 0, code, detail: format!("{}: {detail}", self.host) }
     }

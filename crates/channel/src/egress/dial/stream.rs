@@ -1,7 +1,6 @@
-//! A dialled stream, whose bytes are counted on their way out.
-//!
-//! Whether a failed send may be repeated depends on one number: how many bytes were handed to the stream. It is counted
-//! here, above TLS, and never guessed from the text of an error.
+//! A dialled stream that counts the bytes written to it.
+//! Whether a failed send may be repeated depends on how many bytes were written to the stream. The bytes are counted
+//! here, before encryption, and not guessed from the text of an error.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +13,7 @@ use super::endpoint::Endpoint;
 use super::tls::TlsClient;
 use crate::egress::{Deadline, EgressFailure, Phase};
 
-/// A byte stream to a peer: TCP, or TLS over it.
+/// A byte stream to a peer: TCP, or TLS over TCP.
 pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for S {}
@@ -25,25 +24,25 @@ struct Written {
     closed: bool,
 }
 
-/// Counts the bytes written to a stream since the current request began, and can stop them for good.
-///
-/// One lock covers both the write and its count, so that no byte can leave after [`WriteCounter::close`] has told how
-/// many did, whichever task polls the stream.
+/// Counts the bytes that were written to a stream since the current request began. It can also refuse all further
+/// writes.
+/// One lock covers both the write and its count. So no byte can be written after [`WriteCounter::close`] has returned
+/// the count, whichever task polls the stream.
 #[derive(Debug, Default)]
 pub struct WriteCounter(Mutex<Written>);
 
 impl WriteCounter {
-    /// Starts counting for a new request.
+    /// Resets the count for a new request.
     pub fn begin(&self) {
         self.lock().bytes = 0;
     }
 
-    /// The bytes written since [`WriteCounter::begin`], or since the stream was dialled.
+    /// How many bytes were written since [`WriteCounter::begin`], or since the stream was opened.
     pub fn written(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// Refuses all further writes; returns the bytes written until now.
+    /// Refuses all further writes and returns how many bytes were written before.
     pub fn close(&self) -> u64 {
         let mut written = self.lock();
         written.closed = true;
@@ -55,7 +54,7 @@ impl WriteCounter {
     }
 }
 
-/// An open stream to an endpoint, plain or encrypted. Dropping it closes it.
+/// An open stream to an endpoint, plain or encrypted. Dropping it closes the connection.
 pub struct DialledStream {
     stream: Box<dyn ByteStream>,
     is_tls: bool,
@@ -69,24 +68,21 @@ impl DialledStream {
         Self { stream, is_tls, counter: Arc::default(), endpoint, tls }
     }
 
-    /// What counts the bytes written. It outlives the stream, for a client that takes the stream away.
-    #[must_use]
+    /// The counter of the written bytes. It stays valid after the stream was moved into another client.
     pub fn counter(&self) -> Arc<WriteCounter> {
         Arc::clone(&self.counter)
     }
 
-    /// Encrypts a plain stream, after the peer has agreed to STARTTLS. The peer must prove the endpoint's own name. The
-    /// count of bytes goes on, without those of the handshake.
-    ///
-    /// Bytes that the peer sent before the handshake and that are still in a buffer of the caller's must be thrown
-    /// away: they were not encrypted.
-    ///
+    /// Starts TLS on a plain stream, after the peer has agreed to STARTTLS. The peer's certificate must match the
+    /// endpoint's name. The count of bytes continues, without the bytes of the handshake.
+    /// Before the call, the caller must discard all bytes from the peer that it has buffered, because they were not
+    /// encrypted.
     /// # Errors
-    /// The stream is encrypted already, or the handshake failed. The stream is closed then.
+    /// The stream is already encrypted, or the handshake failed. The stream is closed then.
     pub async fn start_tls(self, deadline: Deadline) -> Result<Self, EgressFailure> {
         let Self { stream, is_tls, counter, endpoint, tls } = self;
         let upgraded = match is_tls {
-            true => Err(endpoint.failure(Phase::Tls, "tls", "the stream is encrypted already")),
+            true => Err(endpoint.failure(Phase::Tls, "tls", "the connection is already encrypted")),
             false => tls.handshake(&endpoint, stream, &[], deadline).await,
         };
         match upgraded {
@@ -112,8 +108,8 @@ impl AsyncWrite for DialledStream {
         let wrote = Pin::new(&mut this.stream).poll_write(cx, buf);
         written.bytes += match &wrote {
             Poll::Ready(Ok(bytes)) => *bytes as u64,
-            // A failed TCP write moved nothing. A failed TLS write may have sent whole records before it failed, and
-            // does not say so: count all of it.
+            // A failed TCP write has sent nothing. A failed TLS write may have sent some records before it failed and
+            // does not report them, so all its bytes are counted.
             Poll::Ready(Err(_)) if this.is_tls => buf.len() as u64,
             Poll::Ready(Err(_)) | Poll::Pending => 0,
         };
@@ -141,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes every write, or fails every write.
+    /// A socket whose writes all succeed or all fail.
     struct FakeSocket(bool);
 
     impl AsyncRead for FakeSocket {

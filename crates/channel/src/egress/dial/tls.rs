@@ -1,4 +1,4 @@
-//! TLS of dialled streams, from the first byte or after STARTTLS.
+//! TLS for dialled streams, from the first byte or after STARTTLS.
 
 use std::io;
 use std::path::Path;
@@ -16,26 +16,25 @@ use crate::egress::failure::text;
 use crate::egress::{EgressError, EgressFailure, Phase};
 use crate::tls;
 
-/// Makes handshakes that trust the system's roots and those of `egress.ca_file`.
+/// Performs TLS handshakes. It trusts the system's root certificates and those of `egress.ca_file`.
 pub(super) struct TlsClient {
     extra_roots: RootCertStore,
-    /// Made at the first handshake: reading the system's roots costs files and milliseconds that a process which
-    /// sends nothing over TLS never needs.
+    /// Created at the first handshake. Reading the system's root certificates takes files and milliseconds, and a
+    /// process that sends nothing over TLS does not need them.
     connector: OnceCell<TlsConnector>,
 }
 
 impl TlsClient {
-    /// # Errors
-    /// The file of extra roots cannot be read or holds no usable certificate.
     pub(super) fn new(ca_file: Option<&Path>) -> Result<Self, EgressError> {
-        // Read when egress starts, so that a bad file is not found at the first handshake.
+        // The file is read now, so that a bad file is reported at the start and not at the first handshake.
         let fail = |path: &Path, reason| EgressError::CaFile { path: path.to_owned(), reason };
         let read = |path: &Path| tls::read_roots(path).map_err(|reason| fail(path, reason));
         let extra_roots = ca_file.map_or(Ok(RootCertStore::empty()), read)?;
         Ok(Self { extra_roots, connector: OnceCell::new() })
     }
 
-    /// Makes the handshake over `stream`. The peer must prove the endpoint's own name. `protocols` are offered by ALPN.
+    /// Performs the handshake over `stream`. The peer's certificate must match the endpoint's name. `protocols` are
+    /// offered by ALPN.
     pub(super) async fn handshake<S: ByteStream>(
         &self,
         endpoint: &Endpoint,
@@ -44,7 +43,7 @@ impl TlsClient {
         deadline: Deadline,
     ) -> Result<TlsStream<S>, EgressFailure> {
         let fail = |code, detail: &str| endpoint.failure(Phase::Tls, code, detail);
-        let name = endpoint.server_name().ok_or_else(|| fail("tls", "the host cannot be named in TLS"))?;
+        let name = endpoint.server_name().ok_or_else(|| fail("tls", "the host is not a valid TLS server name"))?;
         let protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         let handshake = async {
             let connector = self.connector.get_or_try_init(|| connector(&self.extra_roots)).await?;
@@ -53,7 +52,7 @@ impl TlsClient {
         match deadline.run(handshake).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(fail("tls", &text(&error))),
-            Err(Late) => Err(fail("timeout", "no TLS handshake in time")),
+            Err(Late) => Err(fail("timeout", "the TLS handshake did not finish in time")),
         }
     }
 }

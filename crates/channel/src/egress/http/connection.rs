@@ -1,7 +1,6 @@
-//! One HTTP/1.1 connection: a request goes out, an answer comes back, and each way to fail has its own code.
-//!
-//! A connection has no task of its own. The call polls it, so that handing over the request and the answer wakes no
-//! other task; between two calls the pool polls it now and then.
+//! One HTTP/1.1 connection. It sends a request and reads the answer. Each kind of failure has its own code.
+//! A connection has no task of its own. During a request the caller's task polls it, so that no other task must be
+//! woken. Between two requests the pool polls it regularly.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -26,21 +25,21 @@ use crate::egress::deadline::{Deadline, Late};
 use crate::egress::failure::{chain, text};
 use crate::egress::{DialledStream, EgressFailure, Endpoint, Phase, WriteCounter};
 
-/// The most bytes of an answer's head, and of its body in flight, that are buffered.
+/// How many bytes of an answer's head, or of its body while it arrives, are buffered at most.
 const BUFFER_BYTES: usize = 65_536;
-/// How long a connection may take to come to rest after its answer was read, before it is dropped.
+/// After an answer, how long a connection may take until it is ready for the next request. After that it is closed.
 const REST: Duration = Duration::from_millis(50);
 
-/// Why a request brought no head of an answer.
+/// Why a request got no head of an answer.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
     #[error(transparent)]
     Http(hyper::Error),
-    #[error("the connection ended")]
+    #[error("the connection was closed")]
     Ended,
 }
 
-/// An open connection. Dropping it closes it, and no byte leaves afterwards.
+/// An open connection. Dropping it closes it, and no byte is written afterwards.
 pub(in crate::egress) struct Connection {
     sender: SendRequest<Full<Bytes>>,
     io: ConnectionIo,
@@ -48,7 +47,7 @@ pub(in crate::egress) struct Connection {
 }
 
 impl Connection {
-    /// Readies `stream` for requests; writes nothing yet.
+    /// Prepares `stream` for requests. Writes nothing yet.
     pub(super) async fn open(stream: DialledStream, endpoint: &Endpoint) -> Result<Box<Self>, EgressFailure> {
         let counter = stream.counter();
         let handshake = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream)).await;
@@ -57,7 +56,7 @@ impl Connection {
         Ok(Box::new(Self { sender, io: ConnectionIo { connection, ended: false }, counter }))
     }
 
-    /// Sends `request` and reads the answer. The connection comes back when it can carry another request.
+    /// Sends `request` and reads the answer. Also returns the connection if it can be used for another request.
     pub(super) async fn exchange(
         mut self: Box<Self>,
         request: Request<Full<Bytes>>,
@@ -87,7 +86,7 @@ impl Connection {
         Ok((answer, at_rest.then_some(self)))
     }
 
-    /// Gives the connection up; the failure says how much of the request had gone out by then.
+    /// Closes the connection. The failure says how many bytes of the request were written.
     fn fail(&self, code: &'static str, error: &(dyn Error + 'static)) -> EgressFailure {
         EgressFailure { phase: Phase::Request, bytes_written: self.counter.close(), code, detail: text(error) }
     }
@@ -105,7 +104,7 @@ impl Connection {
         }
     }
 
-    /// Reads at most [`ANSWER_BYTES`] of `body`, as they come: nothing is decompressed.
+    /// Reads at most [`ANSWER_BYTES`] of `body`. Nothing is decompressed.
     async fn read(&mut self, mut body: Incoming, mut timer: Pin<&mut Sleep>) -> (Bytes, End) {
         let mut kept = BytesMut::new();
         let end = loop {
@@ -114,7 +113,7 @@ impl Connection {
                 Ok(Some(None)) => break End::Whole,
                 Ok(Some(Some(Err(_))) | None) | Err(Late) => break End::Broken,
             };
-            // Trailers are dropped.
+            // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             let room = ANSWER_BYTES - kept.len();
             kept.extend_from_slice(&data[..data.len().min(room)]);
@@ -125,8 +124,8 @@ impl Connection {
         (kept.freeze(), end)
     }
 
-    /// Whether the peer keeps the connection open and has taken the whole request. A peer may answer before
-    /// it has read everything; the rest of that request must not count for the next one.
+    /// Whether the peer keeps the connection open and the whole request was written. A peer may answer before it has
+    /// read the whole request. The rest of that request must not be counted for the next one.
     async fn comes_to_rest(&mut self, deadline: Deadline) -> bool {
         if !self.sender.is_ready() {
             let timer = pin!(sleep(deadline.left().min(REST)));
@@ -139,36 +138,35 @@ impl Connection {
 
 impl Reusable for Box<Connection> {
     fn usable(&mut self) -> bool {
-        // A look without waiting: the peer may have closed it meanwhile, or sent bytes that were not asked for.
+        // Poll once without waiting: the peer may have closed the connection, or sent bytes without a request.
         self.io.advance(&mut Context::from_waker(Waker::noop())).is_pending() && self.sender.is_ready()
     }
 }
 
-/// Reads and writes on a connection while it is polled.
+/// The reading and writing half of a connection. It makes progress only while it is polled.
 struct ConnectionIo {
     connection: http1::Connection<TokioIo<DialledStream>, Full<Bytes>>,
     ended: bool,
 }
 
 impl ConnectionIo {
-    /// Ready when the connection has ended.
+    /// Reads and writes as far as possible. Returns `Ready` when the connection has ended.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // The call on the connection gets its error; without a call no one needs it.
+        // The error is ignored here. A running request gets it from hyper.
         self.ended = self.ended || Pin::new(&mut self.connection).poll(cx).is_ready();
         if self.ended { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Polls the connection until `hoped` is ready; None when the connection ends first.
-    ///
-    /// A request handed over at the moment in which the connection ends stays in hyper's channel, neither sent nor
-    /// given back. Without a look at the end such a call would wait for its whole timeout.
+    /// Polls the connection until `hoped` is ready. Returns `None` if the connection ends first.
+    /// A request that is passed to hyper just as the connection ends stays in hyper's channel. It is neither sent nor
+    /// returned. Without the check for the end, its caller would wait for the whole timeout.
     async fn run_for<T>(
         &mut self,
         hoped: impl Future<Output = T>,
         mut timer: Pin<&mut Sleep>,
     ) -> Result<Option<T>, Late> {
-        // `hoped` changes only while the connection is advanced, so nothing else need wake this task for it. Being
-        // woken for it too would be a second poll for each step.
+        // `hoped` can only become ready while the connection is polled, so it gets a waker that does nothing. A real
+        // waker would cause a second poll for each step.
         let mut hoped = pin!(unconstrained(hoped));
         poll_fn(|cx| {
             let ended = self.advance(cx).is_ready();
@@ -182,7 +180,7 @@ impl ConnectionIo {
     }
 }
 
-/// How the body of an answer ended.
+/// How reading the body of an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,
@@ -190,7 +188,7 @@ enum End {
     Broken,
 }
 
-/// What an error between the first byte of the request and the answer's head amounts to.
+/// The failure code of an error that happened before the head of the answer arrived.
 fn code(error: &SendError) -> &'static str {
     if matches!(error, SendError::Http(error) if error.is_parse()) {
         return "bad_answer";

@@ -1,4 +1,4 @@
-//! Where a URL points: what may be called at all, and what two calls must share to share a connection.
+//! The origin of a URL. It decides whether the URL may be called, and which requests can share a connection.
 
 use http::Uri;
 use url::{Position, Url};
@@ -13,7 +13,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The origin of `url`, if it is one that may be called.
+    /// The origin of `url`, or an error if the URL may not be called.
     pub(super) fn of(url: &Url) -> Result<Self, EgressFailure> {
         let is_tls = match url.scheme() {
             "https" => true,
@@ -21,7 +21,7 @@ impl Origin {
             _ => return Err(bad_url("only http and https URLs can be called")),
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(bad_url("the URL holds a user name or password; use a header"));
+            return Err(bad_url("the URL contains a user name or password; send them in a header"));
         }
         let host = url.host().ok_or_else(|| bad_url("the URL has no host"))?.to_owned();
         match url.port_or_known_default() {
@@ -31,7 +31,7 @@ impl Origin {
     }
 }
 
-/// The path and query of `url`, as the request line wants them.
+/// The path and query of `url` in the form that the request line needs.
 pub(super) fn target(url: &Url) -> Result<Uri, EgressFailure> {
     let target = &url[Position::BeforePath..Position::AfterQuery];
     target.parse().map_err(|_| bad_url("the URL's path and query are too long or malformed"))

@@ -1,4 +1,4 @@
-//! Connections that are open but idle, kept a few seconds for the next call to the same origin.
+//! Keeps idle connections open for a few seconds for the next request to the same origin.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use super::origin::Origin;
 use crate::clock;
 
-/// Idle connections kept for one origin. With fewer than are used concurrently, each call beyond would close one and
-/// open another.
+/// How many idle connections are kept for one origin. If it were less than the number of concurrent requests, the
+/// requests beyond it would each open a new connection.
 pub(super) const IDLE_PER_ORIGIN: usize = 256;
-/// Idle connections kept in all.
+/// How many idle connections are kept in total.
 pub(super) const IDLE_IN_ALL: usize = 512;
-/// How long a connection may be idle. Common servers close idle connections after five seconds, and a
-/// request that crosses such a close in flight has an unclear outcome.
+/// How long a connection may be idle. Common servers close idle connections after five seconds. If a server does so
+/// while a request is on its way, the outcome of the request is unclear.
 pub(super) const IDLE_AGE: Duration = Duration::from_secs(4);
-/// How often the idle ones are looked at, while there are any.
+/// How often idle connections are checked, while there are any.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long nothing is kept for an origin that closed a kept connection under a request.
+/// How long no connections are kept for an origin that closed a kept connection during a request.
 pub(super) const DISTRUST: Duration = Duration::from_secs(60);
 
-/// Something the pool can keep.
+/// A connection that the pool can keep.
 pub(in crate::egress) trait Reusable: Send + 'static {
-    /// Whether another request can be sent on it, as far as is known now.
+    /// Whether another request can be sent on this connection, as far as is known now.
     fn usable(&mut self) -> bool;
 }
 
@@ -41,10 +41,10 @@ impl<C: Reusable> Idle<C> {
     }
 }
 
-/// The idle connections by origin, the one used last at the end.
+/// The idle connections by origin. The last in each list was used most recently.
 struct Shelves<C> {
     idle: HashMap<Origin, Vec<Idle<C>>>,
-    /// Origins that closed a connection under a request, and when they last did.
+    /// Origins that closed a connection during a request, and when they last did so.
     distrusted: HashMap<Origin, Instant>,
     sweeping: bool,
 }
@@ -70,8 +70,8 @@ impl<C: Reusable> Shelves<C> {
         idle.map(|idle| idle.connection)
     }
 
-    /// Some peers answer and then close the connection without having said so. A request that follows immediately on
-    /// the same connection is lost, and its outcome is unclear.
+    /// Stops keeping connections to `origin` for a while. Some peers answer and then close the connection without
+    /// announcing it. A request that follows immediately on that connection is lost, and its outcome is unclear.
     fn distrust(&mut self, origin: &Origin, now: Instant) {
         self.idle.remove(origin);
         if self.distrusted.len() >= IDLE_IN_ALL {
@@ -109,17 +109,19 @@ impl<C: Reusable> Pool<C> {
         Self(Arc::new(Mutex::new(shelves)))
     }
 
-    /// The connection to `origin` that was used last, if one is still fit.
+    /// Takes the most recently used connection to `origin` that is still usable.
     pub(super) fn take(&self, origin: &Origin) -> Option<C> {
         lock(&self.0).take(origin, clock::monotonic())
     }
 
-    /// `origin` has closed a kept connection under a request: for a while each call opens its own.
+    /// Call it if `origin` closed a kept connection during a request. For a while, each request to it opens its own
+    /// connection.
     pub(super) fn distrust(&self, origin: &Origin) {
         lock(&self.0).distrust(origin, clock::monotonic());
     }
 
-    /// Keeps `connection` for the next call. The oldest of its origin makes room; a full pool drops it.
+    /// Keeps `connection` for the next request. If the origin already has [`IDLE_PER_ORIGIN`] idle connections, the
+    /// oldest of them is closed. If the pool is full, `connection` itself is closed.
     pub(super) fn put(&self, origin: Origin, connection: C) {
         let mut shelves = lock(&self.0);
         shelves.put(origin, connection, clock::monotonic());
@@ -130,8 +132,8 @@ impl<C: Reusable> Pool<C> {
     }
 }
 
-/// Closes connections that have aged, and those that the peer has closed. Runs only while something is idle, and never
-/// keeps the pool alive.
+/// Closes connections that were idle for too long or that the peer has closed. Runs only while there are idle
+/// connections, and does not keep the pool alive.
 async fn sweep<C: Reusable>(pool: Weak<Mutex<Shelves<C>>>) {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -147,7 +149,7 @@ async fn sweep<C: Reusable>(pool: Weak<Mutex<Shelves<C>>>) {
 }
 
 fn lock<C>(shelves: &Mutex<Shelves<C>>) -> MutexGuard<'_, Shelves<C>> {
-    // A panic elsewhere leaves the shelves whole: each change is one step.
+    // A panic in another thread cannot leave inconsistent data, because each change is a single step.
     shelves.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

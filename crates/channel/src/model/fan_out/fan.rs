@@ -1,0 +1,347 @@
+//! Gathers the targets of one notification: parties, their channels and templates, and what becomes of each.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use postcommit::{Recipient, channel_name, key};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::{Found, Lookup, NoAddress, OwnAddress};
+use crate::model::content::{Choice, TemplateEntry, TenantContent};
+use crate::model::expand::{
+    Expansion, Fate, IN_APP, Routes, Target, channels_for, implied, lane_for, named_provider, park,
+};
+use crate::model::user::{KnownUser, ListMember, address, comparable, kind_of_channel};
+use crate::model::{Facts, FinishedState, StoredNotification};
+
+/// One party that the notification goes to.
+pub(super) struct Party {
+    recipient: Recipient,
+    /// The only channel, of a list's member or of a template's own address.
+    channel: Option<String>,
+    /// Where it is named, for details: `recipients[0]`, `list "x"`.
+    place: String,
+}
+
+impl Party {
+    /// What a detail calls its address: `recipients[0].phone`, or in other places `list "x": the phone`.
+    fn field(&self, kind: &str) -> String {
+        let separator = if self.place.starts_with("recipients[") { "." } else { ": the " };
+        format!("{}{separator}{kind}", self.place)
+    }
+}
+
+/// The targets of one notification, as they are gathered.
+pub(super) struct Fan<'a> {
+    note: &'a StoredNotification,
+    routes: Routes<'a>,
+    pub(super) choice: Option<&'a Choice>,
+    is_mandatory: bool,
+    found: &'a Found,
+    pub(super) targets: Vec<Target>,
+    /// Channel, address, audience and provider of what is sent already.
+    seen: HashSet<(String, String, String, Option<String>)>,
+}
+
+/// The kind of a member that names a provider.
+pub(super) const PROVIDER: &str = "provider";
+
+/// A member as a party. `None` if its kind is unknown.
+pub(super) fn party(member: &ListMember, place: &str) -> Option<Party> {
+    let place = place.to_owned();
+    if member.kind == PROVIDER {
+        let recipient = Recipient::at(member.channel.as_str(), member.member.as_str());
+        return Some(Party { recipient, channel: None, place });
+    }
+    let channel = Some(member.channel.clone()).filter(|channel| !channel.is_empty());
+    Some(Party { recipient: member.recipient().ok()?, channel, place })
+}
+
+impl<'a> Fan<'a> {
+    pub(super) fn new(
+        note: &'a StoredNotification,
+        routes: Routes<'a>,
+        content: Option<&TenantContent>,
+        lookup: &'a Lookup,
+        found: &'a Found,
+    ) -> Self {
+        let is_mandatory = content.is_some_and(|content| content.is_mandatory(&note.event_type));
+        let choice = lookup.choice.as_ref();
+        Self { note, routes, choice, is_mandatory, found, targets: vec![], seen: HashSet::new() }
+    }
+
+    /// Adds the targets of a notification that names no recipient: each template gives its own address. A template that
+    /// gives none, or fails, does not hold back the others.
+    pub(super) fn reach_own(&mut self, own: Vec<OwnAddress>) -> Result<(), Expansion> {
+        let mut without = Vec::new();
+        for (entry, given) in own {
+            let template = format!("template {:?}", entry.id);
+            let (code, detail) = match given {
+                Ok(to) => {
+                    let recipient = recipient_on(&entry.channel, to);
+                    let party = Party { recipient, channel: None, place: format!("`to` of {template}") };
+                    self.add(&party, &entry.channel.clone(), Some(&entry), true);
+                    continue;
+                }
+                Err(NoAddress::Skipped(why)) => ("no_address", format!("{template} gives no address: {why}")),
+                Err(NoAddress::Failed(failure)) => (failure.code(), format!("`to` of {template}: {failure}")),
+            };
+            without.push((code, detail, Facts { target: None, ..self.facts(&entry, "", None) }));
+        }
+        if self.targets.is_empty() {
+            let failed = without.iter().find(|(code, ..)| *code != "no_address");
+            return Err(match failed {
+                _ if without.is_empty() => self.no_template(),
+                Some((code, detail, _)) => park(code, detail.clone()),
+                None => {
+                    let why: Vec<&str> = without.iter().map(|(_, detail, _)| detail.as_str()).collect();
+                    park("no_recipient", format!("the notification names no recipient, and {}", why.join("; ")))
+                }
+            });
+        }
+        self.targets.extend(without.into_iter().map(|(code, detail, facts)| Target::new(facts, skipped(code, detail))));
+        Ok(())
+    }
+
+    /// Adds the targets of the recipients that the notification names.
+    pub(super) fn reach_named(&mut self, named: &[Value]) -> Result<(), Expansion> {
+        let mut unreached = Vec::new();
+        for party in self.parties(named)? {
+            unreached.extend(self.reach(&party));
+        }
+        if self.targets.is_empty() {
+            let nobody = || park("no_recipient", "no recipient can be reached on the channels named");
+            return Err(if self.choice.is_some() { self.no_template() } else { nobody() });
+        }
+        self.targets.extend(unreached);
+        Ok(())
+    }
+
+    /// Adds the targets of one party. Returns the skipped target of a party that no channel reaches.
+    pub(super) fn reach(&mut self, party: &Party) -> Option<Target> {
+        let channels = self.channels_of(party);
+        if channels.is_empty() {
+            return Some(self.unreached(party));
+        }
+        for channel in channels {
+            let language = self.user(party).and_then(|user| user.profile.as_ref()?.language.as_deref());
+            let entry = self.choice.and_then(|choice| choice.template(&channel, "", language));
+            self.add(party, &channel, entry.as_ref(), false);
+        }
+        None
+    }
+
+    /// The recipients, with lists replaced by their members.
+    fn parties(&self, named: &[Value]) -> Result<Vec<Party>, Expansion> {
+        let mut parties = Vec::with_capacity(named.len());
+        for (number, entry) in named.iter().enumerate() {
+            let place = format!("recipients[{number}]");
+            match Recipient::from_json(entry) {
+                Err(problem) => return Err(park("bad_recipient", format!("{place}: {problem}"))),
+                Ok(Recipient::List(name)) => parties.extend(self.members(&name)?),
+                Ok(recipient) => parties.push(Party { recipient, channel: None, place }),
+            }
+        }
+        if parties.is_empty() {
+            return Err(park("no_recipient", "the lists that the notification names have no members"));
+        }
+        Ok(parties)
+    }
+
+    fn members(&self, name: &str) -> Result<Vec<Party>, Expansion> {
+        let Some(members) = self.found.lists.get(&(self.note.tenant, name.to_owned())) else {
+            return Err(park("unknown_list", format!("list {name:?} does not exist; create it, then retry")));
+        };
+        let place = format!("list {name:?}");
+        Ok(members.iter().filter_map(|member| party(member, &place)).collect())
+    }
+
+    /// The channels on which a party is reached. With templates, they are the channels of the templates that suit the
+    /// address. A program that receives the event itself needs no template.
+    fn channels_of(&self, party: &Party) -> Vec<String> {
+        let Some(choice) = self.choice.filter(|_| !gets_event(&party.recipient)) else {
+            return match &party.channel {
+                None => channels_for(&party.recipient, self.note, self.routes),
+                Some(only) => {
+                    let is_named = || self.note.channels.iter().any(|channel| channel_name(channel) == only);
+                    if self.note.channels.is_empty() || is_named() { vec![only.clone()] } else { vec![] }
+                }
+            };
+        };
+        let suits = |channel: &&str| match (&party.channel, &party.recipient) {
+            (Some(only), _) => only == channel,
+            (None, Recipient::User(_)) => true,
+            (None, recipient) => implied(recipient).contains(channel),
+        };
+        choice.channels("").into_iter().filter(suits).map(str::to_owned).collect()
+    }
+
+    fn user(&self, party: &Party) -> Option<&KnownUser> {
+        match &party.recipient {
+            Recipient::User(id) => self.found.users.get(&(self.note.tenant, id.clone())),
+            _ => None,
+        }
+    }
+
+    /// Adds the target of one party on one channel.
+    fn add(&mut self, party: &Party, channel: &str, entry: Option<&Arc<TemplateEntry>>, is_own: bool) {
+        let known = self.user(party).cloned();
+        let recipient = self.reached_at(party, channel, known.as_ref());
+        let user = match &party.recipient {
+            Recipient::User(id) => Some(id.as_str()),
+            _ => None,
+        };
+        let target = recipient.as_ref().map_or(party.recipient.value(), Recipient::value);
+        let mut facts = match entry {
+            Some(entry) => self.facts(entry, target, known.as_ref()),
+            None => Facts::new(channel, target),
+        };
+        facts.provider = named_provider(&party.recipient);
+        // The address of a direct message to an inbox is the user's id; it needs no second column.
+        facts.user_id = user.filter(|_| entry.is_some() || channel != IN_APP).map(str::to_owned);
+        let fate = self.fate(party, channel, (recipient.as_ref(), known.as_ref()), entry, &facts);
+        let mut added = Target::new(facts, fate);
+        if added.fate.ended().is_none() {
+            added.once = entry.and_then(|entry| self.once(entry, &added.facts, is_own));
+        }
+        self.targets.push(added);
+    }
+
+    /// The address of a party on a channel. `None` if a user has none.
+    fn reached_at(&self, party: &Party, channel: &str, known: Option<&KnownUser>) -> Option<Recipient> {
+        match &party.recipient {
+            Recipient::User(_) if channel != IN_APP => {
+                let kind = kind_of_channel(channel).unwrap_or(channel);
+                let value = known?.addresses.get(kind)?;
+                Some(recipient_on(channel, value.clone()))
+            }
+            recipient => Some(recipient.clone()),
+        }
+    }
+
+    fn fate(
+        &mut self,
+        party: &Party,
+        channel: &str,
+        (recipient, known): (Option<&Recipient>, Option<&KnownUser>),
+        entry: Option<&Arc<TemplateEntry>>,
+        facts: &Facts,
+    ) -> Fate {
+        let place = &party.place;
+        let Some(recipient) = recipient else {
+            // A channel that does not exist parks its delivery, so that it is not lost.
+            return match lane_for(None, channel, self.routes) {
+                parked @ Fate::Ended { .. } if !self.routes.know(channel) => parked,
+                _ => skipped("no_address", format!("{} has no address for {channel}", party.field("user"))),
+            };
+        };
+        if let Err(problem) = recipient.check() {
+            return skipped("bad_address", format!("{} {problem}", party.field(recipient.kind())));
+        }
+        if !self.is_mandatory && known.is_some_and(|user| !user.allows(&self.note.event_type, channel)) {
+            return skipped("opted_out", format!("{place}: the user does not want it on {channel}"));
+        }
+        let audience = entry.map(|entry| entry.audience.clone()).unwrap_or_default();
+        let to = comparable(facts.target()).into_owned();
+        if !self.seen.insert((channel.to_owned(), to, audience, facts.provider.clone())) {
+            return skipped(
+                "duplicate",
+                format!("{place}: the notification goes to this address on {channel} already"),
+            );
+        }
+        lane_for(recipient_provider(&party.recipient), channel, self.routes)
+    }
+
+    /// The columns of a target that a template renders.
+    fn facts(&self, entry: &TemplateEntry, target: &str, known: Option<&KnownUser>) -> Facts {
+        let profile = known.and_then(|user| user.profile.as_ref());
+        let language = profile.and_then(|profile| profile.language.as_deref());
+        let context = profile.map(|profile| {
+            json!({"name": profile.name, "language": profile.language, "time_zone": profile.time_zone,
+                "data": profile.data})
+            .to_string()
+        });
+        Facts {
+            template: Some(entry.id.clone()),
+            template_version: Some(entry.version),
+            language: self.choice.and_then(|choice| choice.language_of(entry, language)),
+            context,
+            send_key: self.send_key(entry),
+            ..Facts::new(entry.channel.clone(), target)
+        }
+    }
+
+    /// The key that is shown on the delivery. A resend has a key of its own and is never a duplicate.
+    fn send_key(&self, entry: &TemplateEntry) -> Option<String> {
+        if self.note.is_resend() {
+            return Some(self.note.idempotency_key.clone());
+        }
+        let entity = self.note.entity.as_deref().filter(|_| entry.once_per_entity)?;
+        Some(key::of(entity, &[&self.note.event_type, &entry.channel, &entry.id]))
+    }
+
+    /// The hash under which a delivery that is sent once per entity is entered: of its key and its recipient. For an
+    /// address that the template itself gives, the template is the recipient, so that a changed phone number causes no
+    /// second send.
+    fn once(&self, entry: &TemplateEntry, facts: &Facts, is_own: bool) -> Option<Uuid> {
+        if self.note.is_resend() || !entry.once_per_entity {
+            return None;
+        }
+        let (kind, recipient) = match &facts.user_id {
+            _ if is_own => ("template", entry.id.clone()),
+            Some(user) => ("user", user.clone()),
+            None => ("address", comparable(facts.target()).into_owned()),
+        };
+        let hash = Sha256::digest(key::of(kind, &[facts.send_key.as_deref()?, &recipient]));
+        Uuid::from_slice(hash.get(..16)?).ok()
+    }
+
+    fn unreached(&self, party: &Party) -> Target {
+        let (kind, place) = (party.recipient.kind(), &party.place);
+        let channel = implied(&party.recipient).first().copied().unwrap_or("any");
+        let fate = match self.choice {
+            Some(_) => skipped("template_not_found", format!("{place}: no template of the event type is for a {kind}")),
+            None => {
+                let named = self.note.channels.join(", ");
+                skipped("not_on_channels", format!("{} cannot be reached on {named}", party.field(kind)))
+            }
+        };
+        Target::new(Facts::new(channel, party.recipient.value()), fate)
+    }
+
+    pub(super) fn no_template(&self) -> Expansion {
+        let (event_type, named) = (&self.note.event_type, self.note.channels.join(", "));
+        let on = if named.is_empty() { "for any recipient".to_owned() } else { format!("on {named}") };
+        let detail =
+            format!("no active template of event type {event_type:?} can be used {on}; create one, then retry");
+        park("template_not_found", detail)
+    }
+}
+
+/// An address on a channel as a recipient, so that it can be checked. An address of a channel that the product does not
+/// know is checked only in its length and characters.
+pub(in crate::model) fn recipient_on(channel: &str, value: String) -> Recipient {
+    match kind_of_channel(channel) {
+        _ if channel == IN_APP => Recipient::User(value),
+        Some(kind) => address(kind, &value).unwrap_or(Recipient::List(value)),
+        None => Recipient::at(channel, value),
+    }
+}
+
+/// Whether a recipient is a program that receives the event itself.
+fn gets_event(recipient: &Recipient) -> bool {
+    matches!(recipient, Recipient::Webhook(_) | Recipient::Provider { .. })
+}
+
+pub(super) fn recipient_provider(recipient: &Recipient) -> Option<&str> {
+    match recipient {
+        Recipient::Provider { provider, .. } => Some(provider),
+        _ => None,
+    }
+}
+
+pub(super) fn skipped(code: &'static str, detail: String) -> Fate {
+    Fate::Ended { state: FinishedState::Skipped, code, detail }
+}
