@@ -19,10 +19,12 @@ mod watch;
 mod writable;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use client::{Client, Transaction};
 pub use migrate::{LATEST, MIGRATIONS, Migrated, Migration, MigrationPlan};
 pub use repeatable::schema_hash;
+pub use roles::MadeRoles;
 pub use trips::Trips;
 pub use value::{Cells, FromValue, Row, Value};
 pub use watch::Signal;
@@ -30,14 +32,16 @@ pub use watch::Signal;
 use postgres::Postgres;
 use sqlite::Sqlite;
 
-/// An error of the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
     /// The database cannot be reached now, or cannot take writes now. The same call may succeed later.
     #[error("cannot reach the database: {0}")]
     Unreachable(String),
     /// A newer version of this program has migrated the schema.
-    #[error("the database has schema version {found}, this program knows {known}; run a newer postcommit")]
+    #[error(
+        "the database has schema version {found}, but this program only knows versions up to {known}; run a newer \
+         postcommit"
+    )]
     TooNew {
         /// The schema version of the database.
         found: i32,
@@ -53,7 +57,9 @@ pub enum DbError {
         needed: i32,
     },
     /// The functions, triggers and views are those of another version of this program.
-    #[error("the functions of the database are those of another version of this program; run `postcommit migrate`")]
+    #[error(
+        "the SQL functions and views in the database are of another version of postcommit; run `postcommit migrate`"
+    )]
     OtherFunctions,
     /// The URL has an unknown scheme or cannot be parsed.
     #[error("database.url: {0}; allowed are postgres://… and sqlite:path")]
@@ -67,7 +73,7 @@ pub enum DbError {
         message: String,
     },
     /// A value in the database has another type than its column should have.
-    #[error("the database holds something unreadable: {0}")]
+    #[error("unexpected data from the database: {0}")]
     Unreadable(String),
 }
 
@@ -108,10 +114,11 @@ impl Address {
 }
 
 impl Db {
-    /// Opens the database. A missing SQLite file is created.
-    pub async fn open(url: &str) -> Result<Self, DbError> {
+    /// Opens the database. A missing SQLite file is created. A new connection to PostgreSQL may take `connect_timeout`
+    /// until its first answer.
+    pub async fn open(url: &str, connect_timeout: Duration) -> Result<Self, DbError> {
         match Address::parse(url)? {
-            Address::Postgres(url) => Ok(Self::Postgres(Postgres::open(&url).await?)),
+            Address::Postgres(url) => Ok(Self::Postgres(Postgres::open(&url, connect_timeout).await?)),
             Address::Sqlite(path) => Ok(Self::Sqlite(Sqlite::open(&path)?)),
         }
     }
@@ -124,7 +131,6 @@ impl Db {
     }
 
     /// `postgres` or `sqlite`.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Postgres(_) => "postgres",
@@ -133,7 +139,6 @@ impl Db {
     }
 
     /// How often the database was called since it was opened.
-    #[must_use]
     pub fn trips(&self) -> Trips {
         match self {
             Self::Postgres(db) => db.counter.read(),
@@ -142,7 +147,6 @@ impl Db {
     }
 
     /// Measurements of the connection pools. Empty on SQLite, which has no pool to wait for.
-    #[must_use]
     pub fn pools(&self) -> Vec<postgres::PoolReading> {
         match self {
             Self::Postgres(db) => db.pools(),

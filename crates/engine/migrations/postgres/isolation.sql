@@ -77,7 +77,8 @@ BEGIN
     END IF;
   END LOOP;
   IF tenant IS NOT NULL THEN
-    GRANT SELECT ON postcommit.provider_version TO postcommit_tenant_{oid};
+    -- Heartbeats tell whether any worker can open a provider's secrets.
+    GRANT SELECT ON postcommit.provider_version, postcommit.duty TO postcommit_tenant_{oid};
     -- Functions that run with their caller's rights: they meet the wall as well.
     FOR thing IN SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace AND NOT p.prosecdef LOOP
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO postcommit_tenant_{oid}', thing.name);

@@ -6,18 +6,35 @@ DO $$
 DECLARE
   thing record;
   owner oid := 'postcommit_owner_{oid}'::regrole;
-  taking text := CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END;
-  member text;
+  has_options boolean := current_setting('server_version_num')::int >= 160000;
+  taking text := CASE WHEN has_options THEN 'SET' ELSE 'MEMBER' END;
+  options text := CASE WHEN has_options THEN ' WITH INHERIT TRUE, SET TRUE' ELSE '' END;
+  member record;
 BEGIN
-  -- The login that runs this, and the login that owned the schema until now, keep what they could do.
-  FOR member IN SELECT r.rolname FROM pg_roles r
-      WHERE (r.rolname = current_user OR r.oid = (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'))
-        AND NOT r.rolsuper AND r.rolname !~ '^postcommit_owner_[0-9]+$' AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking)) LOOP
+  -- The login that runs this, and every login that owns the schema or something in it until now, keep what they could do: they
+  -- become members of the owner's role. Roles of another installation do not (foreign.sql).
+  FOR member IN
+    WITH former (oid) AS (
+      SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'postcommit'
+      UNION SELECT c.relowner FROM pg_class c WHERE c.relnamespace = 'postcommit'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+      UNION SELECT p.proowner FROM pg_proc p WHERE p.pronamespace = 'postcommit'::regnamespace)
+    SELECT r.oid, r.rolname AS name, r.rolinherit AS inherits, r.oid IN (SELECT f.oid FROM former f) AS owned
+    FROM pg_roles r
+    WHERE (r.rolname = current_user OR r.oid IN (SELECT f.oid FROM former f)) AND NOT r.rolsuper
+      AND r.rolname !~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$'
+      AND NOT (pg_has_role(r.oid, owner, 'USAGE') AND pg_has_role(r.oid, owner, taking))
+  LOOP
     BEGIN
-      EXECUTE format('GRANT postcommit_owner_{oid} TO %I', member);
+      EXECUTE format('GRANT postcommit_owner_{oid} TO %I%s', member.name, options);
     -- Another process granted it concurrently (before PostgreSQL 16 that is an internal error), or only an administrator may.
     EXCEPTION WHEN unique_violation OR internal_error OR insufficient_privilege THEN NULL;
     END;
+    IF member.owned AND NOT pg_has_role(member.oid, owner, 'USAGE') THEN
+      RAISE EXCEPTION 'the role % owns the schema postcommit or something in it, and would lose what it can do there; nothing was changed. As an administrator: %; then run `postcommit migrate --roles` again',
+        member.name, CASE WHEN member.inherits OR has_options THEN format('GRANT postcommit_owner_{oid} TO %I%s', member.name, options)
+          ELSE format('ALTER ROLE %I INHERIT', member.name) END
+        USING ERRCODE = '42501';
+    END IF;
   END LOOP;
   IF NOT has_database_privilege(owner, current_database(), 'CREATE') THEN
     EXECUTE format('GRANT CREATE ON DATABASE %I TO postcommit_owner_{oid}', current_database());
@@ -50,9 +67,11 @@ GRANT SELECT ON ALL TABLES IN SCHEMA postcommit TO postcommit_reader_{oid};
 REVOKE SELECT (secrets) ON postcommit.provider FROM postcommit_reader_{oid};
 REVOKE SELECT ON postcommit.provider FROM postcommit_reader_{oid};
 GRANT SELECT (tenant, id, name, channel, driver, guarantee, policy, concurrency, timeout_ms, is_default, enabled, paused,
-    not_before, revision, created_at, updated_at, rate_per_s, burst) ON postcommit.provider TO postcommit_reader_{oid};
+    held_until, revision, created_at, updated_at, rate_per_s, burst) ON postcommit.provider TO postcommit_reader_{oid};
 -- With this key a reader could sign user tokens.
 REVOKE ALL ON postcommit.inbox_token_key FROM postcommit_reader_{oid};
+-- With the fingerprint a reader could check guesses at the key.
+REVOKE ALL ON postcommit.secret_key FROM postcommit_reader_{oid};
 -- Readers do not read hashes of keys and sessions, and workers do not change the audit log.
 REVOKE SELECT ON postcommit.api_key, postcommit.login_link, postcommit.session FROM postcommit_reader_{oid};
 GRANT SELECT (tenant, id, name, scopes, created_at, created_by, expires_at, last_used_at, revoked_at) ON postcommit.api_key

@@ -9,52 +9,69 @@ CREATE OR REPLACE VIEW postcommit.asleep WITH (security_invoker = true) AS
 CREATE OR REPLACE VIEW postcommit.delivery WITH (security_invoker = true) AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
     note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts, d.next_attempt_at,
-    d.code AS error_code, d.detail AS last_error, d.provider_ref, note.created_at, d.sent_at,
-    coalesce(d.finished_at, last.at, note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear,
-    d.tenant AS tenant_id
+    d.code AS error_code, CASE WHEN d.code IS NOT NULL THEN d.detail END AS last_error, d.provider_ref, note.created_at, d.sent_at,
+    coalesce(d.finished_at, (SELECT a.at FROM postcommit.attempt a WHERE d.seq > 0
+      AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq),
+      note.created_at) AS updated_at, note.priority, note.expires_at, d.unclear, d.tenant AS tenant_id, d.error_class,
+    CASE WHEN d.state = 'delivered' THEN d.finished_at END AS delivered_at,
+    (SELECT a.at FROM postcommit.attempt a WHERE d.seq > 0
+      AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq) AS last_attempt_at,
+    d.captured, d.first_due_at, d.recipient_hash, d.template,
+    -- Who asked for a resend, and of what, is in its entry in the audit log.
+    CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT (a.details ->> 'of')::uuid FROM postcommit.audit a
+      WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
+    CASE WHEN starts_with(note.idempotency_key, 'manual:') THEN (SELECT a.actor FROM postcommit.audit a
+      WHERE a.tenant = d.tenant AND a.subject = d.notification_id::text AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
+    -- Version 0: a copy of a direct message.
+    nullif(d.template_version, 0) AS template_version, d.language, d.user_id, d.send_key
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'
         ELSE 'pending' END AS state,
       NULL AS reason, q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref,
-      NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.unclear
+      NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.unclear, q.error_class,
+      coalesce(q.first_due_at, q.due_at) AS first_due_at, hashtext(q.target) AS recipient_hash, false AS captured, q.template,
+      q.template_version, q.language, q.user_id, q.send_key
     FROM postcommit.delivery_queue q
     UNION ALL
     SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code,
-      l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear
+      l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear, l.error_class, NULL, l.recipient_hash,
+      l.captured, l.template, l.template_version, l.language, l.user_id, l.send_key
     FROM postcommit.delivery_ledger l
   ) d
   JOIN postcommit.notification note ON note.tenant = d.tenant AND note.id = d.notification_id
   JOIN postcommit.tenant t ON t.id = d.tenant
-  LEFT JOIN postcommit.provider p ON p.tenant = d.tenant AND p.id = d.lane
-  LEFT JOIN LATERAL (
-    SELECT a.at FROM postcommit.attempt a
-    WHERE d.finished_at IS NULL AND d.seq > 0
-      AND a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq
-  ) last ON true;
+  LEFT JOIN postcommit.provider p ON p.tenant = d.tenant AND p.id = d.lane;
 
--- One row per notification: the least finished of its deliveries determines its status.
+-- One row per notification: the least finished of its deliveries determines its state. It is delivered when all deliveries
+-- that were sent are.
 CREATE OR REPLACE VIEW postcommit.notification_status WITH (security_invoker = true) AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
-    coalesce(d.status, 'skipped') AS status, coalesce(d.attempts, 0) AS attempts, d.next_attempt_at, d.last_error,
+    coalesce(d.state, 'skipped') AS state, coalesce(d.attempts, 0) AS attempts, d.next_attempt_at, d.last_error,
     note.created_at, d.sent_at, coalesce(d.updated_at, note.created_at) AS updated_at, coalesce(d.deliveries, 0) AS deliveries,
-    note.correlation_id, note.source, note.tenant AS tenant_id
+    note.correlation_id, note.source, note.tenant AS tenant_id,
+    CASE WHEN d.state = 'delivered' THEN d.delivered_at END AS delivered_at,
+    (SELECT max(a.at) FROM postcommit.attempt a
+      WHERE a.tenant = note.tenant AND a.notification_id = note.id) AS last_attempt_at,
+    coalesce(d.captured, false) AS captured, note.recipients
   FROM postcommit.notification note
   JOIN postcommit.tenant t ON t.id = note.tenant
   LEFT JOIN LATERAL (
     SELECT (array_agg(x.state ORDER BY array_position(ARRAY['sending', 'retrying', 'pending', 'parked', 'sent', 'delivered',
-        'expired', 'cancelled', 'discarded', 'skipped'], x.state)))[1] AS status,
+        'expired', 'cancelled', 'discarded', 'skipped'], x.state)))[1] AS state,
       sum(x.attempts)::int AS attempts, min(x.due_at) AS next_attempt_at, max(x.sent_at) AS sent_at,
+      max(x.finished_at) FILTER (WHERE x.state = 'delivered') AS delivered_at, bool_or(x.captured) AS captured,
       max(x.finished_at) AS updated_at, count(*) FILTER (WHERE x.n > 0)::int AS deliveries,
       (array_agg(concat_ws(': ', x.code, x.detail) ORDER BY x.finished_at DESC NULLS FIRST)
         FILTER (WHERE x.code IS NOT NULL))[1] AS last_error
     FROM (
       SELECT q.n, CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'
           ELSE 'pending' END AS state,
-        q.attempts, q.due_at, NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.code, q.detail
+        q.attempts, q.due_at, NULL::timestamptz AS sent_at, NULL::timestamptz AS finished_at, q.code, q.detail,
+        false AS captured
       FROM postcommit.delivery_queue q WHERE q.tenant = note.tenant AND q.notification_id = note.id
       UNION ALL
-      SELECT l.n, l.state, l.attempts, NULL, l.sent_at, l.finished_at, l.code, l.detail
+      SELECT l.n, l.state, l.attempts, NULL, l.sent_at, l.finished_at, l.code, l.detail, l.captured
       FROM postcommit.delivery_ledger l WHERE l.tenant = note.tenant AND l.notification_id = note.id
     ) x
   ) d ON true;

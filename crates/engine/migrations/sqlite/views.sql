@@ -16,7 +16,7 @@ CREATE VIEW postcommit_delivery AS
   SELECT d.notification_id || '.' || d.n AS id, t.name AS tenant, d.notification_id, d.n, note.event_type, note.entity,
     note.idempotency_key, d.channel, p.name AS provider, d.target, d.state, d.reason, d.attempts,
     strftime('%Y-%m-%dT%H:%M:%fZ', d.next_attempt_at / 1000000.0, 'unixepoch') AS next_attempt_at,
-    d.code AS error_code, d.detail AS last_error, d.provider_ref,
+    d.code AS error_code, CASE WHEN d.code IS NOT NULL THEN d.detail END AS last_error, d.provider_ref,
     strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch') AS created_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', d.sent_at / 1000000.0, 'unixepoch') AS sent_at,
     strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(d.finished_at,
@@ -24,29 +24,45 @@ CREATE VIEW postcommit_delivery AS
         WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq),
       note.created_at) / 1000000.0, 'unixepoch') AS updated_at,
     note.priority, strftime('%Y-%m-%dT%H:%M:%fZ', note.expires_at / 1000000.0, 'unixepoch') AS expires_at,
-    d.unclear, d.tenant AS tenant_id
+    d.unclear, d.tenant AS tenant_id, d.error_class,
+    strftime('%Y-%m-%dT%H:%M:%fZ', d.first_due_at / 1000000.0, 'unixepoch') AS first_due_at,
+    strftime('%Y-%m-%dT%H:%M:%fZ', CASE WHEN d.state = 'delivered' THEN d.finished_at END / 1000000.0, 'unixepoch') AS delivered_at,
+    strftime('%Y-%m-%dT%H:%M:%fZ', (SELECT a.at FROM postcommit_attempt a
+      WHERE a.tenant = d.tenant AND a.notification_id = d.notification_id AND a.n = d.n AND a.seq = d.seq)
+      / 1000000.0, 'unixepoch') AS last_attempt_at,
+    d.captured, d.template,
+    -- Who asked for a resend, and of what, is in its entry in the audit log.
+    CASE WHEN substr(note.idempotency_key, 1, 7) = 'manual:' THEN (SELECT a.details ->> 'of' FROM postcommit_audit a
+      WHERE a.tenant = d.tenant AND a.subject = d.notification_id AND a.action = 'entity.resend' LIMIT 1) END AS copy_of,
+    CASE WHEN substr(note.idempotency_key, 1, 7) = 'manual:' THEN (SELECT a.actor FROM postcommit_audit a
+      WHERE a.tenant = d.tenant AND a.subject = d.notification_id AND a.action = 'entity.resend' LIMIT 1) END AS asked_by,
+    -- Version 0: a copy of a direct message.
+    nullif(d.template_version, 0) AS template_version, d.language, d.user_id, d.send_key
   FROM (
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target,
       CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying'
         ELSE 'pending' END AS state,
       NULL AS reason, q.attempts, q.seq, q.due_at AS next_attempt_at, q.code, q.detail, NULL AS provider_ref, NULL AS sent_at,
-      NULL AS finished_at, q.unclear
+      NULL AS finished_at, q.unclear, q.error_class, coalesce(q.first_due_at, q.due_at) AS first_due_at, 0 AS captured, q.template,
+      q.template_version, q.language, q.user_id, q.send_key
     FROM postcommit_delivery_queue q
     UNION ALL
     SELECT l.tenant, l.notification_id, l.n, l.lane, l.channel, l.target, l.state, l.reason, l.attempts, l.seq, NULL, l.code,
-      l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear
+      l.detail, l.provider_ref, l.sent_at, l.finished_at, l.unclear, l.error_class, NULL, l.captured, l.template,
+      l.template_version, l.language, l.user_id, l.send_key
     FROM postcommit_delivery_ledger l
   ) d
   JOIN postcommit_notification note ON note.tenant = d.tenant AND note.id = d.notification_id
   JOIN postcommit_tenant t ON t.id = d.tenant
   LEFT JOIN postcommit_provider p ON p.id = d.lane;
 
--- One row per notification: the least finished of its deliveries determines its status.
+-- One row per notification: the least finished of its deliveries determines its state. It is delivered when all deliveries
+-- that were sent are.
 CREATE VIEW postcommit_notification_status AS
   SELECT note.id, t.name AS tenant, note.event_type, note.entity, note.idempotency_key, note.payload, note.title, note.priority,
     coalesce((SELECT x.state FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id
       ORDER BY instr('sending retrying pending parked sent delivered expired cancelled discarded skipped', x.state)
-      LIMIT 1), 'skipped') AS status,
+      LIMIT 1), 'skipped') AS state,
     coalesce((SELECT sum(x.attempts) FROM postcommit_delivery x
       WHERE x.tenant_id = note.tenant AND x.notification_id = note.id), 0) AS attempts,
     (SELECT min(x.next_attempt_at) FROM postcommit_delivery x
@@ -62,5 +78,11 @@ CREATE VIEW postcommit_notification_status AS
       strftime('%Y-%m-%dT%H:%M:%fZ', note.created_at / 1000000.0, 'unixepoch')) AS updated_at,
     (SELECT count(*) FROM postcommit_delivery x
       WHERE x.tenant_id = note.tenant AND x.notification_id = note.id AND x.n > 0) AS deliveries,
-    note.correlation_id, note.source, note.tenant AS tenant_id
+    note.correlation_id, note.source, note.tenant AS tenant_id,
+    (SELECT CASE WHEN max(x.state IN ('sending', 'retrying', 'pending', 'parked', 'sent')) = 0 THEN max(x.delivered_at) END
+      FROM postcommit_delivery x WHERE x.tenant_id = note.tenant AND x.notification_id = note.id) AS delivered_at,
+    strftime('%Y-%m-%dT%H:%M:%fZ', (SELECT max(a.at) FROM postcommit_attempt a WHERE a.tenant = note.tenant AND a.notification_id = note.id) / 1000000.0, 'unixepoch')
+      AS last_attempt_at,
+    coalesce((SELECT max(x.captured) FROM postcommit_delivery x
+      WHERE x.tenant_id = note.tenant AND x.notification_id = note.id), 0) AS captured, note.recipients
   FROM postcommit_notification note JOIN postcommit_tenant t ON t.id = note.tenant;

@@ -1,4 +1,5 @@
-//! Columns, declared once: a row's names in a statement, where they stand in its answer, and the arrays that PostgreSQL unnests.
+//! Declares the columns of a row once. From the declaration come their names in a statement, their positions in the
+//! result, and the arrays for PostgreSQL's `unnest`.
 
 use postcommit::Timestamp;
 use uuid::Uuid;
@@ -9,9 +10,9 @@ use super::{Cells, DbError, FromValue, postgres};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
-    /// What PostgreSQL reads it from.
+    /// The SQL expression for this column on PostgreSQL.
     pub(crate) postgres: &'static str,
-    /// What SQLite reads it from.
+    /// The SQL expression for this column on SQLite.
     pub(crate) sqlite: &'static str,
 }
 
@@ -19,17 +20,18 @@ pub(crate) struct Column {
 pub(crate) trait Columns: Sized {
     const COLUMNS: &'static [Column];
 
-    /// Reads a row of an answer in which its columns stand at these places.
+    /// Reads a row from a result. `places` are the positions of the columns in it.
     fn read(row: &mut impl Cells, places: &[usize]) -> Result<Self, DbError>;
 }
 
-/// The next of the columns that a row is read from.
+/// Reads the column at the next position in `places`.
 pub(crate) fn next<T: FromValue>(row: &mut impl Cells, places: &mut std::slice::Iter<'_, usize>) -> Result<T, DbError> {
-    let place = places.next().ok_or_else(|| DbError::Unreadable("a column is missing".into()))?;
+    let place = places.next().ok_or_else(|| DbError::Unreadable("the result of a query lacks a column".into()))?;
     row.take(*place)
 }
 
-/// Declares what a row is read from: `field: "text"`, or `field: "text for PostgreSQL" | "text for SQLite"`. The value is put through the function behind `=>`.
+/// Declares the SQL of each column: `field: "text"`, or `field: "text for PostgreSQL" | "text for SQLite"`. A function
+/// after `=>` converts the value.
 macro_rules! columns {
     (impl $row:ident { $($field:ident: $postgres:literal $(| $sqlite:literal)? $(=> $map:expr)?),* $(,)? }) => {
         impl $crate::db::columns::Columns for $row {
@@ -57,7 +59,8 @@ macro_rules! columns {
     (@mapped $value:ident, $map:expr) => { ($map)($value) };
 }
 
-/// Declares a row of which a statement is given many at a time: on PostgreSQL one array per column.
+/// Declares a row type for statements that take many rows as parameters. On PostgreSQL the parameters are one array per
+/// column.
 macro_rules! arrays {
     ($(#[$about:meta])* struct $row:ident$(<$life:lifetime>)?, $arrays:ident { $($column:ident: $type:ty),* $(,)? }) => {
         $(#[$about])*
@@ -67,7 +70,7 @@ macro_rules! arrays {
         pub(crate) struct $arrays$(<$life>)? { $($column: Vec<$type>,)* }
 
         impl$(<$life>)? $arrays$(<$life>)? {
-            /// Names and types.
+            /// The name and the SQL type of each column.
             pub(crate) const COLUMNS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($column), <$type as $crate::db::columns::SqlType>::NAME)),*];
 
@@ -92,7 +95,7 @@ macro_rules! arrays {
 
 pub(crate) use {arrays, columns};
 
-/// What PostgreSQL calls the type of a parameter.
+/// A Rust type whose PostgreSQL type name is known.
 pub(crate) trait SqlType {
     const NAME: &'static str;
 }
@@ -114,7 +117,7 @@ impl<T: SqlType + ?Sized> SqlType for &T {
     const NAME: &'static str = T::NAME;
 }
 
-/// `unnest($1::int[], …) AS g (tenant, …)`, for parameters in the order of these columns.
+/// Returns `unnest($1::int[], …) AS g (tenant, …)`. The parameters have the order of these columns.
 pub(crate) fn unnest(columns: &[(&str, &str)]) -> String {
     let arrays: Vec<String> =
         (1..).zip(columns).map(|(place, (_, sql_type))| format!("${place}::{sql_type}[]")).collect();
@@ -122,12 +125,12 @@ pub(crate) fn unnest(columns: &[(&str, &str)]) -> String {
     format!("unnest({}) AS g ({})", arrays.join(", "), names.join(", "))
 }
 
-/// What PostgreSQL reads a row from, each under its own name.
+/// Returns the select list of a row for PostgreSQL, with each expression named after its column.
 pub(crate) fn list_postgres<C: Columns>() -> String {
     list(C::COLUMNS, |column| column.postgres)
 }
 
-/// What SQLite reads a row from, each under its own name.
+/// Returns the select list of a row for SQLite, with each expression named after its column.
 pub(crate) fn list_sqlite<C: Columns>() -> String {
     list(C::COLUMNS, |column| column.sqlite)
 }
@@ -136,12 +139,12 @@ fn list(columns: &[Column], text: fn(&Column) -> &'static str) -> String {
     columns.iter().map(|column| format!("{} AS {}", text(column), column.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// The names of a row's columns, with something before each.
+/// Returns the names of a row's columns, each with the prefix `before`.
 pub(crate) fn names<C: Columns>(before: &str) -> String {
     C::COLUMNS.iter().map(|column| format!("{before}{}", column.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// A row's columns out of another statement, each with something else before its name.
+/// Returns a select list that takes a row's columns from `from` and adds the prefix `before` to their names.
 pub(crate) fn names_as<C: Columns>(from: &str, before: &str) -> String {
     C::COLUMNS
         .iter()
@@ -150,24 +153,24 @@ pub(crate) fn names_as<C: Columns>(from: &str, before: &str) -> String {
         .join(", ")
 }
 
-/// Where the columns stand in an answer that begins with them.
+/// Returns the positions of the columns in a result that begins with them.
 pub(crate) fn in_order<C: Columns>() -> Vec<usize> {
     (0..C::COLUMNS.len()).collect()
 }
 
-/// Where the columns of a declared row stand in PostgreSQL's answer, by name: looked up once, for all of its rows.
+/// Returns the positions of a row's columns in a PostgreSQL result. They are looked up by name, once for all rows.
 pub(crate) fn places<C: Columns>(rows: &[tokio_postgres::Row], before: &str) -> Result<Vec<usize>, DbError> {
     C::COLUMNS.iter().map(|column| place(rows, &format!("{before}{}", column.name))).collect()
 }
 
-/// Where a column stands in PostgreSQL's answer.
+/// Returns the position of a column in a PostgreSQL result.
 pub(crate) fn place(rows: &[tokio_postgres::Row], name: &str) -> Result<usize, DbError> {
     let Some(first) = rows.first() else { return Ok(0) };
     let found = first.columns().iter().position(|column| column.name() == name);
-    found.ok_or_else(|| DbError::Unreadable(format!("the answer has no column {name}")))
+    found.ok_or_else(|| DbError::Unreadable(format!("the result of a query has no column {name}")))
 }
 
-/// Where columns of these names stand in PostgreSQL's answer.
+/// Returns the positions of the named columns in a PostgreSQL result.
 pub(crate) fn find<const N: usize>(rows: &[tokio_postgres::Row], names: [&str; N]) -> Result<[usize; N], DbError> {
     let mut places = [0; N];
     for (found, name) in places.iter_mut().zip(names) {
@@ -176,7 +179,7 @@ pub(crate) fn find<const N: usize>(rows: &[tokio_postgres::Row], names: [&str; N
     Ok(places)
 }
 
-/// SQLite's statement that inserts one row into a table, its parameters in the order of these columns.
+/// Returns the SQLite statement that inserts one row. Its parameters have the order of these columns.
 pub(crate) fn insert(table: &str, columns: &str) -> String {
     let values: Vec<String> = (1..).zip(columns.split(',')).map(|(place, _)| format!("?{place}")).collect();
     format!("INSERT INTO {table} ({columns}) VALUES ({})", values.join(", "))

@@ -1,23 +1,24 @@
-//! One database, one installation, roles of its own: their names carry the database's OID, because roles belong to the whole cluster.
+//! An installation is one database, and it has its own roles. Roles belong to the whole cluster, so their names contain
+//! the database's OID.
 
 use super::DbError;
 use super::client::Client;
 use super::postgres::refused;
 
-/// The kinds of roles that `migrate --roles` makes.
+/// The kinds of roles that `migrate --roles` creates.
 pub(super) const SEPARATED: [&str; 4] = ["owner", "producer", "worker", "reader"];
 
-/// Which database this is in its cluster.
+/// Identifies this database within its cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Installation {
     oid: u32,
 }
 
 impl Installation {
-    /// Before it was read: OID 0 is no database's.
+    /// The value before the OID is read. No database has OID 0.
     pub(super) const UNKNOWN: Self = Self { oid: 0 };
 
-    /// Reads it, and refuses a database that cannot hold every text.
+    /// Reads the database's OID. Refuses a database whose encoding is not UTF8, because it cannot store every text.
     pub(super) async fn read(client: &Client) -> Result<Self, DbError> {
         let sql = "SELECT d.oid, pg_catalog.pg_encoding_to_char(d.encoding), pg_catalog.quote_ident(d.datname)
             FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";
@@ -35,12 +36,13 @@ impl Installation {
         Ok(Self { oid: row.get(0) })
     }
 
-    /// The name of its role of that kind: `owner`, `producer`, `worker`, `reader` or `tenant`. The SQL function `postcommit.role_name` says the same.
+    /// Returns the name of this installation's role of one kind: `owner`, `producer`, `worker`, `reader` or `tenant`.
+    /// The SQL function `postcommit.role_name` returns the same name.
     pub(super) fn role(self, kind: &str) -> String {
         format!("postcommit_{kind}_{}", self.oid)
     }
 
-    /// A script of `migrations/postgres` that is repeated, for this database.
+    /// Returns a script of `migrations/postgres` with this database's OID in place of `{oid}`.
     pub(super) fn script(self, sql: &str) -> String {
         sql.replace("{oid}", &self.oid.to_string())
     }

@@ -1,16 +1,18 @@
-//! The schema. Three kinds of files, all in `migrations`:
+//! Creates and migrates the schema. The directory `migrations` has three kinds of files:
 //!
-//! - Numbered pairs ([`MIGRATIONS`]) make and change tables. They are applied once, in order. A landed pair is never changed.
-//! - `functions/` and `views.sql` (`repeatable.rs`) hold each function, trigger and view once. All of them are applied again when
-//!   [`schema_hash`] is not the one that the database has noted, in the row of `migration` with version 0.
-//! - `roles.sql`, `isolation.sql`, `foreign.sql` and `public.sql` (`roles.rs`) say who may do what. They follow every change, and
-//!   mend what is missing.
+//! - Numbered pairs ([`MIGRATIONS`]) create and change tables. Each pair is applied once, in order. Once it is merged,
+//!   a pair is never changed.
+//! - `functions/` and `views.sql` (`repeatable.rs`) contain each function, trigger and view once. All of them are
+//!   applied again if [`schema_hash`] differs from the hash stored in the database, in the row of `migration` with
+//!   version 0.
+//! - `roles.sql`, `isolation.sql`, `foreign.sql` and `public.sql` (`roles.rs`) define the privileges of each role. They
+//!   run after every change and restore privileges that are missing.
 //!
-//! On PostgreSQL the second kind says CREATE OR REPLACE, which keeps the owner of an object and what was granted on it. It cannot
-//! give a function another return type or other arguments, nor change the columns of a view except by new ones at the end, nor
-//! remove anything. A numbered pair drops such an object: its file makes it again in the same transaction, and `migrate` grants
-//! again what was granted on it. On SQLite, which has neither CREATE OR REPLACE nor grants, all views and triggers are dropped
-//! and made again.
+//! On PostgreSQL the second kind uses CREATE OR REPLACE, which keeps an object's owner and its grants. It cannot change
+//! a function's arguments or return type, cannot change a view's columns except by adding new ones at the end, and
+//! cannot remove an object. For these changes a numbered pair drops the object, its file creates it again in the same
+//! transaction, and `migrate` restores its grants. SQLite has neither CREATE OR REPLACE nor grants, so all views and
+//! triggers are dropped and created again.
 
 use rusqlite::Connection;
 
@@ -19,46 +21,83 @@ use super::postgres::Postgres;
 use super::repeatable::{self, schema_hash};
 use super::{Db, DbError, Row, Value, postgres, roles, sqlite};
 
-/// One step of the schema, in both dialects.
+/// One step of the schema, for both databases.
 #[derive(Debug, Clone, Copy)]
 pub struct Migration {
-    /// From 1, without gaps.
+    /// The version number. Versions start at 1 and have no gaps.
     pub version: i32,
-    /// What it brings.
+    /// The name of the step, which is part of its file's name.
     pub name: &'static str,
-    /// For PostgreSQL.
     pub postgres: &'static str,
-    /// For SQLite.
     pub sqlite: &'static str,
 }
 
-/// All of them, oldest first.
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "baseline",
-    postgres: include_str!("../../migrations/postgres/0001_baseline.sql"),
-    sqlite: include_str!("../../migrations/sqlite/0001_baseline.sql"),
-}];
+/// All migrations, oldest first.
+pub const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "baseline",
+        postgres: include_str!("../../migrations/postgres/0001_baseline.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0001_baseline.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "secret_key",
+        postgres: include_str!("../../migrations/postgres/0002_secret_key.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0002_secret_key.sql"),
+    },
+    Migration {
+        version: 3,
+        name: "outcome",
+        postgres: include_str!("../../migrations/postgres/0003_outcome.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0003_outcome.sql"),
+    },
+    Migration {
+        version: 4,
+        name: "recipients",
+        postgres: include_str!("../../migrations/postgres/0004_recipients.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0004_recipients.sql"),
+    },
+    Migration {
+        version: 5,
+        name: "operators",
+        postgres: include_str!("../../migrations/postgres/0005_operators.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0005_operators.sql"),
+    },
+    Migration {
+        version: 6,
+        name: "kpis",
+        postgres: include_str!("../../migrations/postgres/0006_kpis.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0006_kpis.sql"),
+    },
+    Migration {
+        version: 7,
+        name: "content",
+        postgres: include_str!("../../migrations/postgres/0007_content.sql"),
+        sqlite: include_str!("../../migrations/sqlite/0007_content.sql"),
+    },
+];
 
-/// The schema this program was made for.
+/// The schema version of this program.
 pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 
-/// Two processes that start concurrently must not both migrate; "postcommit" in eight bytes.
+/// The advisory lock that keeps two processes from migrating concurrently. The number is the first eight bytes of
+/// "postcommit".
 pub(super) const LOCK: i64 = 0x706f_7374_636f_6d6d;
 
-/// What stands between the database and this program.
+/// The steps from the database's schema to this program's schema.
 #[derive(Debug, Clone)]
 pub struct MigrationPlan {
-    /// The schema found; 0 is none.
+    /// The schema version of the database. 0 means that there is no schema.
     pub found: i32,
-    /// The steps to be applied, in order.
+    /// The steps to apply, in order.
     pub missing: Vec<Migration>,
-    /// Functions, triggers and views are to be applied again.
+    /// Whether functions, triggers and views are to be applied again.
     pub renews: bool,
 }
 
 impl MigrationPlan {
-    /// For a database with this version, and this note of the files that were applied.
+    /// Makes the plan for a database with this version and this hash of applied files.
     fn of(found: i32, noted: Option<&str>, is_postgres: bool) -> Result<Self, DbError> {
         if found > LATEST {
             return Err(DbError::TooNew { found, known: LATEST });
@@ -68,8 +107,7 @@ impl MigrationPlan {
         Ok(Self { found, missing, renews })
     }
 
-    /// For a database that does not exist yet.
-    #[must_use]
+    /// Returns the plan for a database that does not exist yet.
     pub fn fresh() -> Self {
         Self { found: 0, missing: MIGRATIONS.to_vec(), renews: true }
     }
@@ -78,8 +116,7 @@ impl MigrationPlan {
         self.missing.is_empty() && !self.renews
     }
 
-    /// The names and texts of what is to be applied, in order.
-    #[must_use]
+    /// Returns the names and the SQL of the steps to apply, in order.
     pub fn scripts(&self, is_postgres: bool) -> Vec<(String, String)> {
         let numbered = |step: &Migration| {
             let sql = if is_postgres { step.postgres.to_owned() } else { repeatable::with_clock(step.sqlite) };
@@ -93,46 +130,44 @@ impl MigrationPlan {
 }
 
 impl Migration {
-    /// Its file's name without the ending: `0001_baseline`.
-    #[must_use]
+    /// Returns the name of the file without its ending, such as `0001_baseline`.
     pub fn label(&self) -> String {
         format!("{:04}_{}", self.version, self.name)
     }
 }
 
-/// What a migration did.
+/// The result of a migration.
 #[derive(Debug, Clone, Default)]
 pub struct Migrated {
-    /// The steps that were missing, in order.
+    /// The steps that were applied, in order.
     pub applied: Vec<Migration>,
-    /// Functions, triggers and views were applied again.
+    /// Whether functions, triggers and views were applied again.
     pub renewed: bool,
-    /// PostgreSQL: this database is a copy, and these GRANTs would let members of the original's roles do here what they did there. They
-    /// were not made, because only an administrator can know who is meant to use the copy.
+    /// On PostgreSQL, if this database is a copy: GRANTs that would give members of the original's roles the same
+    /// rights here. They were not executed, because only an administrator can decide which logins may use the copy.
     pub grants: Vec<String>,
-    /// PostgreSQL: roles, grants or policies were put in order although nothing was to be applied.
+    /// On PostgreSQL, sentences that say which roles were granted to which logins.
+    pub granted: Vec<String>,
+    /// On PostgreSQL, whether roles, grants or policies were repaired although no step was applied.
     pub arranged: bool,
 }
 
 impl Db {
-    /// The schema version found; 0 is none.
-    ///
-    /// # Errors
-    /// When it cannot be read.
+    /// Returns the schema version of the database. 0 means that there is no schema.
     pub async fn schema_version(&self) -> Result<i32, DbError> {
         Ok(self.noted().await?.0)
     }
 
-    /// What is to be done.
+    /// Returns the migration plan for this database.
     ///
     /// # Errors
-    /// [`DbError::TooNew`] when the schema is ahead of this program.
+    /// Returns [`DbError::TooNew`] if the schema is newer than this program.
     pub async fn migration_plan(&self) -> Result<MigrationPlan, DbError> {
         let (found, files) = self.noted().await?;
         MigrationPlan::of(found, files.as_deref(), matches!(self, Self::Postgres(_)))
     }
 
-    /// The version, and the hash of the files that were applied.
+    /// Reads the schema version, and the hash of the applied files.
     async fn noted(&self) -> Result<(i32, Option<String>), DbError> {
         let exists = match self {
             Self::Postgres(_) => "SELECT to_regclass('postcommit.migration') IS NOT NULL",
@@ -142,14 +177,11 @@ impl Db {
             return Ok((0, None));
         }
         let rows = self.query(NOTED, vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?;
+        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
         Ok((row.get(0)?, row.get(1)?))
     }
 
-    /// Refuses a schema that is not exactly this program's.
-    ///
-    /// # Errors
-    /// [`DbError::TooNew`], [`DbError::TooOld`] or [`DbError::OtherFunctions`].
+    /// Fails if the schema is not exactly this program's schema.
     pub async fn check_schema(&self) -> Result<(), DbError> {
         let plan = self.migration_plan().await?;
         if !plan.missing.is_empty() {
@@ -158,13 +190,11 @@ impl Db {
         if plan.renews { Err(DbError::OtherFunctions) } else { Ok(()) }
     }
 
-    /// Applies what is missing or has changed, under a lock, and walls off the tenants of what is new: all of it in one transaction. A login
-    /// that does not own the schema leaves one that is up to date as it is.
-    ///
-    /// # Errors
-    /// As the database says; the schema is as it was then.
+    /// Applies missing and changed files under a lock and enables row-level security on new tables, all in one
+    /// transaction. If the schema is up to date and the login does not own it, nothing is changed. On an error the
+    /// schema is unchanged.
     pub async fn migrate(&self) -> Result<Migrated, DbError> {
-        // Looking first: with nothing to do, no lock is taken and no file is changed.
+        // Checks first without a lock. If there is nothing to do, no lock is taken and no file is changed.
         let is_current = self.migration_plan().await?.is_empty();
         match self {
             Self::Postgres(_) if is_current && !self.is_wall_to_mend().await? => Ok(Migrated::default()),
@@ -172,13 +202,13 @@ impl Db {
             Self::Sqlite(_) if is_current => Ok(Migrated::default()),
             Self::Sqlite(db) => {
                 db.use_wal()?;
-                // The write transaction is the lock.
+                // The write transaction serves as the lock.
                 db.write(migrate_sqlite).await
             }
         }
     }
 
-    /// Makes partitions far ahead; nothing to do on SQLite. Returns how many were made.
+    /// Creates partitions for the coming months and returns how many were created. SQLite has no partitions.
     pub async fn make_partitions(&self, months_ahead: i32) -> Result<i64, DbError> {
         let Self::Postgres(_) = self else { return Ok(0) };
         let rows = self.query("SELECT postcommit.make_partitions($1)", vec![Value::from(months_ahead)]).await?;
@@ -191,7 +221,7 @@ const POSTGRES_START: &str = "CREATE SCHEMA IF NOT EXISTS postcommit; \
 
 const SQLITE_START: &str = "CREATE TABLE IF NOT EXISTS postcommit_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)";
 
-/// The version, and the hash of the files that were applied: the name of row 0.
+/// Reads the schema version, and the hash of the applied files, which is the name of the row with version 0.
 const NOTED: &str =
     "SELECT coalesce(max(version), 0), max(CASE WHEN version = 0 THEN name END) FROM postcommit.migration";
 
@@ -200,12 +230,13 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     let transaction = client.transaction().await.map_err(postgres::refused)?;
     roles::take_lock(&transaction).await?;
     let plan = plan_postgres(&transaction).await?;
-    // Another process was faster, and this login cannot put roles in order.
+    // Another process has migrated in the meantime, and this login cannot repair roles.
     if plan.is_empty()
         && !transaction.query_one(roles::MAY_ARRANGE, &[]).await.map_err(postgres::refused)?.get::<_, bool>(0)
     {
         return Ok(Migrated::default());
     }
+    let before = roles::Holders::read(&transaction, db.installation).await?;
     let foreigners = roles::foreigners(&transaction, db.installation).await?;
     if plan.renews {
         apply_postgres(&transaction, &plan).await?;
@@ -214,19 +245,22 @@ async fn migrate_postgres(db: &Postgres) -> Result<Migrated, DbError> {
     if !plan.missing.is_empty() {
         transaction.execute("SELECT postcommit.make_partitions()", &[]).await.map_err(postgres::refused)?;
     }
+    let granted = before.granted(&transaction, db.installation).await?;
     transaction.commit().await.map_err(postgres::refused)?;
+    granted.iter().for_each(|granted| tracing::info!("{granted}"));
     if !grants.is_empty() {
         let grants = grants.join("; ");
         tracing::warn!(
             grants,
-            "this database is a copy and now has roles of its own; members of the original's roles that need the copy are to be granted anew"
+            "this database is a copy and now has its own roles; run these grants for the logins of the original that \
+             need the copy"
         );
     }
     let arranged = plan.is_empty();
-    Ok(Migrated { applied: plan.missing, renewed: plan.renews, grants, arranged })
+    Ok(Migrated { applied: plan.missing, renewed: plan.renews, grants, granted, arranged })
 }
 
-/// The plan, now that the lock is held.
+/// Makes the plan again under the lock.
 async fn plan_postgres(transaction: &Transaction<'_>) -> Result<MigrationPlan, DbError> {
     let found = transaction
         .query_one("SELECT to_regclass('postcommit.migration') IS NOT NULL", &[])
@@ -254,7 +288,7 @@ async fn apply_postgres(transaction: &Transaction<'_>, plan: &MigrationPlan) -> 
 fn migrate_sqlite(connection: &Connection) -> Result<Migrated, DbError> {
     connection.execute_batch(SQLITE_START).map_err(sqlite::refused)?;
     let rows = sqlite::query(connection, &NOTED.replace("postcommit.", "postcommit_"), &[])?;
-    let row = rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?;
+    let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
     let plan = MigrationPlan::of(row.get(0)?, row.get::<Option<String>>(1)?.as_deref(), false)?;
     let note = format!(
         "INSERT OR REPLACE INTO postcommit_migration (version, name, applied_at) VALUES (?1, ?2, {})",
@@ -272,5 +306,5 @@ fn migrate_sqlite(connection: &Connection) -> Result<Migrated, DbError> {
 }
 
 pub(super) fn first<T: super::value::FromValue>(rows: &[Row]) -> Result<T, DbError> {
-    rows.first().ok_or_else(|| DbError::Unreadable("no row".into()))?.get(0)
+    rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?.get(0)
 }

@@ -1,4 +1,4 @@
-//! Functions, triggers and views: files that `migrate` applies again when their text changed.
+//! Functions, triggers and views: files that `migrate` applies again if their text has changed.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,8 @@ macro_rules! files {
     };
 }
 
-/// Applied in this order. A file uses only tables, and in bodies that PostgreSQL reads early (`RETURN …`) functions of its own.
+/// The files in the order in which they are applied. A file depends only on tables. A function body that PostgreSQL
+/// parses at creation (`RETURN …`) may also use functions of its own file.
 pub(super) const POSTGRES: &[File] = files!["postgres":
     "views.sql",
     "functions/ids.sql",
@@ -28,6 +29,7 @@ pub(super) const POSTGRES: &[File] = files!["postgres":
     "functions/cancel.sql",
     "functions/partitions.sql",
     "functions/providers.sql",
+    "functions/content.sql",
     "functions/rollups.sql",
     "functions/inbox.sql",
     "functions/audit.sql",
@@ -39,12 +41,13 @@ pub(super) const SQLITE: &[File] = files!["sqlite":
     "functions/enqueue.sql",
     "functions/cancel.sql",
     "functions/providers.sql",
+    "functions/content.sql",
     "functions/rollups.sql",
     "functions/audit.sql",
 ];
 
-/// A hash of every file of the schema for that database, numbered ones and those about roles included.
-#[must_use]
+/// Returns a hash of all schema files for one database, including the numbered files and, on PostgreSQL, the files
+/// about roles.
 pub fn schema_hash(is_postgres: bool) -> &'static str {
     static POSTGRES_HASH: LazyLock<String> = LazyLock::new(|| {
         let numbered = MIGRATIONS.iter().map(|step| step.postgres);
@@ -63,7 +66,8 @@ fn hash<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What is granted on views and functions, as statements. By a function's name alone: each has one definition.
+/// Lists the present grants on views and functions as GRANT statements. A function is named without arguments, because
+/// each function name has one definition.
 const GRANTED: &str = "SELECT format('GRANT %s ON %s TO %s%s', a.privilege_type || granted.columns, granted.thing,
         CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
         CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
@@ -82,27 +86,30 @@ pub(super) async fn granted(transaction: &Transaction<'_>) -> Result<Vec<String>
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Applies the files to PostgreSQL, and grants again what was lost of `before` because a numbered step had dropped something.
+/// Applies the files to PostgreSQL. Then repeats the grants in `before` that were lost because a numbered step dropped
+/// their objects.
 pub(super) async fn apply_postgres(transaction: &Transaction<'_>, before: &[String]) -> Result<(), DbError> {
     for (_, sql) in POSTGRES {
         transaction.batch_execute(sql).await.map_err(postgres::refused)?;
     }
-    // First: a grant on a new function would make PUBLIC's privilege look like one that somebody granted.
+    // PUBLIC's default privilege is revoked first. After a grant on a new function it would look like a deliberate
+    // grant.
     transaction.batch_execute(roles::PUBLIC).await.map_err(postgres::refused)?;
     let after = granted(transaction).await?;
     for grant in before.iter().filter(|grant| !after.contains(grant)) {
-        // It fails for what no longer exists.
+        // A grant on an object that no longer exists fails, and the failure is ignored.
         roles::tried(transaction, grant).await?;
     }
     Ok(())
 }
 
-/// Applies the files to SQLite. Views and triggers of ours are dropped before, those that are in no file any more among them.
+/// Applies the files to SQLite. Before that, all views and triggers of postcommit are dropped, even if no file contains
+/// them any more.
 pub(super) fn apply_sqlite(connection: &Connection) -> Result<(), DbError> {
     let ours = "SELECT type, name FROM sqlite_schema WHERE type IN ('view', 'trigger') AND name LIKE 'postcommit\\_%' ESCAPE '\\'";
     for row in sqlite::query(connection, ours, &[] as &[Value])? {
         let (kind, name): (String, String) = (row.get(0)?, row.get(1)?);
-        // A trigger on a view went with the view.
+        // A view's triggers are dropped together with the view, so the trigger may already be gone.
         connection.execute_batch(&format!("DROP {kind} IF EXISTS \"{name}\"")).map_err(sqlite::refused)?;
     }
     for (_, sql) in SQLITE {
@@ -111,7 +118,7 @@ pub(super) fn apply_sqlite(connection: &Connection) -> Result<(), DbError> {
     Ok(())
 }
 
-/// A script for SQLite with the database's clock in place of `{now}`.
+/// Returns a script for SQLite in which `{now}` is replaced with the database's clock.
 pub(super) fn with_clock(sql: &str) -> String {
     sql.replace("{now}", sqlite::NOW)
 }
@@ -121,12 +128,12 @@ mod tests {
     use super::super::Db;
     use super::*;
 
-    /// As a numbered step does with what CREATE OR REPLACE cannot replace.
+    /// Drops objects as a numbered step does for changes that CREATE OR REPLACE cannot make.
     #[tokio::test]
     async fn what_a_step_drops_is_made_again_with_its_grants() {
         let (login, database) =
             (postcommit_testkit::Postgres::shared().login("").await, postcommit_testkit::database().await);
-        let db = Db::open(&database.url).await.unwrap();
+        let db = Db::open(&database.url, postgres::CONNECT_TIMEOUT).await.unwrap();
         db.migrate().await.unwrap();
         let Db::Postgres(postgres) = &db else { panic!("not PostgreSQL") };
         let mut client = postgres.client().await.unwrap();

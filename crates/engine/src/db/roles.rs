@@ -1,4 +1,5 @@
-//! The roles of an installation on PostgreSQL: made, granted, and parted from those of other installations.
+//! The roles of an installation on PostgreSQL: creates them, grants their privileges, and separates them from the roles
+//! of other installations.
 
 use super::client::Transaction;
 use super::installation::{Installation, SEPARATED};
@@ -6,22 +7,23 @@ use super::migrate::LOCK;
 use super::postgres::{Postgres, refused};
 use super::{Db, DbError};
 
-/// Who may do what in the schema, for `migrate --roles`.
+/// The privileges of the roles that `migrate --roles` creates.
 const ROLES: &str = include_str!("../../migrations/postgres/roles.sql");
-/// Walls, policies and grants of the tenants' role.
+/// The row-level security, policies and grants of the tenants' role.
 const ISOLATION: &str = include_str!("../../migrations/postgres/isolation.sql");
-/// What roles of other installations lose here.
+/// Revokes the privileges that roles of other installations have in this database.
 const FOREIGN: &str = include_str!("../../migrations/postgres/foreign.sql");
-/// Nobody may call a new function.
+/// Revokes PUBLIC's default privilege to call new functions.
 pub(super) const PUBLIC: &str = include_str!("../../migrations/postgres/public.sql");
-/// All of them.
+/// All scripts about roles.
 pub(super) const SCRIPTS: [&str; 4] = [ROLES, ISOLATION, FOREIGN, PUBLIC];
 
-/// Whether `migrate --roles` was run: then the schema belongs to an owner's role, be it that of the database this one was copied from.
+/// Returns whether `migrate --roles` was run. Then the schema belongs to an owner's role, which can be that of the
+/// database from which this one was copied.
 const HAS_ROLES: &str = "SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
     WHERE n.nspname = 'postcommit' AND r.rolname ~ '^postcommit_owner_[0-9]+$')";
 
-/// Roles of other installations that hold something of our schema: as its owner, by a grant or by a policy.
+/// Finds roles of other installations that have rights in the schema as an owner, by a grant or by a policy.
 pub(super) const FOREIGNERS: &str = "SELECT DISTINCT r.rolname::text FROM pg_shdepend d JOIN pg_roles r ON r.oid = d.refobjid
     WHERE d.refclassid = 'pg_authid'::regclass AND d.dbid = {oid}
       AND r.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_[0-9]+$' AND r.rolname !~ '^postcommit_[a-z]+_{oid}$'
@@ -32,8 +34,9 @@ pub(super) const FOREIGNERS: &str = "SELECT DISTINCT r.rolname::text FROM pg_shd
           WHERE c.relnamespace = 'postcommit'::regnamespace)))
     ORDER BY 1";
 
-/// Members of these roles ($1) that are not yet members of ours of the same kind, the GRANT that would make them, and whether it may be
-/// done: only the login that owns the database is certainly meant to use it.
+/// Finds members of the roles `$1` that are not yet members of our role of the same kind. Each comes with the GRANT
+/// that would make it a member, and with whether the login owns the database. Only for the database's owner is it
+/// certain that it should have access.
 const MEMBERS: &str = "WITH former AS (
       SELECT r.oid, n.oid AS ours, n.rolname AS name
       FROM pg_roles r JOIN pg_roles n ON n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}' WHERE r.rolname = ANY ($1))
@@ -47,8 +50,8 @@ const MEMBERS: &str = "WITH former AS (
       AND NOT EXISTS (SELECT FROM pg_auth_members o WHERE o.roleid = f.ours AND o.member = m.member)
     GROUP BY f.name, u.oid, u.rolname ORDER BY 2";
 
-/// Of these roles ($1) those that are no longer of use: nothing depends on them anywhere, the database they were made for is gone, and all of their members
-/// are members of ours.
+/// Finds those of the roles `$1` that are no longer needed: nothing depends on them in any database, the database for
+/// which they were created is gone, and all their members are members of our roles.
 const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rolname = ANY ($1)
     AND NOT EXISTS (SELECT FROM pg_database d WHERE r.rolname = 'postcommit_' || split_part(r.rolname, '_', 2) || '_' || d.oid)
     AND NOT EXISTS (SELECT FROM pg_shdepend d WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = r.oid AND d.classid <> 'pg_auth_members'::regclass)
@@ -58,8 +61,9 @@ const USELESS: &str = "SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.rol
           WHERE o.member = m.member AND n.rolname = substring(r.rolname from '^postcommit_[a-z]+') || '_{oid}'))
     ORDER BY r.rolname";
 
-/// What an administrator says so that this login can do the rest: the roles of these kinds ($1) that are missing, and what it and the workers must be members
-/// of. A worker's login is not made an owner by that.
+/// Returns the SQL that an administrator must run so that this login can do the rest. It creates the missing roles of
+/// the kinds `$1`, and makes this login and the worker's role members where needed. A worker's login does not become an
+/// owner by it.
 const ASKED: &str = "WITH wanted (kind, place) AS (SELECT * FROM unnest($1::text[]) WITH ORDINALITY),
       named AS (SELECT kind, place, 'postcommit_' || kind || '_{oid}' AS name, current_setting('server_version_num')::int >= 160000 AS optional FROM wanted)
     SELECT string_agg(said, '; ' ORDER BY part, place) FROM (
@@ -73,13 +77,68 @@ const ASKED: &str = "WITH wanted (kind, place) AS (SELECT * FROM unnest($1::text
             OR (SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'))
           ELSE kind = 'tenant' AND 'worker' = ANY ($1::text[]) END) script";
 
+/// Lists the owner of the schema, and which logins may use which of this installation's roles. From PostgreSQL 16 on,
+/// the creator of a role may grant it without being able to use it, so such memberships are left out.
+const HELD: &str =
+    "SELECT pg_get_userbyid(n.nspowner)::text, NULL::text FROM pg_namespace n WHERE n.nspname = 'postcommit'
+    UNION SELECT g.rolname::text, u.rolname::text
+    FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles u ON u.oid = m.member
+    WHERE g.rolname ~ '^postcommit_(owner|producer|worker|reader|tenant)_{oid}$'
+      AND (coalesce((to_jsonb(m) ->> 'set_option')::boolean, true) OR (to_jsonb(m) ->> 'inherit_option')::boolean)
+    ORDER BY 1, 2";
+
+/// The owner and the role members before the roles were changed.
+pub(super) struct Holders(Vec<(String, Option<String>)>);
+
+impl Holders {
+    pub(super) async fn read(transaction: &Transaction<'_>, installation: Installation) -> Result<Self, DbError> {
+        let rows = transaction.query(installation.script(HELD).as_str(), &[]).await.map_err(refused)?;
+        Ok(Self(rows.iter().map(|row| (row.get(0), row.get(1))).collect()))
+    }
+
+    /// Returns what was granted since then, as sentences.
+    pub(super) async fn granted(
+        &self,
+        transaction: &Transaction<'_>,
+        installation: Installation,
+    ) -> Result<Vec<String>, DbError> {
+        let owner = |held: &Self| held.0.iter().find(|(_, member)| member.is_none()).map(|(owner, _)| owner.clone());
+        let now = Self::read(transaction, installation).await?;
+        let moved = match (owner(self), owner(&now)) {
+            (Some(before), Some(after)) if before != after => {
+                Some(format!("the schema postcommit now belongs to {after}; it belonged to {before} before"))
+            }
+            _ => None,
+        };
+        let is_new = |held: &&(String, Option<String>)| !self.0.contains(held);
+        let members = now.0.iter().filter(is_new).filter_map(|(role, member)| {
+            let keeps =
+                if role.starts_with("postcommit_owner_") { ", so that this login keeps its privileges" } else { "" };
+            Some(format!("{role} is granted to {}{keeps}", member.as_ref()?))
+        });
+        Ok(moved.into_iter().chain(members).collect())
+    }
+}
+
+/// The result of [`Db::make_roles`].
+#[derive(Debug, Clone)]
+pub struct MadeRoles {
+    /// The names of the roles for owner, producer, worker and reader.
+    pub names: Vec<String>,
+    /// Sentences that say which roles were granted to which logins. Empty if nothing was missing.
+    pub granted: Vec<String>,
+    /// The GRANTs that an administrator must decide on, as in [`Migrated::grants`](super::Migrated::grants).
+    pub grants: Vec<String>,
+}
+
 impl Db {
-    /// Makes the PostgreSQL roles and their grants. Repeatable. Returns their names, and the GRANTs that are left to somebody else, as
-    /// [`Migrated::grants`](super::Migrated::grants).
+    /// Creates the PostgreSQL roles and their grants. It can be repeated. A login that owned the schema becomes a
+    /// member of the owner's role.
     ///
     /// # Errors
-    /// When the login may not make them: the message says what an administrator has to say. On SQLite, which has no roles.
-    pub async fn make_roles(&self) -> Result<(Vec<String>, Vec<String>), DbError> {
+    /// Fails if the login may not create the roles, and the message has the SQL for an administrator. Also fails on
+    /// SQLite, which has no roles.
+    pub async fn make_roles(&self) -> Result<MadeRoles, DbError> {
         let Self::Postgres(db) = self else {
             return Err(DbError::Refused {
                 code: "roles".into(),
@@ -89,14 +148,17 @@ impl Db {
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(refused)?;
         take_lock(&transaction).await?;
+        let before = Holders::read(&transaction, db.installation).await?;
         let foreigners = foreigners(&transaction, db.installation).await?;
         separate(&transaction, db.installation).await?;
         let grants = arrange(&transaction, db.installation, &foreigners).await?;
+        let granted = before.granted(&transaction, db.installation).await?;
         transaction.commit().await.map_err(refused)?;
-        Ok((SEPARATED.map(|kind| db.installation.role(kind)).to_vec(), grants))
+        Ok(MadeRoles { names: SEPARATED.map(|kind| db.installation.role(kind)).to_vec(), granted, grants })
     }
 
-    /// What an administrator says so that this login can make do with the tenants' role, and with those of `migrate --roles` where they are in use.
+    /// Returns the SQL that an administrator must run so that this login can use the tenants' role. If the roles of
+    /// `migrate --roles` are in use, the SQL covers them as well.
     pub(super) async fn asked_of_an_administrator(&self, db: &Postgres) -> Result<String, DbError> {
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(refused)?;
@@ -109,8 +171,9 @@ impl Db {
     }
 }
 
-/// Others that migrate wait; they do not fail. A migration may take its time. It may run as an administrator: names that it does not qualify are
-/// PostgreSQL's own, never those of whoever may make functions here.
+/// Takes the migration lock. Other processes that migrate wait for it without a timeout. A migration may run as an
+/// administrator, so the search path is set: an unqualified name then always means PostgreSQL's own object, and never a
+/// function that another user created.
 pub(super) async fn take_lock(transaction: &Transaction<'_>) -> Result<(), DbError> {
     let sql = format!(
         "SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({LOCK})"
@@ -118,16 +181,16 @@ pub(super) async fn take_lock(transaction: &Transaction<'_>) -> Result<(), DbErr
     transaction.batch_execute(&sql).await.map_err(refused)
 }
 
-/// Whether this login could put the roles in order: it owns the schema, or is a member of its owner.
+/// Returns whether this login may arrange the roles, because it owns the schema or is a member of its owner.
 pub(super) const MAY_ARRANGE: &str =
     "SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.nspname = 'postcommit'";
 
-/// Whether this schema has roles of `migrate --roles`.
+/// Returns whether the roles of `migrate --roles` are in use for this schema.
 pub(super) async fn has_roles(transaction: &Transaction<'_>) -> Result<bool, DbError> {
     Ok(transaction.query_one(HAS_ROLES, &[]).await.map_err(refused)?.get(0))
 }
 
-/// Makes the roles of `migrate --roles` and their grants.
+/// Creates the roles of `migrate --roles` and their grants.
 pub(super) async fn separate(transaction: &Transaction<'_>, installation: Installation) -> Result<(), DbError> {
     for kind in SEPARATED {
         transaction.batch_execute(&make_role(&installation.role(kind))).await.map_err(refused)?;
@@ -142,16 +205,18 @@ pub(super) async fn separate(transaction: &Transaction<'_>, installation: Instal
         return Err(DbError::Refused {
             code: "roles".into(),
             message: format!(
-                "this login may not make roles, and nothing was changed. As a login that may: {asked}; then run `postcommit migrate --roles` again"
+                "this login may not create roles, and nothing was changed. Run as a login that may create roles: \
+                 {asked}; then run `postcommit migrate --roles` again"
             ),
         });
     }
-    // First: a grant on a new function would make PUBLIC's privilege look like one that somebody granted.
+    // PUBLIC's default privilege is revoked first. After a grant on a new function it would look like a deliberate
+    // grant.
     transaction.batch_execute(PUBLIC).await.map_err(refused)?;
     transaction.batch_execute(&installation.script(ROLES)).await.map_err(refused)
 }
 
-/// Roles of other installations that hold something here; before anything is taken from them.
+/// Returns the roles of other installations that have rights here. Call it before anything is revoked from them.
 pub(super) async fn foreigners(
     transaction: &Transaction<'_>,
     installation: Installation,
@@ -160,8 +225,9 @@ pub(super) async fn foreigners(
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// The roles in order, after the last step: those of `migrate --roles` if there are any, the wall between tenants, and nothing left to the
-/// roles of other installations. Returns the GRANTs that somebody else must decide on.
+/// Arranges the roles after the last migration step: the roles of `migrate --roles` if they are in use, the protection
+/// between tenants, and the removal of rights of other installations' roles. Returns the GRANTs that an administrator
+/// must decide on.
 pub(super) async fn arrange(
     transaction: &Transaction<'_>,
     installation: Installation,
@@ -171,7 +237,7 @@ pub(super) async fn arrange(
         separate(transaction, installation).await?;
     }
     transaction.batch_execute(PUBLIC).await.map_err(refused)?;
-    // A login that may not make it is told so by the self-check.
+    // If this login may not create the role, the check of the isolation reports it.
     transaction.batch_execute(&make_role(&installation.role("tenant"))).await.map_err(refused)?;
     transaction.batch_execute(&installation.script(ISOLATION)).await.map_err(refused)?;
     if foreigners.is_empty() {
@@ -185,7 +251,8 @@ pub(super) async fn arrange(
     Ok(grants)
 }
 
-/// Members of the original's roles become members of ours, where that is certainly meant. Returns the GRANTs that were not made.
+/// Makes members of the original's roles members of our roles, if they own the database. Returns the GRANTs that were
+/// not executed.
 async fn carry_over(
     transaction: &Transaction<'_>,
     installation: Installation,
@@ -201,7 +268,7 @@ async fn carry_over(
     Ok(left)
 }
 
-/// Whether the database did it. If not, the transaction goes on as if it had not been asked.
+/// Tries a statement and returns whether it succeeded. If it failed, it is rolled back and the transaction continues.
 pub(super) async fn tried(transaction: &Transaction<'_>, sql: &str) -> Result<bool, DbError> {
     transaction.batch_execute("SAVEPOINT tried").await.map_err(refused)?;
     let done = transaction.batch_execute(sql).await.is_ok();
@@ -214,7 +281,7 @@ async fn asked(transaction: &Transaction<'_>, installation: Installation, kinds:
     Ok(transaction.query_one(installation.script(ASKED).as_str(), &[&kinds]).await.map_err(refused)?.get(0))
 }
 
-/// Makes a role if it is missing and this login may.
+/// Returns the SQL that creates a role if it is missing and this login may create it.
 fn make_role(name: &str) -> String {
     format!(
         "DO $$ BEGIN

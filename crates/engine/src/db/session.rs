@@ -1,49 +1,54 @@
-//! Settings that every connection pins. An `ALTER DATABASE … SET` or `ALTER ROLE … SET` must not change what our
-//! statements mean, nor whether an acknowledged commit is on disk (docs/decisions/0030).
+//! Settings that every connection pins. An `ALTER DATABASE … SET` or `ALTER ROLE … SET` must change neither the meaning
+//! of this program's statements nor whether an acknowledged commit is on disk (docs/decisions/0030).
 
-use deadpool_postgres::{Hook, HookError};
-use tokio_postgres::error::SqlState;
+use std::pin::{Pin, pin};
 
-/// Settings that change what a statement means, with the values that our statements are written for. They are given at
-/// connect, after the options of the URL, so an operator cannot override them. `default_transaction_read_only` is
-/// missing on purpose: it is the operator's switch, and `/readyz` reports it.
+use deadpool_postgres::Connect;
+use futures_util::future::{Either, select};
+use tokio::task::JoinHandle;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Client, Config, Error, Socket};
+
+/// Settings that change what a statement means, with the values for which this program's statements are written. They
+/// are sent at connect after the options of the URL, so an operator cannot override them.
+/// `default_transaction_read_only` is left out on purpose: an operator may set it, and `/readyz` reports it.
 const PINNED: [(&str, &str); 18] = [
-    // How literals are read: our statements contain backslashes, and `= NULL` must never be true.
+    // How literals are read. Our statements contain backslashes, and `= NULL` must never be true.
     ("standard_conforming_strings", "on"),
     ("transform_null_equals", "off"),
     ("array_nulls", "on"),
-    // Name resolution. Our tables and functions are always qualified; other functions and operators are those of the
-    // system.
+    // Name resolution. Our own tables and functions are always qualified, and all other names are PostgreSQL's.
     ("search_path", "pg_catalog,pg_temp"),
     ("quote_all_identifiers", "off"),
-    // Row visibility: `off` would refuse every table with a policy.
+    // Row visibility. `off` would raise an error for every table with a policy.
     ("row_security", "on"),
     // A claim skips locked rows, and each statement must see what other transactions have committed.
     ("default_transaction_isolation", "read committed"),
     ("default_transaction_deferrable", "off"),
-    // How times, numbers and bytes are printed, and the length of a day when a clock is changed.
+    // How times, numbers and bytes are printed. UTC also keeps every day 24 hours long.
     ("TimeZone", "UTC"),
     ("DateStyle", "ISO, MDY"),
     ("IntervalStyle", "postgres"),
     ("bytea_output", "hex"),
     ("extra_float_digits", "1"),
-    // A pool keeps its connections, and a listening connection is idle for hours. A refused statement must not end the
-    // session.
+    // A pool keeps its connections, and a listening connection is idle for hours, so idle sessions must not be closed.
+    // A refused statement must not end the session either.
     ("idle_session_timeout", "0"),
     ("exit_on_error", "off"),
-    // Migrations and partitions need tables with updates and row locks, and function bodies that were checked.
+    // Migrations and new partitions need the usual table type, which supports updates and row locks, and checked
+    // function bodies.
     ("default_table_access_method", "heap"),
     ("check_function_bodies", "on"),
     ("plpgsql.extra_errors", "none"),
 ];
 
-/// Settings that cannot be given at connect. They are set in one round trip afterwards.
+/// Settings that cannot be sent at connect. One statement sets them in the first round trip of a connection.
 ///
-/// - `synchronous_commit`: at least `on`, whatever the server, database, role or URL say; `remote_apply` stays. It is
-///   always set, so that a configuration reload of the server changes nothing.
-/// - `session_replication_role`: our triggers count changes of providers and outcomes. Only a superuser may change it,
-///   so it is set only where its value is wrong.
-/// - `transaction_timeout` and `restrict_nonsystem_relation_kind`: older versions of PostgreSQL do not have them.
+/// - `synchronous_commit` is at least `on`, whatever the server, database, role or URL set. `remote_apply` is kept. It
+///   is always set, so that a configuration reload of the server does not change it.
+/// - `session_replication_role` must be `origin`, because otherwise our triggers would not count changes of providers
+///   and outcomes. Only a superuser may change it, so it is set only if its value is wrong.
+/// - `transaction_timeout` and `restrict_nonsystem_relation_kind` do not exist in older versions of PostgreSQL.
 const AFTERWARDS: &str = "
     SELECT
       set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
@@ -55,23 +60,54 @@ const AFTERWARDS: &str = "
       CASE WHEN current_setting('restrict_nonsystem_relation_kind', true) <> ''
         THEN set_config('restrict_nonsystem_relation_kind', '', false) END";
 
-/// The startup options that pin [`PINNED`].
+/// Returns the startup options that set [`PINNED`].
 pub(super) fn pinned_options() -> String {
-    // A space inside a value would end the option.
+    // A space inside a value must be escaped, because it would end the option.
     PINNED.map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ "))).join(" ")
 }
 
-/// The hook that a pool runs on every new connection before its first use.
-pub(super) fn settle_session() -> Hook {
-    Hook::async_fn(|client, _| {
+/// Opens a pool's connections and applies the session settings. If the attempt is dropped before it ends, the
+/// connection is closed and nothing continues in the background.
+pub(super) struct Sessions<T>(pub(super) T);
+
+impl<T> Connect for Sessions<T>
+where
+    T: MakeTlsConnect<Socket> + Clone + Sync + Send + 'static,
+    T::Stream: Sync + Send,
+    T::TlsConnect: Sync + Send,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    fn connect(
+        &self,
+        config: &Config,
+    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), Error>> + Send>> {
+        let (config, tls) = (config.clone(), self.0.clone());
         Box::pin(async move {
-            client.batch_execute(AFTERWARDS).await.map_err(|error| match error.code() {
-                Some(&SqlState::INSUFFICIENT_PRIVILEGE) => HookError::message(
-                    "session_replication_role is not origin for this login, which may not change it, so no trigger would run; as a superuser: \
-                     ALTER DATABASE … RESET session_replication_role, or ALTER ROLE … RESET session_replication_role",
-                ),
-                _ => HookError::Backend(error),
-            })
+            let (client, connection) = config.connect(tls).await?;
+            let driven = match select(pin!(client.batch_execute(AFTERWARDS)), connection).await {
+                Either::Left((settled, connection)) => {
+                    settled?;
+                    tokio::spawn(async move {
+                        if let Err(problem) = connection.await {
+                            tracing::warn!(
+                                %problem,
+                                "a connection to the database broke; a new one is opened when it is needed"
+                            );
+                        }
+                    })
+                }
+                Either::Right((ended, settled)) => {
+                    ended?;
+                    settled.await?;
+                    tokio::spawn(async {})
+                }
+            };
+            Ok((client, driven))
         })
-    })
+    }
+}
+
+/// Returns whether the session settings failed because the login may not set `session_replication_role`.
+pub(super) fn lacks_replication_role(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|refusal| refusal.message().contains("session_replication_role"))
 }

@@ -1,4 +1,4 @@
-//! SQLite: one writer thread that commits for all concurrent callers together, and read connections beside it.
+//! SQLite: one writer thread that commits the work of concurrent callers together, and separate read connections.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -18,16 +18,16 @@ use super::value::{Cells, FromValue, Row, Value, read};
 use super::writable::Writable;
 use super::{DbError, Statement};
 
-/// The most commands in one commit. The application writes too and must get its turn.
+/// How many commands one commit includes at most. The application also writes to the file and must get its turn.
 const GROUP: usize = 256;
-/// How long a transaction admits new commands after its begin, for the same reason.
+/// How long a transaction accepts further commands after it began. The limit lets the application write in between.
 const OPEN: Duration = Duration::from_millis(2);
-/// How long a connection waits for a lock that the application holds.
+/// How long a connection waits for a lock that another connection holds.
 const BUSY: Duration = Duration::from_secs(10);
-/// The most idle read connections.
+/// How many idle read connections are kept at most.
 const READERS: usize = 4;
 
-/// The clock of the database in microseconds, as an SQL expression.
+/// The SQL expression for the database's clock in microseconds.
 pub(crate) const NOW: &str = "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)";
 
 /// A SQLite file, its writer thread and its read connections.
@@ -41,14 +41,14 @@ pub struct Sqlite {
     pub(super) counter: Arc<TripCounter>,
 }
 
-/// Translates a shared statement for SQLite.
+/// Translates a statement that both databases share into SQLite's dialect.
 pub(crate) fn dialect(sql: &str) -> String {
     let numbered = sql.replace('$', "?");
     numbered.replace("postcommit.", "postcommit_").replace("{now}", NOW)
 }
 
 impl Sqlite {
-    /// Opens the file. A missing file or folder is created.
+    /// Opens the file, and creates it and its folder if they are missing.
     pub fn open(path: &Path) -> Result<Self, DbError> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|e| DbError::Unreachable(format!("{}: {e}", folder.display())))?;
@@ -65,13 +65,12 @@ impl Sqlite {
         Ok(Self { path: path.to_owned(), writer, readers: Arc::default(), files, writable, counter })
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Notices when a file was moved, deleted or replaced. Writes to the opened file would then be invisible to other
-    /// processes.
+    /// Checks whether a file of the database was moved, deleted or replaced. Writes to the opened file would then be
+    /// invisible to other processes.
     pub(super) fn check_identity(&self) {
         self.files.look();
     }
@@ -80,9 +79,9 @@ impl Sqlite {
         self.files.replaced().map_or(Ok(()), |what| Err(DbError::Unreachable(what.to_owned())))
     }
 
-    /// Runs `work` in a write transaction that it may share with other callers. Returns after the commit. If another
-    /// caller's work fails, the transaction is rolled back and `work` runs once more. On an error nothing of `work` was
-    /// written.
+    /// Runs `work` in a write transaction that it may share with other callers, and returns after the commit. If any
+    /// work in the transaction fails, the transaction is rolled back and the other work runs once more. On an error
+    /// nothing of `work` was written.
     pub async fn write<T, F>(&self, work: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -92,12 +91,16 @@ impl Sqlite {
         self.counter.trips(1);
         let (reply, answer) = oneshot::channel();
         let command = Work { work, result: None, reply };
-        self.writer.send(Box::new(command)).map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?;
-        answer.await.map_err(|_| DbError::Unreachable("the writer thread has ended".into()))?
+        self.writer.send(Box::new(command)).map_err(|_| {
+            DbError::Unreachable("the thread that writes to the SQLite file has ended; restart postcommit".into())
+        })?;
+        answer.await.map_err(|_| {
+            DbError::Unreachable("the thread that writes to the SQLite file has ended; restart postcommit".into())
+        })?
     }
 
-    /// Runs `work` on a read-only connection in one transaction. It sees one state of the file and takes the file's
-    /// lock once.
+    /// Runs `work` on a read-only connection in one transaction, so that it sees one state of the file and locks the
+    /// file once.
     pub async fn read<T, F>(&self, work: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -120,11 +123,12 @@ impl Sqlite {
         ran.await.map_err(|e| DbError::Unreachable(e.to_string()))?
     }
 
-    /// Tries whether the file takes writes. Nothing of the try remains. The finding is reused for one second.
+    /// Returns whether the file is read-only. To find out, it writes to the file and rolls back. The result is reused
+    /// for one second.
     ///
     /// # Errors
-    /// When the file cannot be written for another reason than being read-only: the disk is full or nearly full, the
-    /// last write failed, or another connection holds a lock.
+    /// Fails if the file cannot be written for another reason: the disk is full or nearly full, the last write failed,
+    /// or another connection holds a lock.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         self.check_identity();
         self.still_ours()?;
@@ -132,29 +136,29 @@ impl Sqlite {
         self.writable.is_read_only(&self.path).await
     }
 
-    /// Switches the file to write-ahead logging, permanently. This is part of creating the schema and not of opening
-    /// the file, which may belong to another application.
+    /// Switches the file permanently to write-ahead logging. This is done when the schema is created and not when the
+    /// file is opened, because the file may belong to another application.
     pub fn use_wal(&self) -> Result<(), DbError> {
         let connection = Connection::open(&self.path).map_err(|e| at(&self.path, e))?;
         connection.busy_timeout(BUSY).map_err(refused)?;
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|e| at(&self.path, e))
     }
 
-    /// Moves the write-ahead log into the file, so that a copy of the file after a stop is complete. Best effort:
-    /// another connection may be reading.
+    /// Moves the write-ahead log into the file, so that a copy of the file after a stop is complete. It can fail while
+    /// another connection reads, and the failure is only logged.
     pub fn checkpoint(&self) {
-        // Another log has taken the place of ours. A new connection would move that one into the file.
+        // Another log has replaced ours. A new connection would move that log into the file.
         if self.files.replaced().is_some() {
             return;
         }
         let checkpointed = Connection::open(&self.path)
             .and_then(|connection| connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
         if let Err(problem) = checkpointed {
-            tracing::debug!(%problem, "could not move the write-ahead log into the file");
+            tracing::debug!(%problem, "could not copy the write-ahead log into the SQLite file (checkpoint)");
         }
     }
 
-    /// A separate read connection, for watching.
+    /// Opens a separate read connection for watching the file.
     pub fn reader(&self) -> Result<Connection, DbError> {
         open_reader(&self.path)
     }
@@ -163,8 +167,9 @@ impl Sqlite {
 fn open_writer(path: &Path) -> Result<Connection, DbError> {
     let connection = Connection::open(path).map_err(|e| at(path, e))?;
     connection.busy_timeout(BUSY).map_err(refused)?;
-    // FULL: an acknowledged commit survives a power cut. It costs little because commits are shared. The log is moved
-    // into the file every 16 MB instead of 4, so that a page that is written often is copied less often.
+    // With `synchronous = FULL` an acknowledged commit survives a power failure. It costs little because callers share
+    // commits. The log is moved into the file every 16 MB instead of every 4 MB, so that frequently written pages are
+    // copied less often.
     connection
         .execute_batch(
             "PRAGMA synchronous = FULL;
@@ -191,7 +196,7 @@ fn at(path: &Path, error: rusqlite::Error) -> DbError {
     DbError::Unreachable(format!("{}: {error}", path.display()))
 }
 
-/// The work of one caller in a group commit.
+/// One caller's work in a group commit.
 trait Command: Send {
     fn run(&mut self, connection: &Connection) -> Result<(), ()>;
     fn answer(self: Box<Self>, committed: Result<(), String>);
@@ -217,9 +222,9 @@ impl<T: Send, F: Fn(&Connection) -> Result<T, DbError> + Send> Command for Work<
             (Some(Err(error)), _) => Err(error),
             (_, Err(problem)) => Err(DbError::Unreachable(problem)),
             (Some(result), Ok(())) => result,
-            (None, Ok(())) => Err(DbError::Unreachable("the command panicked".into())),
+            (None, Ok(())) => Err(DbError::Unreachable("the code that wrote to the SQLite file panicked".into())),
         };
-        // A caller that no longer waits loses nothing: its work is committed.
+        // If the caller has stopped waiting, its work is committed nevertheless.
         let _ = self.reply.send(result);
     }
 }
@@ -241,7 +246,7 @@ fn write_all(
             false => write_apart(&mut connection, &mut group).map(|()| false),
         });
         match &written {
-            // A transaction without changes wrote nothing, so it proves nothing about the disk.
+            // A transaction without changes wrote nothing, so it does not show that the disk is writable.
             Ok(all) if *all && connection.total_changes() > changes => writable.succeeded(),
             Ok(_) => {}
             Err(problem) => writable.failed(problem),
@@ -257,9 +262,9 @@ fn write_all(
     }
 }
 
-/// Runs the group in one transaction, and admits commands that arrive while it runs. A caller whose commit is over
-/// sends its next command immediately, and the first such command must not get a commit of its own. Returns false if a
-/// command fails; then nothing is written.
+/// Runs the group in one transaction and includes commands that arrive while it runs. After a commit its callers send
+/// their next commands immediately, and the first of these must not get a commit of its own. If a command fails, it
+/// returns false and nothing is written.
 fn write_together(
     connection: &mut Connection,
     group: &mut Vec<Box<dyn Command>>,
@@ -283,7 +288,7 @@ fn write_together(
     Ok(true)
 }
 
-/// Admits waiting commands.
+/// Adds waiting commands to the group.
 fn join(group: &mut Vec<Box<dyn Command>>, more: &mut Commands) {
     while group.len() < GROUP
         && let Ok(next) = more.try_recv()
@@ -292,11 +297,11 @@ fn join(group: &mut Vec<Box<dyn Command>>, more: &mut Commands) {
     }
 }
 
-/// Runs the group in one transaction after a command has failed: each command gets a savepoint, and a failing command
-/// is undone alone. Savepoints are not the first choice because SQLite copies every page that is written under one: an
-/// enqueue takes 3 µs longer.
+/// Runs the group again after a command has failed. Each command gets a savepoint, so that only failing commands are
+/// undone. Savepoints are not used on the first run, because SQLite copies every page that is written under one, which
+/// adds 3 µs to an enqueue.
 fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> rusqlite::Result<()> {
-    // Prepared once: the savepoints of rusqlite are parsed for every command.
+    // These statements are prepared once. The savepoints of rusqlite would be parsed for every command.
     let run =
         |connection: &Connection, sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -310,11 +315,11 @@ fn write_apart(connection: &mut Connection, group: &mut [Box<dyn Command>]) -> r
     transaction.commit()
 }
 
-/// Runs one command. Returns false if it failed. A panic fails only that command, and the thread goes on.
+/// Runs one command. Returns false if it failed. A panic fails only that command, and the thread continues.
 fn run_alone(transaction: &Connection, command: &mut Box<dyn Command>) -> rusqlite::Result<bool> {
     let ran = std::panic::catch_unwind(AssertUnwindSafe(|| command.run(transaction)));
-    // An error such as a full disk rolls the whole transaction back. Later commands must not be committed without the
-    // earlier ones, and the earlier ones must not be reported as done.
+    // Some errors, such as a full disk, roll back the whole transaction. Then later commands must not be committed
+    // without the earlier ones, and the earlier ones must not be reported as done.
     if transaction.is_autocommit() {
         let lost = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT_ROLLBACK);
         return Err(rusqlite::Error::SqliteFailure(lost, Some("the transaction was rolled back".into())));
@@ -329,7 +334,7 @@ fn read_within<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Res
     result
 }
 
-/// A statement that is executed for many rows. It is looked up once, and its parameters are borrowed.
+/// A prepared statement that is executed for many rows. It is looked up once, and its parameters are borrowed.
 pub(crate) struct Prepared<'c>(CachedStatement<'c>);
 
 impl<'c> Prepared<'c> {
@@ -337,7 +342,7 @@ impl<'c> Prepared<'c> {
         connection.prepare_cached(sql).map(Self).map_err(refused)
     }
 
-    /// Executes the statement. Returns how many rows it touched.
+    /// Executes the statement and returns how many rows it changed.
     pub(crate) fn run(&mut self, parameters: impl Params) -> Result<usize, DbError> {
         note_statement();
         self.0.execute(parameters).map_err(refused)
@@ -379,7 +384,7 @@ impl Cells for Current<'_> {
     }
 }
 
-/// An id as a parameter: the text that the columns hold, formatted on the stack.
+/// A UUID as a parameter. It is the text that the columns hold, formatted on the stack.
 pub(crate) struct Id([u8; 36]);
 
 impl From<Uuid> for Id {
@@ -410,14 +415,15 @@ pub(crate) fn query(connection: &Connection, sql: &str, parameters: &[Value]) ->
     Ok(all)
 }
 
-/// The time by the database's clock.
+/// Returns the time of the database's clock.
 pub(crate) fn now(connection: &Connection) -> Result<Timestamp, DbError> {
     static SELECT_NOW: LazyLock<String> = LazyLock::new(|| format!("SELECT {NOW}"));
     let now = Prepared::on(connection, &SELECT_NOW)?.first((), |row| row.take(0))?;
-    now.ok_or_else(|| DbError::Unreadable("no time".into()))
+    now.ok_or_else(|| DbError::Unreadable("the query for the current time returned no row".into()))
 }
 
-/// Runs writing statements. If the statement at index `deciding` touches no row, the statements after it are skipped.
+/// Runs statements that write. If the statement at index `deciding` changes no row, the statements after it are
+/// skipped.
 pub(crate) fn execute(connection: &Connection, statements: &[Statement], deciding: usize) -> Result<Vec<u64>, DbError> {
     let mut touched = Vec::with_capacity(statements.len());
     for (place, (sql, parameters)) in statements.iter().enumerate() {
@@ -430,7 +436,7 @@ pub(crate) fn execute(connection: &Connection, statements: &[Statement], decidin
     Ok(touched)
 }
 
-/// Runs one writing statement. Returns how many rows it touched.
+/// Runs one statement that writes, and returns how many rows it changed.
 pub(crate) fn run<'a>(
     connection: &Connection,
     sql: &str,
@@ -467,7 +473,7 @@ impl ToSql for Value {
     }
 }
 
-/// Tells a file that cannot be used now from a refused statement.
+/// Converts an error, and distinguishes a file that cannot be used now from a refused statement.
 pub(crate) fn refused(error: rusqlite::Error) -> DbError {
     use rusqlite::ErrorCode::{
         CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, ReadOnly, SystemIoFailure,

@@ -1,4 +1,5 @@
-//! Encryption of connections to PostgreSQL: with `sslmode=require`, and then the server's certificate is always checked.
+//! Encryption of connections to PostgreSQL. `sslmode=require` switches it on, and then the server's certificate is
+//! always checked.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::DbError;
 
-/// Takes `sslrootcert=FILE` out of a URL: the driver does not know it.
+/// Removes `sslrootcert=FILE` from a URL and returns the file, because the driver does not know this parameter.
 pub fn split_root_certificates(url: &str) -> (String, Option<PathBuf>) {
     let Some((base, query)) = url.split_once('?') else { return (url.to_owned(), None) };
     let (ours, theirs): (Vec<&str>, Vec<&str>) = query.split('&').partition(|pair| pair.starts_with("sslrootcert="));
@@ -16,7 +17,7 @@ pub fn split_root_certificates(url: &str) -> (String, Option<PathBuf>) {
     (rest, file)
 }
 
-/// Trusts the given roots, or the system's.
+/// Creates the TLS connector. It trusts the given root certificates, or those of the system.
 pub fn connector(root_certificates: Option<&Path>) -> Result<MakeRustlsConnect, DbError> {
     let read =
         |file: &Path| tls::read_roots(file).map_err(|e| DbError::Url(format!("sslrootcert {}: {e}", file.display())));

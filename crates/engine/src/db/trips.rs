@@ -1,5 +1,5 @@
-//! Counts round trips to the database. A test limits the round trips of a delivery: counts are the same on any machine,
-//! and times are not.
+//! Counts round trips to the database. A test limits the round trips of a delivery, because counts are the same on
+//! every machine and times are not.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How often a database was called since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Trips {
-    /// PostgreSQL: round trips, including BEGIN, COMMIT and the preparation of statements, but not the opening of
-    /// connections. SQLite: calls to the writer or to a reader.
+    /// On PostgreSQL, the round trips, including BEGIN, COMMIT and the preparation of statements, but not the opening
+    /// of connections. On SQLite, the calls to the writer or to a reader.
     pub trips: u64,
-    /// Round trips to prepare a statement, once per connection. Always 0 on SQLite.
+    /// Round trips that prepare a statement, one per statement and connection. Always 0 on SQLite.
     pub prepared: u64,
     /// Executed statements, without BEGIN and COMMIT.
     pub statements: u64,
-    /// Committed transactions. On PostgreSQL a statement outside a transaction is one of its own. On SQLite concurrent
-    /// writers share one.
+    /// Committed transactions. On PostgreSQL a statement outside a transaction counts as one. On SQLite concurrent
+    /// writers share a transaction.
     pub commits: u64,
 }
 
 impl Trips {
-    /// The difference to an earlier reading.
-    #[must_use]
+    /// Returns the difference from an earlier reading.
     pub fn since(self, then: Self) -> Self {
         Self {
             trips: self.trips - then.trips,
@@ -69,7 +68,7 @@ impl TripCounter {
         }
     }
 
-    /// Runs `work` on this thread and counts the statements that it [noted](note_statement).
+    /// Runs `work` on this thread and counts the statements that it reports with [`note_statement`].
     pub(super) fn around<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = STATEMENTS.get();
         let result = work();
@@ -79,11 +78,12 @@ impl TripCounter {
 }
 
 thread_local! {
-    /// A SQLite connection does not know its pool, but a statement never leaves its thread.
+    /// The SQLite statements of this thread. A SQLite connection does not know its counter, but a statement runs on one
+    /// thread.
     static STATEMENTS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts one SQLite statement of this thread.
+/// Counts one SQLite statement on this thread.
 pub(super) fn note_statement() {
     STATEMENTS.set(STATEMENTS.get() + 1);
 }

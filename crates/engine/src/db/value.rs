@@ -1,4 +1,4 @@
-//! One value type for the parameters and results of statements that are written for both databases.
+//! The value type for parameters and results of statements that both databases share.
 
 use bytes::BytesMut;
 use postcommit::Timestamp;
@@ -9,29 +9,24 @@ use uuid::Uuid;
 
 use super::DbError;
 
-/// Microseconds between 1970 and 2000, the epoch of PostgreSQL.
+/// The microseconds from 1970 to 2000. PostgreSQL counts times from 2000.
 const EPOCH_2000: i64 = 946_684_800_000_000;
 
-/// A parameter or a result.
+/// A parameter or a result value of a statement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// SQL NULL.
     Null,
-    /// An integer; on SQLite also a boolean or a time.
+    /// An integer. On SQLite also a boolean or a time.
     Int(i64),
     /// A floating-point number.
     Real(f64),
-    /// Text; on SQLite also a UUID or JSON.
+    /// A text. On SQLite also a UUID or JSON.
     Text(String),
-    /// Bytes.
     Bytes(Vec<u8>),
-    /// A boolean.
     Bool(bool),
-    /// A UUID.
     Uuid(Uuid),
-    /// A time.
     Time(Timestamp),
-    /// JSON as text, which keeps the digits of numbers.
+    /// JSON as text, so that numbers keep every digit.
     Json(String),
     /// A list of texts: an array on PostgreSQL, a JSON array on SQLite.
     Texts(Vec<String>),
@@ -56,7 +51,7 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// PostgreSQL names the type that it expects, and the value is encoded as that type.
+/// Encodes the value as the type that PostgreSQL expects for the parameter.
 impl ToSql for Value {
     fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         match (self, ty) {
@@ -96,23 +91,18 @@ impl Row {
         (0..row.len()).map(|place| from_postgres(row, place)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The value of column `place`. Bytes where text should be are shown as text: see [`FromValue::shown`].
-    ///
-    /// # Errors
-    /// When the column holds a value of another type.
+    /// Reads column `place`. If it holds bytes where text is expected, the bytes are shown as text, as
+    /// [`FromValue::shown`] describes.
     pub fn get<T: FromValue>(&self, place: usize) -> Result<T, DbError> {
         let value = self.0.get(place).cloned().unwrap_or(Value::Null);
         T::shown(&value).map_or_else(|| read(value, place), Ok)
     }
 }
 
-/// A row whose cells are moved out one by one. The hot path reads PostgreSQL rows like this, without a [`Row`] in
-/// between.
+/// A row from which values are moved out one by one. The hot path reads PostgreSQL rows directly in this way and builds
+/// no [`Row`].
 pub trait Cells {
     /// Moves the value of column `place` out of the row.
-    ///
-    /// # Errors
-    /// When the column holds a value of another type.
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError>;
 }
 
@@ -122,7 +112,7 @@ impl Cells for Row {
     }
 }
 
-/// Read as people are shown it: see [`FromValue::shown`].
+/// Reads values for display, with [`FromValue::shown`].
 impl Cells for &Row {
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
         self.get(place)
@@ -146,23 +136,24 @@ pub(super) fn read<T: FromValue>(value: Value, place: usize) -> Result<T, DbErro
         .ok_or_else(|| DbError::Unreadable(format!("column {place} is not a {}", std::any::type_name::<T>())))
 }
 
-/// A type that a cell can be read as.
+/// A type as which a result value can be read.
 pub trait FromValue: Sized {
-    /// The value as this type, or `None` if it has another type.
+    /// Converts the value to this type. Returns `None` if it has another type.
     fn from_value(value: Value) -> Option<Self>;
 
-    /// What lists show instead of bytes that a SQLite file holds where text should be. The hot path reads by
-    /// [`Cells::take`] and never sends this.
+    /// Returns what lists show instead of bytes that a SQLite file holds where text is expected. The hot path reads
+    /// with [`Cells::take`] and never sends this text.
     fn shown(value: &Value) -> Option<Self> {
         let _ = value;
         None
     }
 }
 
-/// The most bytes that are shown.
+/// How many bytes are shown at most.
 const SHOWN_BYTES: usize = 32;
 
-/// For example `unreadable: x'61636d65'`, which is how SQL writes the same bytes.
+/// Shows bytes as text, for example `unreadable: x'61636d65'`. The part after the colon is the SQL literal for these
+/// bytes.
 fn bytes_as_text(value: &Value) -> Option<String> {
     let Value::Bytes(bytes) = value else { return None };
     let hex: String = bytes.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
@@ -211,24 +202,24 @@ reads! {
     Hash => { Value::Bytes(x) => x.try_into().ok().map(Hash) }
     Uuid => { Value::Uuid(x) => Some(x), Value::Text(x) => x.parse().ok() }
     Timestamp => { Value::Time(x) => Some(x), Value::Int(x) => Some(Self::from_micros(x)), Value::Text(x) => x.parse().ok() }
-    // JSON that cannot be parsed here (nested too deep, a number beyond any float) is shown as text.
+    // JSON that serde_json cannot parse is shown as text. Examples are too deep nesting and a number beyond any float.
     serde_json::Value => { Value::Json(x) | Value::Text(x) => Some(serde_json::from_str(&x).unwrap_or_else(|_| x.into())) } @ { serde_json::Value::String }
     Box<RawValue> => { Value::Json(x) | Value::Text(x) => raw(x) } @ { |text| serde_json::value::to_raw_value(&text).unwrap_or_default() }
     Vec<String> => { Value::Texts(x) => Some(x), Value::Text(x) => Some(texts(&x)) } @ { |text| vec![text] }
 }
 
-/// JSON as it is stored. A text that is not JSON becomes a JSON string.
+/// Returns JSON as its stored text. A text that is not JSON becomes a JSON string.
 fn raw(json: String) -> Option<Box<RawValue>> {
     RawValue::from_string(json.clone()).or_else(|_| serde_json::value::to_raw_value(&json)).ok()
 }
 
-/// A JSON array of texts. Items of another type, which an application may have written, are shown as JSON.
+/// Reads a JSON array of texts. Items of another type, which an application may have written, are shown as JSON.
 fn texts(json: &str) -> Vec<String> {
     let items: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_default();
     items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned)).collect()
 }
 
-/// Reads a cell by the type of its column.
+/// Reads a result value according to the type of its column.
 fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbError> {
     let ty = row.columns()[place].type_();
     macro_rules! cell {
@@ -244,7 +235,7 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
         Type::BOOL => cell!(bool, Value::from),
         Type::UUID => cell!(Uuid, Value::from),
         Type::BYTEA => cell!(Vec<u8>, Value::from),
-        // An array may contain NULLs whatever its type.
+        // NULLs are left out. An array of any type may contain them.
         Type::TEXT_ARRAY => cell!(Vec<Option<String>>, |x| Value::Texts(x.into_iter().flatten().collect())),
         Type::JSONB | Type::JSON => cell!(JsonText<'_>, |x| Value::Json(x.0.to_owned())),
         Type::TIMESTAMPTZ => cell!(Moment, |x| Value::Time(x.0)),
@@ -253,13 +244,17 @@ fn from_postgres(row: &tokio_postgres::Row, place: usize) -> Result<Value, DbErr
     value.map_err(|e| DbError::Unreadable(e.to_string()))
 }
 
-/// JSON as the server sent it.
+/// JSON text as the server sent it.
 struct JsonText<'a>(&'a str);
 
 impl<'a> tokio_postgres::types::FromSql<'a> for JsonText<'a> {
     fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn std::error::Error + Sync + Send>> {
         // The wire format of jsonb is a version byte and the text.
-        let text = if *ty == Type::JSONB { raw.strip_prefix(&[1]).ok_or("jsonb of an unknown version")? } else { raw };
+        let text = if *ty == Type::JSONB {
+            raw.strip_prefix(&[1]).ok_or("a jsonb value has an unknown version")?
+        } else {
+            raw
+        };
         Ok(Self(std::str::from_utf8(text)?))
     }
 
@@ -268,7 +263,6 @@ impl<'a> tokio_postgres::types::FromSql<'a> for JsonText<'a> {
     }
 }
 
-/// A `timestamptz`.
 struct Moment(Timestamp);
 
 impl<'a> tokio_postgres::types::FromSql<'a> for Moment {

@@ -1,5 +1,5 @@
-//! Signals that another process committed: NOTIFY on PostgreSQL, the data version of the file on SQLite. A signal is
-//! only a hint; everything is found by polling as well.
+//! Signals that another process has committed: NOTIFY on PostgreSQL, and the file's data version on SQLite. A signal is
+//! only a hint, because polling finds all changes as well.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::Db;
 use super::postgres::Postgres;
 use super::sqlite::Sqlite;
 
-/// How often the data version of a SQLite file is read. It lives in shared memory, so a read costs nearly nothing.
+/// How often the data version of a SQLite file is read. It is in shared memory, so reading it costs almost nothing.
 const LOOK: Duration = Duration::from_millis(25);
 
 /// A signal that a process can watch for.
@@ -33,8 +33,8 @@ impl Signal {
 }
 
 impl Db {
-    /// Calls `notified` with the payload of each signal, until dropped. An empty payload means that anything may have
-    /// changed.
+    /// Calls `notified` with the payload of each signal until the future is dropped. An empty payload means that
+    /// anything may have changed.
     pub async fn watch(self, signal: Signal, notified: impl Fn(&str) + Send + Sync) {
         match self {
             Self::Postgres(db) => listen_forever(db, signal, &notified).await,
@@ -43,13 +43,13 @@ impl Db {
     }
 }
 
-/// Listens on a separate connection. Its messages are always read: an unread connection would hold back
-/// vacuum.
+/// Listens on a separate connection and reconnects when it breaks. Its messages are always read, because an unread
+/// connection would hold back vacuum.
 async fn listen_forever(db: Postgres, signal: Signal, notified: &(impl Fn(&str) + Send + Sync)) {
     let mut wait = Duration::from_millis(100);
     loop {
         if let Err(problem) = listen(&db, signal, notified, &mut wait).await {
-            tracing::debug!(%problem, "the LISTEN connection broke; polling goes on");
+            tracing::debug!(%problem, "the connection for LISTEN broke; the process polls until it is connected again");
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(10));
@@ -95,7 +95,7 @@ where
                 listened?;
                 heard = true;
                 *wait = Duration::from_millis(100);
-                // Covers commits that were made while no connection listened.
+                // Reports commits that were made while no connection was listening.
                 notified("");
             }
             message = messages.next() => match message {
@@ -108,7 +108,7 @@ where
     }
 }
 
-/// A commit by any process changes the data version that another connection sees.
+/// Polls the data version of the file, which changes when another connection commits.
 async fn look_forever(db: Sqlite, notified: &(impl Fn(&str) + Send + Sync)) {
     let mut seen = -1_i64;
     let mut connection = None;

@@ -1,6 +1,6 @@
-//! Tries whether a SQLite file takes writes. Nothing of the try remains. A small write is not enough: the write-ahead
-//! log is overwritten from its beginning, so it may have room when the disk has none. So the free space is checked as
-//! well, and a failed write of the store is remembered.
+//! Checks whether a SQLite file can be written, by a write that is rolled back. A small write alone is not enough: the
+//! write-ahead log is overwritten from its beginning, so it may have space although the disk is full. So the free space
+//! is checked as well, and the store's last failed write is remembered.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -14,20 +14,20 @@ use tokio::sync::Mutex;
 
 use super::DbError;
 
-/// How long a finding is reused, so that frequent health checks do not load the disk.
+/// How long a result is reused, so that frequent health checks do not load the disk.
 const BELIEVED: Duration = Duration::from_secs(1);
 
-/// How long the try waits for another transaction. A health check wants an answer within two seconds, and a lock that
-/// lasts longer is an answer.
+/// How long the check waits for another transaction. A health check needs a response within two seconds, so a longer
+/// lock is reported as a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A disk with fewer free bytes than this counts as full: the log alone may grow to four times as much.
+/// A disk with fewer free bytes than this counts as full. The log alone may grow to four times this size.
 const ROOM: u64 = 16 * 1024 * 1024;
-/// The longest time a failed write is remembered. It matters only where no write can be tried because a long-running
-/// reader keeps the log from being truncated.
+/// How long a failed write is remembered at most. This matters only if no write can be tried, because a long-running
+/// reader prevents the log from being truncated.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The last try, and the last failed write of the store.
+/// The last check, and the last failed write of the store.
 #[derive(Clone, Default)]
 pub(super) struct Writable {
     last_check: Arc<Mutex<Option<WriteCheck>>>,
@@ -36,7 +36,7 @@ pub(super) struct Writable {
 
 struct WriteCheck {
     at: Instant,
-    /// The failed write that was known at the try.
+    /// The failed write that was known at the time of the check.
     after: Option<String>,
     is_read_only: Result<bool, String>,
 }
@@ -57,12 +57,13 @@ impl Writable {
         last.insert(check).is_read_only.clone().map_err(DbError::Unreachable)
     }
 
-    /// A commit has written, or a try has succeeded.
+    /// Records that a commit or a check has written successfully.
     pub(super) fn succeeded(&self) {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A commit failed. A lock of another connection says nothing about the disk.
+    /// Records that a commit failed. A lock held by another connection is ignored, because it says nothing about the
+    /// disk.
     pub(super) fn failed(&self, error: &rusqlite::Error) {
         use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
         if !matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked)) {
@@ -83,22 +84,22 @@ async fn find(path: PathBuf, after: Option<String>) -> WriteCheck {
     WriteCheck { at: clock::monotonic(), after, is_read_only: tried.unwrap_or_else(|e| Err(e.to_string())) }
 }
 
-/// Whether the file itself is write-protected. Writes go to the log beside it, so a try would fail only when the log is
-/// moved into the file. The file is not opened for this: closing a descriptor would release every lock that SQLite
-/// holds on the file.
+/// Returns whether the file itself is write-protected. Writes go to the log, so a test write would not fail until the
+/// log is moved into the file. The file is not opened for this check, because closing a descriptor would release every
+/// lock that SQLite holds on the file.
 fn is_barred(path: &Path) -> bool {
     matches!(access(path, Access::WRITE_OK), Err(Errno::PERM | Errno::ACCESS | Errno::ROFS))
 }
 
-/// An error text if the disk is nearly full. A file system that reports no blocks or cannot be queried counts as having
-/// room.
+/// Returns an error text if the disk is nearly full. A file system that reports no blocks or cannot be queried counts
+/// as having space.
 fn lacks_room(path: &Path) -> Option<String> {
     let disk = statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    (free < ROOM).then(|| format!("{}: {free} bytes are free on its disk; {ROOM} are needed", path.display()))
+    (free < ROOM).then(|| format!("{}: only {free} bytes are free on its disk; {ROOM} are needed", path.display()))
 }
 
-/// Uses a separate connection: a failure in the writer's transaction would fail other callers' work.
+/// Tries to write on a separate connection. A failure in the writer's transaction would fail other callers' work.
 fn try_to_write(path: &Path, failed: Option<String>) -> Result<bool, String> {
     if is_barred(path) {
         return Ok(true);
@@ -125,20 +126,20 @@ fn is_lock(code: rusqlite::ErrorCode) -> bool {
     matches!(code, rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked)
 }
 
-/// Writes a page and rolls it back. With an empty log the page needs room on the disk. Returns false if the log could
-/// not be emptied.
+/// Writes a page and rolls it back. With an empty log the page needs new space on the disk. Returns false if the log
+/// could not be emptied.
 fn write(path: &Path, with_empty_log: bool) -> rusqlite::Result<bool> {
     let mut connection =
         Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    // Does not wait for readers, because all writers would wait meanwhile.
+    // The checkpoint does not wait for readers, because all writers would have to wait as well.
     connection.busy_timeout(Duration::ZERO)?;
     if with_empty_log && connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get::<_, bool>(0))? {
         return Ok(false);
     }
     connection.busy_timeout(PATIENCE)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // The statement changes a value, because SQLite does not write an unchanged page. The cache is flushed, because a
-    // rollback in memory never reaches the disk.
+    // The statement changes a value, because SQLite does not write an unchanged page. The cache is flushed, because
+    // otherwise the rollback happens in memory and nothing reaches the disk.
     transaction.execute("UPDATE postcommit_migration SET applied_at = applied_at + 1", ())?;
     transaction.cache_flush()?;
     transaction.rollback()?;

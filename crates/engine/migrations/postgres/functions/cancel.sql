@@ -19,9 +19,9 @@ BEGIN
       RETURNING q.*
   ), entered AS (
     INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, channel, target, provider, template,
-        template_version, language, state, code, attempts, seq, unclear, finished_at)
+        template_version, language, user_id, context, send_key, state, code, attempts, seq, unclear, finished_at)
       SELECT t.tenant, t.notification_id, t.n, t.lane, t.channel, t.target, t.provider, t.template,
-        t.template_version, t.language, 'cancelled', 'cancelled', t.attempts, t.seq,
+        t.template_version, t.language, t.user_id, t.context, t.send_key, 'cancelled', 'cancelled', t.attempts, t.seq,
         t.unclear OR t.lost_since IS NOT NULL, clock_timestamp()
       FROM taken_back t ORDER BY t.notification_id, t.n
   ), word_left AS (

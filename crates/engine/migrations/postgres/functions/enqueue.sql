@@ -15,7 +15,8 @@ CREATE OR REPLACE FUNCTION postcommit.fingerprint(content text) RETURNS uuid LAN
 -- The fingerprint of a notification as JSON, an item of a batch.
 CREATE OR REPLACE FUNCTION postcommit.fingerprint_of(item jsonb) RETURNS uuid LANGUAGE sql STABLE
   RETURN (SELECT postcommit.fingerprint(postcommit.content(r.event_type, coalesce(r.payload, '{}'), r.entity,
-      coalesce(r.recipients, '[]'), coalesce(r.channels, '{}'), r.title, r.body, r.action_url, r.data, r.topic, r.schema_version))
+      coalesce(r.recipients, '[]'), array_replace(coalesce(r.channels, '{}'), 'in-app', 'in_app'), r.title, r.body,
+      r.action_url, r.data, r.topic, r.schema_version))
     FROM jsonb_to_record(item) AS r (event_type text, payload jsonb, entity text, recipients jsonb, channels text[], title text,
       body text, action_url text, data jsonb, topic text, schema_version int));
 
@@ -73,12 +74,13 @@ BEGIN
   IF idempotency_key IS NULL THEN
     RAISE EXCEPTION 'postcommit: idempotency_key is missing; 1 to 255 characters are needed' USING ERRCODE = '23502';
   END IF;
-  -- Absent and NULL mean the same for every caller.
-  IF payload IS NULL OR tenant IS NULL OR recipients IS NULL OR channels IS NULL OR priority IS NULL THEN
+  -- Absent and NULL mean the same for every caller, and so do in-app and in_app.
+  IF payload IS NULL OR tenant IS NULL OR recipients IS NULL OR channels IS NULL OR priority IS NULL
+      OR 'in-app' = ANY (channels) THEN
     payload := coalesce(payload, '{}');
     tenant := coalesce(tenant, 'default');
     recipients := coalesce(recipients, '[]');
-    channels := coalesce(channels, '{}');
+    channels := array_replace(coalesce(channels, '{}'), 'in-app', 'in_app');
     priority := coalesce(priority, 5);
   END IF;
   due_at := coalesce(due_at, now());
@@ -116,8 +118,8 @@ BEGIN
     VALUES (of_tenant, new_id, event_type, entity, topic, schema_version, idempotency_key, payload,
       recipients, channels, title, body, action_url, data, priority, due_at, expires_at, source, correlation_id);
   -- Sleeping dispatchers are read along with a row that is written anyway: calling ring for every row took 28,000 instructions.
-  INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
-    VALUES (of_tenant, new_id, 0, -of_tenant, priority, due_at)
+  INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
+    VALUES (of_tenant, new_id, 0, -of_tenant, priority, due_at, greatest(due_at, now()))
     RETURNING EXISTS (SELECT FROM postcommit.asleep) INTO heard;
   IF heard THEN
     PERFORM postcommit.ring(due_at);
@@ -165,19 +167,20 @@ BEGIN
   ), given AS MATERIALIZED (
     SELECT i.place::int, postcommit.new_id() AS id, t.tenant, postcommit.hash(i.idempotency_key) AS key_hash, i.event_type,
       coalesce(i.payload, '{}') AS payload, i.idempotency_key, i.entity, coalesce(i.recipients, '[]') AS recipients,
-      coalesce(i.channels, '{}') AS channels, i.title, i.body, i.action_url, i.data, coalesce(i.priority, 5) AS priority,
+      c.channels, i.title, i.body, i.action_url, i.data, coalesce(i.priority, 5) AS priority,
       coalesce(i.due_at, now()) AS due,
       coalesce(i.expires_at, coalesce(i.due_at, now()) + interval '720 hours') AS expires,
       i.source, i.correlation_id, i.topic, i.schema_version,
       postcommit.content(i.event_type, coalesce(i.payload, '{}'), i.entity, coalesce(i.recipients, '[]'),
-        coalesce(i.channels, '{}'), i.title, i.body, i.action_url, i.data, i.topic, i.schema_version) AS content,
+        c.channels, i.title, i.body, i.action_url, i.data, i.topic, i.schema_version) AS content,
       postcommit.short_fields(i.event_type, i.idempotency_key, i.entity, i.topic, i.correlation_id, i.title,
-        coalesce(i.channels, '{}')) AS short_fields
+        c.channels) AS short_fields
     FROM ROWS FROM (jsonb_to_recordset(batch) AS (event_type text, payload jsonb, idempotency_key text, tenant text, entity text,
       recipients jsonb, channels text[], title text, body text, action_url text, data jsonb, priority int, due_at timestamptz,
       expires_at timestamptz, source jsonb, correlation_id text, topic text, schema_version int, strict boolean))
       WITH ORDINALITY AS i (event_type, payload, idempotency_key, tenant, entity, recipients, channels, title, body, action_url,
         data, priority, due_at, expires_at, source, correlation_id, topic, schema_version, strict, place)
+    CROSS JOIN LATERAL (SELECT array_replace(coalesce(i.channels, '{}'), 'in-app', 'in_app') AS channels) c
     JOIN of_tenant t ON t.name = coalesce(i.tenant, 'default')
   ), keyed AS (
     -- Sorted by key: two batches that share keys in another order must not deadlock.
@@ -200,8 +203,8 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM beyond WHERE exceeded IS NOT NULL)
       RETURNING n.tenant, n.id, n.priority, n.due_at
   ), queued AS (
-    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at)
-      SELECT tenant, id, 0, -tenant, priority, due_at FROM noted
+    INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at)
+      SELECT tenant, id, 0, -tenant, priority, due_at, greatest(due_at, now()) FROM noted
   ), rung AS MATERIALIZED (SELECT postcommit.ring(min(due)) FROM given)
   SELECT array_agg(given.id ORDER BY given.place), (SELECT array_agg(notification_id) FROM keyed),
       (SELECT exceeded FROM beyond WHERE exceeded IS NOT NULL ORDER BY place LIMIT 1)

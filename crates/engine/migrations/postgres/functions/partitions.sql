@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION postcommit.make_partitions(months_ahead int DEFAULT 2
   LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, postcommit, pg_temp AS $$
 DECLARE
   month timestamp;
-  parent text; child text; key text; low uuid; high uuid; made int := 0;
+  parent text; child text; key text; columns text; low uuid; high uuid; made int := 0;
 BEGIN
   PERFORM pg_advisory_xact_lock(hashtext('postcommit.make_partitions'));
   FOR month IN SELECT generate_series(date_trunc('month', now() AT TIME ZONE 'UTC'),
@@ -16,8 +16,13 @@ BEGIN
       CONTINUE WHEN to_regclass(format('postcommit.%I', child)) IS NOT NULL;
       key := CASE parent WHEN 'notification' THEN 'id' ELSE 'notification_id' END;
       EXECUTE format('CREATE TABLE postcommit.%I (LIKE postcommit.%I INCLUDING ALL) USING heap', child, parent);
+      -- A generated column takes no value, not even its own.
+      SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns FROM pg_attribute a
+        WHERE a.attrelid = format('postcommit.%I', parent)::regclass AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.attgenerated = '';
       EXECUTE format('WITH moved AS (DELETE FROM postcommit.%I WHERE %I >= %L AND %I < %L RETURNING *)
-        INSERT INTO postcommit.%I SELECT * FROM moved', parent || '_default', key, low, key, high, child);
+        INSERT INTO postcommit.%I (%s) SELECT %s FROM moved',
+        parent || '_default', key, low, key, high, child, columns, columns);
       EXECUTE format('ALTER TABLE postcommit.%I ATTACH PARTITION postcommit.%I FOR VALUES FROM (%L) TO (%L)',
         parent, child, low, high);
       made := made + 1;

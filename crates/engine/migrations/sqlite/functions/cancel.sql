@@ -10,9 +10,9 @@ CREATE TRIGGER postcommit_cancel_insert INSTEAD OF INSERT ON postcommit_cancel B
     WHERE note.tenant = (SELECT id FROM postcommit_tenant WHERE name = coalesce(NEW.tenant, 'default'))
       AND note.entity = NEW.entity AND (NEW.event_type IS NULL OR note.event_type = NEW.event_type);
   INSERT INTO postcommit_delivery_ledger (tenant, notification_id, n, lane, channel, target, provider, template,
-      template_version, language, state, code, attempts, seq, unclear, finished_at)
+      template_version, language, user_id, context, send_key, state, code, attempts, seq, unclear, finished_at)
     SELECT q.tenant, q.notification_id, q.n, q.lane, q.channel, q.target, q.provider, q.template,
-      q.template_version, q.language, 'cancelled', 'cancelled', q.attempts, q.seq,
+      q.template_version, q.language, q.user_id, q.context, q.send_key, 'cancelled', 'cancelled', q.attempts, q.seq,
       q.unclear OR q.lost_since IS NOT NULL, {now}
     FROM postcommit_notification note
     JOIN postcommit_delivery_queue q ON q.tenant = note.tenant AND q.notification_id = note.id
