@@ -5,34 +5,53 @@
 //! has its own text, side by side. Everything else is written once.
 
 mod acts;
+mod audience;
 mod audit;
+mod content;
+mod content_settings;
 mod deliveries;
 mod details;
 mod duties;
+mod edit;
+mod event_types;
 mod health;
 mod hosts;
 mod inbox;
 mod intake;
+mod layouts;
 mod lists;
+mod member_lists;
 mod notifications;
 mod numbers;
 mod people;
+mod preferences;
 mod providers;
 mod queue;
+mod secret_key;
+mod suppressions;
+mod templates;
 mod tenants;
 mod unreadable;
+mod users;
+mod waits;
 
 pub use acts::deliveries::{Act, Acted, MAX_IDS};
-pub use acts::jobs::{Job, JobDraft, PACE, PACE_MOST, SLICE, SliceOutcome};
+pub use acts::job_draft::{JobCount, JobDraft};
+pub use acts::jobs::{Job, PACE, PACE_MOST, SLICE, SliceOutcome};
 pub use acts::resend::{Copied, Resend};
+pub use audience::Members;
 pub use audit::{AuditEntry, AuditFilter, AuditRow};
+pub use content::{ContentChanges, VersionKey};
+pub use content_settings::{ContentSettings, MadeFrom, WAITING_EXAMINED, Waiting};
 pub use deliveries::{AttemptRow, DeliveryFilter, DeliveryRow, masked};
 pub use details::{NotificationDetails, Provenance, Status};
 pub use duties::PARTITION_MONTHS_AHEAD;
 pub(crate) use duties::PASSING_SAID;
+pub use edit::{EditError, TRIES};
+pub use event_types::{EventTypeChange, EventTypeDraft, EventTypeFilter, EventTypeRow};
 pub use health::access::Access;
 pub use health::server::{Durability, HeldSnapshot, Holder, WeakCommit};
-pub use health::{Attendance, KeyConflicts, PartitionHealth, QueueHealth, Standing};
+pub use health::{Attendance, ChannelInUse, KeyConflicts, PartitionHealth, QueueHealth, Standing};
 pub use hosts::{
     CloseOutcome, ClosedCount, ClosedHost, HOST_HELD, HOST_PAUSED, HostChange, MAX_CLOSED_HOSTS, waits_for,
 };
@@ -41,29 +60,45 @@ pub use intake::accept::{Accepted, BATCH as ACCEPT_BATCH};
 pub use intake::enqueue::EnqueueError;
 pub use intake::group_commit;
 pub use intake::request::{NotAccepted, NotificationRequest};
+pub use layouts::{LAYOUTS, LayoutDraft, LayoutRow, LayoutUse};
 pub use lists::keyset::{EXAMINED, Page, Position};
+pub use member_lists::{
+    LIST_MEMBERS, ListFilter, ListRow, MEMBERS_CHANGED, MemberDraft, MemberPlace, MemberRow, MembersChanged,
+};
 pub use notifications::{Conflict, NotificationFilter, NotificationRow};
-pub use numbers::kpis::{Depth, Kpi, KpiSettings, Kpis, Parked, SITES_LISTED, SiteKpi};
+pub use numbers::groups::{CODES_LISTED, CodeCount, DELETED, GROUPS_LISTED, KpiGroup, KpiGrouping};
+pub use numbers::kpis::{Depth, Kpi, KpiSettings, Kpis, Parked};
 pub use numbers::rollups::{
     CHANNELS, GroupBy, KpiSeries, LINES, OTHER, SITES, SLOTS, SeriesLine, SlotLength, TimeRange,
 };
 pub use people::keys::{KEY_NAME_CHARS, Key, KeyDraft, KeyError, KeyFilter, NewKey};
 pub use people::sessions::{Login, NewSession, SESSION_DAYS, Session, csrf_token};
+pub use preferences::{PREFERENCES, PreferenceDraft, PreferenceRow};
 pub use providers::ProviderChanges;
 pub use queue::claim::{Claim, Lease, Want};
+#[cfg(test)]
+pub(crate) use queue::delivery_in;
 pub use queue::due_lanes::{Search, Searched};
-pub use queue::expand::Expanded;
+pub use queue::expand::{DUPLICATE, Expanded, Written};
 pub use queue::limited::{LimitedClaim, Metered};
+pub use queue::parts::{NextPart, Part};
 pub use queue::settle::{Attempted, Place, Settled, Settlement};
+pub use secret_key::{NotDecrypted, Opener, Sealed, SealedWith, Unopened};
+pub use suppressions::{SuppressionDraft, SuppressionFilter, SuppressionRow};
+pub use templates::{
+    EVENTS_EXAMINED, TEMPLATES, TemplateDraft, TemplateFilter, TemplatePosition, TemplateRow, VersionRow,
+};
 pub use tenants::{MAX_WEIGHT, REASON_CHARS, TenantError, TenantRow};
 pub use unreadable::Unreadable;
+pub use users::{UserAddress, UserChange, UserDraft, UserFilter, UserRow, check_user_id};
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use postcommit_channel::model::Actor;
 
-use crate::db::{Db, DbError};
+use crate::db::{Db, DbError, postgres};
 use queue::low_water::Marks;
 
 /// A handle on the store. Cheap to clone.
@@ -78,10 +113,15 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database. The schema version is not checked.
+    /// Opens the database, with [`postgres::CONNECT_TIMEOUT`]. The schema version is not checked.
     pub async fn open(url: &str) -> Result<Self, DbError> {
+        Self::open_within(url, postgres::CONNECT_TIMEOUT).await
+    }
+
+    /// Opens the database. A new connection to PostgreSQL may take `connect_timeout` until its first answer.
+    pub async fn open_within(url: &str, connect_timeout: Duration) -> Result<Self, DbError> {
         Ok(Self {
-            db: Db::open(url).await?,
+            db: Db::open(url, connect_timeout).await?,
             actor: Actor::system().into(),
             marks: Arc::default(),
             found: Arc::default(),
@@ -89,7 +129,6 @@ impl Store {
     }
 
     /// A handle whose changes the audit log attributes to `actor`. Without this call they are attributed to the system.
-    #[must_use]
     pub fn by(&self, actor: Actor) -> Self {
         Self { actor: actor.into(), ..self.clone() }
     }
@@ -97,7 +136,6 @@ impl Store {
     /// A handle for one tenant. On PostgreSQL its statements run as the tenant role, and row-level security hides rows
     /// of other tenants. The first wall is the tenant that every method takes as a parameter; SQLite has no second one.
     /// Enqueueing and the hot path do not work on such a handle: they use functions and connections of all tenants.
-    #[must_use]
     pub fn of_tenant(&self, tenant: i32) -> Self {
         Self { db: self.db.of_tenant(tenant), ..self.clone() }
     }
@@ -111,15 +149,13 @@ impl Store {
     }
 
     /// The database below the store, for migrations.
-    #[must_use]
     pub fn db(&self) -> &Db {
         &self.db
     }
 
     /// The PostgreSQL statements of the hot path, for a test that checks their plans.
     #[doc(hidden)]
-    #[must_use]
-    pub fn hot_statements() -> [(&'static str, &'static str); 15] {
+    pub fn hot_statements() -> [(&'static str, &'static str); 17] {
         [
             ("claim", &queue::claim::CLAIM_POSTGRES),
             ("claim_searching", &queue::due_lanes::CLAIM_SEARCHING_POSTGRES),
@@ -130,6 +166,8 @@ impl Store {
             ("load", &notifications::LOAD_POSTGRES),
             ("load_of_many", &notifications::LOAD_OF_MANY_POSTGRES),
             ("expand", &queue::expand::EXPAND_POSTGRES),
+            ("expand_once", &queue::expand::EXPAND_ONCE_POSTGRES),
+            ("expand_part", &queue::expand::EXPAND_PART_POSTGRES),
             ("announce", queue::claim::INTENT_POSTGRES),
             ("renew", queue::claim::RENEW_POSTGRES),
             ("settle_ended", &queue::settle::END_POSTGRES),

@@ -1,5 +1,6 @@
-//! Actions of operators: on one delivery, on several, or on all that match a filter.
+//! Operators' actions on one delivery, on several, or on all that match a filter.
 
 pub(in crate::store) mod deliveries;
+pub(in crate::store) mod job_draft;
 pub(in crate::store) mod jobs;
 pub(in crate::store) mod resend;

@@ -1,4 +1,4 @@
-//! The audit log of changes by people and programs. An entry is written in the transaction of its change.
+//! The audit log of changes by people and programs. An entry is written in the same transaction as its change.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::DeliveryKey;
@@ -9,7 +9,7 @@ use crate::db::{DbError, Row, Statement, Value};
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// An entry of the audit log. The store adds the actor: [`Store::by`].
+/// An entry to write to the audit log. The store adds the actor, which [`Store::by`] sets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
     whose: Whose,
@@ -19,27 +19,27 @@ pub struct AuditEntry {
     count: Count,
 }
 
-/// How many objects the change concerned.
+/// The number of objects that the change concerned.
 #[derive(Debug, Clone, PartialEq)]
 enum Count {
     Known(i64),
-    /// A query that counts them in the transaction of the change, and its parameters.
+    /// A query that counts the objects in the transaction of the change, and its parameters.
     Query(String, Vec<Value>),
 }
 
-/// The tenant in whose log the entry is written.
+/// The tenant to whose log the entry is written.
 #[derive(Debug, Clone, PartialEq)]
 enum Whose {
     /// A tenant by number.
     Tenant(i32),
-    /// A tenant by name. The change itself may create it.
+    /// A tenant by name. The change itself may create this tenant.
     Named(String),
     /// The tenant that owns this lane.
     Lane(i32),
 }
 
 impl AuditEntry {
-    /// An entry with an action, `noun.verb`, and its subject.
+    /// Creates an entry with an action such as `noun.verb` and its subject.
     pub fn new(tenant: i32, action: &'static str, subject: impl Into<String>) -> Self {
         Self {
             whose: Whose::Tenant(tenant),
@@ -50,41 +50,39 @@ impl AuditEntry {
         }
     }
 
-    /// An entry about a tenant, given by name.
+    /// Creates an entry about a tenant, given by name.
     pub(in crate::store) fn of_tenant(name: &str, action: &'static str) -> Self {
         Self { whose: Whose::Named(name.to_owned()), subject: None, ..Self::new(0, action, "") }
     }
 
-    /// An entry about a tenant, given by number.
+    /// Creates an entry about a tenant, given by number.
     pub(in crate::store) fn of_owner(tenant: i32, action: &'static str) -> Self {
         Self { subject: None, ..Self::new(tenant, action, "") }
     }
 
-    /// An entry about a provider, given by its lane.
+    /// Creates an entry about a provider, given by its lane.
     pub(in crate::store) fn of_lane(lane: i32, action: &'static str) -> Self {
         Self { whose: Whose::Lane(lane), subject: None, ..Self::new(0, action, "") }
     }
 
     /// Adds details, such as the filter of a bulk change. They must not contain secrets.
-    #[must_use]
     pub fn details(self, details: Json) -> Self {
         Self { details: Some(details), ..self }
     }
 
-    /// Sets how many objects the change concerned. Default 1.
-    #[must_use]
+    /// Sets how many objects the change concerned. The default is 1.
     pub fn count(self, count: i64) -> Self {
         Self { count: Count::Known(count), ..self }
     }
 
-    /// Counts the objects by a query in the transaction of the change. In the query $1 is the tenant, $7 is the
-    /// subject, and its own parameters begin at [`COUNT_PARAMETERS_FROM`].
+    /// Counts the objects with a query in the transaction of the change. In the query `$1` is the tenant and `$7` the
+    /// subject. The query's own parameters begin at [`COUNT_PARAMETERS_FROM`].
     pub(in crate::store) fn counted(self, question: String, parameters: Vec<Value>) -> Self {
         Self { count: Count::Query(question, parameters), ..self }
     }
 }
 
-/// The number of the first own parameter of the query in [`AuditEntry::counted`].
+/// The number of the first parameter that belongs to the query of [`AuditEntry::counted`].
 pub(in crate::store) const COUNT_PARAMETERS_FROM: usize = 8;
 
 /// An entry of the audit log.
@@ -112,24 +110,24 @@ pub struct AuditRow {
     pub request_id: Option<String>,
 }
 
-/// Which entries to list. The order is newest first.
+/// The filter for a list of audit entries. The newest come first.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// Only this tenant. `None` is all tenants.
+    /// Only entries of this tenant. `None` means all tenants.
     pub tenant: Option<i32>,
-    /// Only by this actor.
+    /// Only entries by this actor.
     pub actor: Option<String>,
-    /// Only this action.
+    /// Only entries with this action.
     pub action: Option<String>,
     /// Only changes of this object.
     pub subject: Option<String>,
-    /// Only at this time or later.
+    /// Only entries from this time on.
     pub from: Option<Timestamp>,
-    /// Only before this time.
-    pub to: Option<Timestamp>,
-    /// Only entries with a smaller id. The next page begins after the last id of this one.
+    /// Only entries before this time.
+    pub until: Option<Timestamp>,
+    /// Only entries with a smaller id. For the next page, give the last id of this page.
     pub before: Option<i64>,
-    /// The most rows to return.
+    /// The maximum number of rows to return.
     pub limit: i64,
 }
 
@@ -137,9 +135,9 @@ const SELECT: &str = "SELECT a.id, t.name, a.at, a.actor, a.action, a.subject, a
     FROM postcommit.audit a JOIN postcommit.tenant t ON t.id = a.tenant";
 
 impl Store {
-    /// The statement that writes an entry, for the transaction of the change.
+    /// Returns the statement that writes an entry. It belongs into the transaction of the change.
     pub(in crate::store) fn audit(&self, entry: AuditEntry) -> Statement {
-        // The tenant of the log, and the default subject.
+        // The SQL for the tenant of the log and for the default subject, and the parameter of both.
         let (whose, about, of) = match entry.whose {
             Whose::Tenant(tenant) => ("$1", "(SELECT name FROM postcommit.tenant WHERE id = $1)", Value::from(tenant)),
             Whose::Named(name) => ("(SELECT id FROM postcommit.tenant WHERE name = $1)", "$1", name.into()),
@@ -152,7 +150,7 @@ impl Store {
         let subject = if entry.subject.is_some() { "$7" } else { about };
         let (known, counted, asked) = match entry.count {
             Count::Known(count) => (count.into(), "$5".to_owned(), vec![]),
-            // $5 stays in the statement, so that the numbers of the other parameters stay the same.
+            // `$5` stays in the statement, so that the other parameters keep their numbers.
             Count::Query(question, parameters) => (Value::Null, format!("coalesce($5, ({question}))"), parameters),
         };
         let sql = format!(
@@ -178,7 +176,7 @@ impl Store {
         self.db.execute(vec![self.audit(entry)]).await.map(drop)
     }
 
-    /// Runs one change and writes its entry if the change touched a row. Returns whether it did.
+    /// Runs one change, and writes its entry if the change changed a row. Returns whether it did.
     pub(in crate::store) async fn change(
         &self,
         sql: &str,
@@ -188,8 +186,8 @@ impl Store {
         self.change_all(vec![(sql.to_owned(), parameters)], 0, entry).await
     }
 
-    /// Runs several statements and writes the entry. If the statement at index `deciding` touches no row, the rest is
-    /// skipped: [`crate::db::Db::execute_if`].
+    /// Runs several statements and writes the entry. If the statement at index `deciding` changes no row, the rest is
+    /// skipped, as in [`crate::db::Db::execute_if`].
     pub(in crate::store) async fn change_all(
         &self,
         mut statements: Vec<Statement>,
@@ -200,7 +198,8 @@ impl Store {
         self.db.execute_if(statements, deciding).await
     }
 
-    /// The statement that writes one entry for each of many deliveries, so that the history of each is complete.
+    /// Returns the statement that writes one entry for each of many deliveries, so that the history of each delivery is
+    /// complete.
     pub(in crate::store) fn audit_each(&self, action: &'static str, keys: &[DeliveryKey]) -> Statement {
         let rows: Vec<Json> =
             keys.iter().map(|key| json!({"tenant": key.tenant, "id": key.id().to_string()})).collect();
@@ -225,7 +224,7 @@ impl Store {
         )
     }
 
-    /// The entries about a notification and its deliveries, oldest first.
+    /// Reads the entries about a notification and its deliveries, oldest first.
     pub(in crate::store) async fn audit_of(
         &self,
         tenant: i32,
@@ -239,7 +238,7 @@ impl Store {
         Ok(legible("audit", self.db.query(&sql, vec![tenant.into(), Value::Texts(subjects)]).await?.iter().map(listed)))
     }
 
-    /// A page of the audit log, newest first.
+    /// Reads one page of the audit log, newest first.
     pub async fn audit_rows(&self, filter: &AuditFilter) -> Result<Vec<AuditRow>, DbError> {
         let mut sql = format!("{SELECT} WHERE a.id < $1");
         let mut parameters: Vec<Value> = vec![filter.before.unwrap_or(i64::MAX).into()];
@@ -249,7 +248,7 @@ impl Store {
             ("a.action =", filter.action.as_deref().into()),
             ("a.subject =", filter.subject.as_deref().into()),
             ("a.at >=", filter.from.into()),
-            ("a.at <", filter.to.into()),
+            ("a.at <", filter.until.into()),
         ];
         for (condition, value) in wanted.into_iter().filter(|(_, value)| *value != Value::Null) {
             parameters.push(value);

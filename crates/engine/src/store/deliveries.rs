@@ -1,4 +1,4 @@
-//! Deliveries, live and finished, and their attempts.
+//! Reads deliveries, live and finished, and their attempts.
 
 use std::time::Duration;
 
@@ -36,6 +36,9 @@ pub struct DeliveryRow {
     pub provider: Option<String>,
     /// The address, masked.
     pub target: Option<String>,
+    /// The full address, only where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// The state.
     pub state: String,
     /// The reason, when parked.
@@ -44,20 +47,48 @@ pub struct DeliveryRow {
     pub attempts: i64,
     /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
+    /// What an unfinished delivery waits for, in words: its due time, its provider, which is paused, or a process that
+    /// delivers. `null` when it is finished.
+    pub waits_for: Option<String>,
     /// Code of the last error.
     pub error_code: Option<String>,
+    /// What kind of failure the last error is, in one vocabulary over all providers.
+    pub error_class: Option<String>,
     /// The text of the last error.
     pub last_error: Option<String>,
     /// The provider's id of the message.
     pub provider_ref: Option<String>,
     /// When it was enqueued.
     pub created_at: Timestamp,
-    /// When it was sent.
+    /// When the provider took it.
     pub sent_at: Option<Timestamp>,
+    /// When it was known to have arrived: by a receipt, by a person, or because the channel is the destination.
+    pub delivered_at: Option<Timestamp>,
+    /// When the last attempt began.
+    pub last_attempt_at: Option<Timestamp>,
     /// When the delivery last changed.
     pub updated_at: Timestamp,
     /// Whether an attempt since the last retry may have arrived although its outcome is unknown.
     pub unclear: bool,
+    /// Whether a driver for development recorded it instead of sending it.
+    pub captured: bool,
+    /// The idempotency key of the notification.
+    pub idempotency_key: String,
+    /// The template it is rendered by. `None`: the notification's own title and body.
+    pub template: Option<String>,
+    /// The version of the template.
+    pub template_version: Option<i32>,
+    /// The language of the message.
+    pub language: Option<String>,
+    /// The user whose address it is. `None` for an address without a user.
+    pub user_id: Option<String>,
+    /// Of a template that is sent once per entity: `{entity}:{event type}:{channel}:{template}`. Of a resend by a
+    /// template: the resend's own key.
+    pub send_key: Option<String>,
+    /// Of a resend: the notification that it is a copy of.
+    pub copy_of: Option<Uuid>,
+    /// Of a resend: who asked for it.
+    pub asked_by: Option<String>,
 }
 
 /// An attempt.
@@ -65,7 +96,7 @@ pub struct DeliveryRow {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AttemptRow {
     /// `{notification}.{n}` of the delivery.
-    pub delivery: String,
+    pub delivery_id: String,
     /// The number of the attempt, from 1. A retry by an operator does not reset it.
     pub seq: i32,
     /// When it began.
@@ -76,6 +107,8 @@ pub struct AttemptRow {
     pub outcome: String,
     /// The code of the error.
     pub code: Option<String>,
+    /// What kind of failure it is, in one vocabulary over all providers.
+    pub error_class: Option<String>,
     /// The text of the error.
     pub detail: Option<String>,
     /// How long the attempt took.
@@ -84,6 +117,8 @@ pub struct AttemptRow {
     pub provider_ref: Option<String>,
     /// The beginning of the provider's answer, redacted.
     pub excerpt: Option<String>,
+    /// Whether a driver for development recorded it instead of sending it.
+    pub captured: bool,
 }
 
 /// Which deliveries to list. The order is newest first. As JSON, without tenant, position and page size, it is the
@@ -96,7 +131,7 @@ pub struct DeliveryFilter {
     #[serde(skip)]
     pub tenant: Option<i32>,
     /// Only in one of these states. Empty is any state.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "state", skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<String>,
     /// Only parked for this reason.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,29 +153,35 @@ pub struct DeliveryFilter {
     pub site: Option<String>,
     /// Only of this notification.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub notification: Option<Uuid>,
+    pub notification_id: Option<Uuid>,
     /// Only enqueued at this time or later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Timestamp>,
     /// Only enqueued before this time.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub to: Option<Timestamp>,
+    pub until: Option<Timestamp>,
     /// Only with at least this many attempts since it was enqueued or last retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i64>,
     /// Only with this code of the last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
-    /// Only to exactly this address.
+    /// Only with a last error of this class.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<String>,
+    pub error_class: Option<String>,
+    /// Only to this user id or address, exactly.
+    #[serde(skip_serializing_if = "Option::is_none", alias = "target")]
+    pub recipient: Option<String>,
     /// True: only those that may have arrived although the outcome is unknown. False: only those for which no attempt
     /// is unclear.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unclear: Option<bool>,
-    /// Only those that have been due for longer than this and are not being sent.
+    /// Only those that were first due longer ago than this and are not being sent.
     #[serde(skip)]
     pub stuck: Option<Duration>,
+    /// Whether the rows show the full address beside the masked one.
+    #[serde(skip)]
+    pub full: bool,
     /// The position where the page before ended.
     #[serde(skip)]
     pub before: Option<Position>,
@@ -150,72 +191,82 @@ pub struct DeliveryFilter {
 }
 
 impl DeliveryFilter {
-    /// All deliveries of one notification.
+    /// Returns the filter for all deliveries of one notification.
     #[must_use]
     pub fn of_notification(id: Uuid) -> Self {
-        // More than the recipients that a notification may have, each with a few addresses.
-        Self { notification: Some(id), limit: 10_000, ..Self::default() }
+        // The limit exceeds the number of recipients that a notification may have, even with a few addresses each.
+        Self { notification_id: Some(id), limit: 10_000, ..Self::default() }
     }
 }
 
 const ROW_QUERY: RowQuery = RowQuery {
     columns: "id, tenant, notification_id, n, event_type, entity, channel, {provider}, target, state, reason, attempts,
-        next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear",
+        next_attempt_at, error_code, last_error, provider_ref, created_at, sent_at, updated_at, unclear,
+        error_class, delivered_at, last_attempt_at, captured, idempotency_key, template, copy_of, asked_by,
+        template_version, language, user_id, send_key",
     of_one: "postcommit.delivery WHERE tenant_id = $1 AND notification_id = $2 AND n = $3",
 };
 
 impl Store {
-    /// A page of deliveries, newest first.
+    /// Reads one page of deliveries, newest first.
     pub async fn delivery_rows(&self, filter: &DeliveryFilter) -> Result<Page<DeliveryRow>, DbError> {
-        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?);
+        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?, self.dialect());
         let page = self.list_rows(&list, Some(ROW_QUERY), list.start(), filter.limit).await?;
-        Ok(Page { rows: legible("deliveries", page.rows.iter().map(|(_, row)| listed(row))), more: page.more })
+        let mut rows = legible("deliveries", page.rows.iter().map(|(_, row)| listed(row, filter.full)));
+        self.say_waits(filter.tenant, &mut rows).await?;
+        Ok(Page { rows, more: page.more })
     }
 
-    /// The statements that list a window of `step` rows, for a test that checks their plans.
+    /// Returns the statements that list a window of `step` rows. A test checks their plans.
     #[doc(hidden)]
     pub async fn delivery_statements(
         &self,
         filter: &DeliveryFilter,
         step: i64,
     ) -> Result<Vec<(String, Vec<Value>)>, DbError> {
-        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?);
+        let list = DeliveryList::new(filter, self.stuck_since(filter.stuck).await?, self.dialect());
         self.statements(&list, Some(ROW_QUERY), list.start(), step, filter.limit).await
     }
 
-    /// One delivery. With a tenant, only if that tenant owns it.
-    pub async fn delivery_row(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryRow>, DbError> {
+    /// Reads one delivery. With a tenant, it returns the delivery only if that tenant owns it. With `full`, the full
+    /// address is included next to the masked one.
+    pub async fn delivery_row(
+        &self,
+        tenant: Option<i32>,
+        id: DeliveryId,
+        full: bool,
+    ) -> Result<Option<DeliveryRow>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
-        self.db
-            .query(&ROW_QUERY.statement(), vec![tenant.into(), id.notification.into(), id.n.into()])
-            .await?
-            .first()
-            .map(listed)
-            .transpose()
+        let key = vec![tenant.into(), id.notification.into(), id.n.into()];
+        let rows = self.db.query(&ROW_QUERY.statement(), key).await?;
+        let mut rows = rows.first().map(|row| listed(row, full)).transpose()?.into_iter().collect::<Vec<_>>();
+        self.say_waits(Some(tenant), &mut rows).await?;
+        Ok(rows.pop())
     }
 
-    /// The key of a delivery, live or finished. With a tenant, only if that tenant owns it.
+    /// Returns the key of a delivery, live or finished. With a tenant, only if that tenant owns it.
     pub async fn delivery_key(&self, tenant: Option<i32>, id: DeliveryId) -> Result<Option<DeliveryKey>, DbError> {
         let Some(tenant) = self.owner(tenant, id.notification).await? else { return Ok(None) };
         let key = DeliveryKey { tenant, notification: id.notification, n: id.n };
         Ok(self.state_of(key).await?.map(|_| key))
     }
 
-    /// The attempts of all deliveries of a notification, by delivery and number.
+    /// Reads the attempts of all deliveries of a notification, ordered by delivery and number.
     pub async fn attempts(&self, tenant: i32, notification: Uuid) -> Result<Vec<AttemptRow>, DbError> {
         let sql =
-            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt
+            "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt,
+               error_class, captured
              FROM postcommit.attempt
              WHERE tenant = $1 AND notification_id = $2
              ORDER BY n, seq";
         Ok(legible("attempts", self.db.query(sql, vec![tenant.into(), notification.into()]).await?.iter().map(attempt)))
     }
 
-    /// The attempts that began after `since`, of notifications with an id of at least `oldest`, in order of time. For
-    /// following new attempts.
+    /// Reads attempts that began after `since`, in order of time. Only notifications with an id of at least `oldest`
+    /// are read. A caller uses it to follow new attempts.
     pub async fn attempts_since(&self, since: Timestamp, oldest: Uuid, limit: i64) -> Result<Vec<AttemptRow>, DbError> {
         let sql = "SELECT notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref,
-              excerpt
+              excerpt, error_class, captured
             FROM postcommit.attempt
             WHERE at > $1 AND tenant IN (SELECT id FROM postcommit.tenant) AND notification_id >= $2
             ORDER BY at, notification_id, n, seq
@@ -227,7 +278,7 @@ impl Store {
     }
 }
 
-/// Masks an address: recognisable, but not usable.
+/// Masks an address so that it can be recognised but not used.
 #[must_use]
 pub fn masked(target: &str) -> String {
     if let Some((scheme, rest)) = target.split_once("://") {
@@ -245,7 +296,7 @@ pub fn masked(target: &str) -> String {
     }
 }
 
-fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
+fn listed(row: &Row, full: bool) -> Result<DeliveryRow, DbError> {
     let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
     let mut listed = DeliveryRow {
         id: row.get(0)?,
@@ -257,10 +308,12 @@ fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
         channel: row.get(6)?,
         provider: row.get(7)?,
         target: row.get::<Option<String>>(8)?.map(|target| masked(&target)),
+        address: if full { row.get(8)? } else { None },
         state: row.get(9)?,
         reason: row.get(10)?,
         attempts: read.or(11, "attempts", 0),
         next_attempt_at: read.or(12, "due_at", None),
+        waits_for: None,
         error_code: row.get(13)?,
         last_error: row.get(14)?,
         provider_ref: row.get(15)?,
@@ -268,6 +321,18 @@ fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
         sent_at: read.or(17, "sent_at", None),
         updated_at: read.or(18, "finished_at", never),
         unclear: read.or(19, "unclear", true),
+        error_class: row.get(20)?,
+        delivered_at: read.or(21, "finished_at", None),
+        last_attempt_at: read.or(22, "at", None),
+        captured: read.or(23, "captured", false),
+        idempotency_key: row.get(24)?,
+        template: row.get(25)?,
+        copy_of: row.get(26)?,
+        asked_by: row.get(27)?,
+        template_version: read.or(28, "template_version", None),
+        language: row.get(29)?,
+        user_id: row.get(30)?,
+        send_key: row.get(31)?,
     };
     listed.last_error = read.problem().or(listed.last_error);
     Ok(listed)
@@ -276,7 +341,7 @@ fn listed(row: &Row) -> Result<DeliveryRow, DbError> {
 fn attempt(row: &Row) -> Result<AttemptRow, DbError> {
     let mut read = Reader::of(row);
     let mut attempt = AttemptRow {
-        delivery: DeliveryId { notification: row.get(0)?, n: row.get(1)? }.to_string(),
+        delivery_id: DeliveryId { notification: row.get(0)?, n: row.get(1)? }.to_string(),
         seq: row.get(2)?,
         at: read.or(3, "at", Timestamp::from_micros(0)),
         provider: row.get(4)?,
@@ -286,6 +351,8 @@ fn attempt(row: &Row) -> Result<AttemptRow, DbError> {
         latency_ms: read.or(8, "latency_ms", 0),
         provider_ref: row.get(9)?,
         excerpt: row.get(10)?,
+        error_class: row.get(11)?,
+        captured: read.or(12, "captured", false),
     };
     attempt.detail = read.problem().or(attempt.detail);
     Ok(attempt)

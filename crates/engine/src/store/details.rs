@@ -18,11 +18,19 @@ pub struct NotificationDetails {
     #[serde(flatten)]
     pub notification: StoredNotification,
     /// The least finished state of its deliveries.
-    pub status: String,
+    pub state: String,
+    /// When one of its deliveries was last sent.
+    pub sent_at: Option<Timestamp>,
+    /// When the last of its deliveries was known to have arrived. Set only if the state is `delivered`.
+    pub delivered_at: Option<Timestamp>,
+    /// When the last attempt of its deliveries began.
+    pub last_attempt_at: Option<Timestamp>,
+    /// Whether a driver for development recorded one of its deliveries instead of sending it.
+    pub captured: bool,
     /// The deliveries, one per target.
     pub deliveries: Vec<DeliveryRow>,
     /// The attempts of all deliveries, in the order in which they began.
-    pub attempts: Vec<AttemptRow>,
+    pub attempt_log: Vec<AttemptRow>,
     /// Enqueues that were refused because this notification holds the idempotency key.
     pub conflicts: Vec<Conflict>,
     /// The audit log of the notification and its deliveries, oldest first.
@@ -43,8 +51,15 @@ pub struct Status {
     pub last_error: Option<String>,
     /// When it was enqueued. If it came from a site: when the site enqueued it.
     pub enqueued_at: Timestamp,
-    /// When the last delivery was sent. Set only if the status is `sent` or `delivered`.
+    /// When the provider took the last delivery. Set only if the state is `sent` or `delivered`.
+    pub sent_at: Option<Timestamp>,
+    /// When the last delivery was known to have arrived: by a receipt, by a person, or because the channel is the
+    /// destination. Set only if the state is `delivered`.
     pub delivered_at: Option<Timestamp>,
+    /// When the last attempt began.
+    pub last_attempt_at: Option<Timestamp>,
+    /// Whether a driver for development recorded a delivery instead of sending it.
+    pub captured: bool,
     /// When the next attempt is due.
     pub next_attempt_at: Option<Timestamp>,
     /// Where it came from.
@@ -79,7 +94,7 @@ impl Provenance {
             instance: owned("instance"),
             script: owned("script"),
             rule: owned("rule"),
-            // An application may have written any value by plain SQL. A value that is not a time is ignored.
+            // An application may have written any value with plain SQL. A value that is not a time is ignored.
             enqueued_at: text("enqueued_at").and_then(|at| at.parse().ok()),
             received_at: Some(note.created_at),
         }
@@ -87,7 +102,7 @@ impl Provenance {
 }
 
 impl Store {
-    /// The details of a notification. With a tenant, only if that tenant owns it.
+    /// Reads the details of a notification. With a tenant, only if that tenant owns it.
     pub async fn notification_details(
         &self,
         tenant: Option<i32>,
@@ -97,22 +112,26 @@ impl Store {
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
         mask(&mut notification.recipients);
         let of_it = DeliveryFilter { tenant: Some(notification.tenant), ..DeliveryFilter::of_notification(id) };
-        let mut attempts = self.attempts(notification.tenant, id).await?;
-        attempts.sort_by_key(|attempt| attempt.at);
+        let mut attempt_log = self.attempts(notification.tenant, id).await?;
+        attempt_log.sort_by_key(|attempt| attempt.at);
         let deliveries = self.delivery_rows(&of_it).await?.rows;
         let subjects =
             deliveries.iter().map(|delivery| delivery.id.clone()).chain([id.to_string(), format!("{id}.0")]).collect();
         Ok(Some(NotificationDetails {
-            status: row.status,
+            state: row.state,
+            sent_at: row.sent_at,
+            delivered_at: row.delivered_at,
+            last_attempt_at: row.last_attempt_at,
+            captured: row.captured,
             deliveries,
             acts: self.audit_of(notification.tenant, subjects).await?,
-            attempts,
+            attempt_log,
             conflicts: self.conflicts(notification.tenant, id).await?,
             notification,
         }))
     }
 
-    /// The status of a notification. With a tenant, only if that tenant owns it.
+    /// Reads the status of a notification. With a tenant, only if that tenant owns it.
     pub async fn status(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Status>, DbError> {
         let Some(notification) = self.notification_as_shown(tenant, id).await? else { return Ok(None) };
         let Some(row) = self.notification_row_of(notification.tenant, id).await? else { return Ok(None) };
@@ -120,20 +139,23 @@ impl Store {
         let tried = self.db.query(sql, vec![notification.tenant.into(), id.into()]).await?;
         let tried = tried.first().map_or(Ok(None), |row| row.get::<Option<i64>>(0))?.unwrap_or(0);
         let source = Provenance::of(&notification);
-        let is_through = ["sent", "delivered"].contains(&row.status.as_str());
+        let is_through = ["sent", "delivered"].contains(&row.state.as_str());
         Ok(Some(Status {
             id,
-            state: row.status,
+            state: row.state,
             retries: (tried - 1).max(0),
             last_error: row.last_error,
             enqueued_at: source.enqueued_at.unwrap_or(notification.created_at),
-            delivered_at: row.sent_at.filter(|_| is_through),
+            sent_at: row.sent_at.filter(|_| is_through),
+            delivered_at: row.delivered_at,
+            last_attempt_at: row.last_attempt_at,
+            captured: row.captured,
             next_attempt_at: row.next_attempt_at,
             source,
         }))
     }
 
-    /// The deliveries of one entity, newest first, including scheduled ones.
+    /// Reads the deliveries of one entity, newest first, including scheduled ones.
     pub async fn entity_rows(
         &self,
         tenant: i32,
@@ -152,7 +174,7 @@ impl Store {
     }
 }
 
-/// Masks the addresses. Names of users, lists and providers stay.
+/// Masks the addresses of recipients. The names of users, lists and providers stay readable.
 fn mask(recipients: &mut Json) {
     for entry in recipients.as_array_mut().into_iter().flatten() {
         for (kind, value) in entry.as_object_mut().into_iter().flatten() {

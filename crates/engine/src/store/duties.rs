@@ -1,30 +1,36 @@
-//! Background duties. Each runs at most once per interval, in the first process that takes it.
+//! Background tasks, called duties. Each runs at most once per interval, in the first process that takes it.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::db::{DbError, Value};
-use crate::store::Store;
 use crate::store::numbers::kpis::before;
+use crate::store::{Opener, Store};
 
-/// The prefix of a worker's heartbeat in the duty table, before the worker's id.
+/// The prefix of a worker's name in the duty table. The worker's id follows it.
 pub(in crate::store) const WORKER: &str = "worker:";
 pub(in crate::store) const PASS: &str = "pass";
-/// The duty that a running pass holds.
+/// The name under which the time of the pass before the last one is kept.
+pub(in crate::store) const EARLIER_PASS: &str = "earlier_pass";
+/// The name of the duty that a running pass holds.
 const PASSING: &str = "passing";
-/// A pass without a heartbeat for this long counts as ended.
+/// A pass whose last heartbeat is older than this counts as ended.
 const PASSING_FOR: Duration = Duration::from_secs(30);
 /// How often a running pass writes its heartbeat.
 pub(crate) const PASSING_SAID: Duration = Duration::from_secs(10);
-/// How many months ahead partitions are created. An application can enqueue for that long without a running server.
+/// How many months ahead partitions are created. For that time an application can enqueue without a running server.
 pub const PARTITION_MONTHS_AHEAD: i32 = 24;
 
-/// A worker without a heartbeat for this long counts as gone.
+/// A worker whose last heartbeat is older than this counts as gone.
 pub(in crate::store) const PRESENT: Duration = Duration::from_secs(60);
 /// How long the heartbeat of a worker that ended abruptly is kept. Each start has a new id, so a worker that is killed
 /// and restarted every few seconds leaves many rows, and every reader of heartbeats reads all of them.
 const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
+
+const NOTE_DUTY: &str = "INSERT INTO postcommit.duty (name, ran_at)
+    VALUES ($1, {now})
+    ON CONFLICT (name) DO UPDATE SET ran_at = {now}";
 
 impl Store {
     /// Writes the heartbeat of a worker.
@@ -36,21 +42,32 @@ impl Store {
     pub async fn forget_workers(&self) -> Result<(), DbError> {
         let long_gone = before(self.now().await?, REMEMBERED);
         let sql = format!("DELETE FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at < $1");
-        self.db.execute_one(&sql, vec![long_gone.into()]).await.map(drop)
+        let unopened = format!(
+            "DELETE FROM postcommit.unopened_secret
+             WHERE noted_at < $1 AND worker NOT IN (SELECT name FROM postcommit.duty WHERE name LIKE '{WORKER}%')"
+        );
+        let parameters = || vec![long_gone.into()];
+        self.db.execute(vec![(sql, parameters()), (unopened, parameters())]).await.map(drop)
     }
 
-    /// Removes the heartbeat of a worker.
+    /// Removes the heartbeat of a worker and its list of secrets that it could not decrypt.
     pub async fn leave(&self, worker: Uuid) -> Result<(), DbError> {
+        self.note_unopened(Opener::Worker(worker), &[]).await?;
         self.give_back_duty(&format!("{WORKER}{worker}")).await
     }
 
-    /// Records that a pass begins. Where cron delivers there is no worker with a heartbeat.
+    /// Records that a pass begins. If cron runs the passes, there is no worker with a heartbeat. The time of the pass
+    /// before is kept, because it tells cron from a single pass by hand.
     pub async fn note_pass(&self) -> Result<(), DbError> {
-        self.note_duty(PASS).await
+        let earlier = "INSERT INTO postcommit.duty (name, ran_at)
+            SELECT $1, ran_at FROM postcommit.duty WHERE name = $2
+            ON CONFLICT (name) DO UPDATE SET ran_at = excluded.ran_at";
+        let earlier = (earlier.to_owned(), vec![EARLIER_PASS.into(), PASS.into()]);
+        self.db.execute(vec![earlier, (NOTE_DUTY.to_owned(), vec![PASS.into()])]).await.map(drop)
     }
 
-    /// Begins a pass, unless one is running in any process. A pass whose process was killed blocks others for 30
-    /// seconds.
+    /// Begins a pass and returns true, unless a pass is running in any process. If the process of a pass was killed, it
+    /// blocks others for 30 seconds.
     pub async fn begin_pass(&self) -> Result<bool, DbError> {
         self.take_duty(PASSING, PASSING_FOR).await
     }
@@ -66,14 +83,11 @@ impl Store {
     }
 
     async fn note_duty(&self, name: &str) -> Result<(), DbError> {
-        let sql = "INSERT INTO postcommit.duty (name, ran_at)
-            VALUES ($1, {now})
-            ON CONFLICT (name) DO UPDATE SET ran_at = {now}";
-        self.db.execute_one(sql, vec![name.into()]).await.map(drop)
+        self.db.execute_one(NOTE_DUTY, vec![name.into()]).await.map(drop)
     }
 
-    /// Takes a duty, unless a process has taken it within the interval. All duties can be repeated: a crash after this
-    /// only delays one.
+    /// Takes a duty and returns true, unless a process has taken it within the interval. All duties can be repeated, so
+    /// a crash after this call only delays the duty.
     pub async fn take_duty(&self, name: &str, interval: Duration) -> Result<bool, DbError> {
         let stale = match self.db.kind() {
             "postgres" => "postcommit.duty.ran_at < clock_timestamp() - $2::float8 * interval '1 second'",
@@ -88,19 +102,20 @@ impl Store {
         Ok(self.db.execute_one(&sql, vec![name.into(), Value::Real(interval.as_secs_f64())]).await? > 0)
     }
 
-    /// Releases a duty that failed, so that the next look tries it again.
+    /// Releases a duty that failed, so that the next check tries it again.
     pub async fn give_back_duty(&self, name: &str) -> Result<(), DbError> {
         self.db.execute_one("DELETE FROM postcommit.duty WHERE name = $1", vec![name.into()]).await.map(drop)
     }
 
-    /// Creates partitions for the next [`PARTITION_MONTHS_AHEAD`] months. Returns how many.
+    /// Creates partitions for the next [`PARTITION_MONTHS_AHEAD`] months, and returns how many.
     pub async fn make_partitions_once(&self) -> Result<i64, DbError> {
         self.db.make_partitions(PARTITION_MONTHS_AHEAD).await
     }
 
-    /// Moves deliveries on lanes that no longer exist back to be routed again. Returns how many.
+    /// Moves deliveries in lanes that no longer exist to their tenant's lane, so that they are routed again. Returns
+    /// how many.
     pub async fn reroute_strays_once(&self) -> Result<u64, DbError> {
-        // A lease that ran out on a deleted lane: the outcome of its attempt is unknown.
+        // If a lease ran out in a deleted lane, the outcome of its attempt is unknown.
         let sql = "UPDATE postcommit.delivery_queue
             SET lane = -tenant,
               unclear = (CASE WHEN lease_token IS NULL AND lost_since IS NULL THEN unclear ELSE 1 = 1 END),
@@ -115,7 +130,7 @@ impl Store {
         self.db.execute_one(&sql, vec![]).await
     }
 
-    /// How many results came after their lease had been taken over, since the beginning.
+    /// Counts all outcomes that arrived after their lease was lost.
     pub async fn stale_settles(&self) -> Result<i64, DbError> {
         let rows = self.db.query("SELECT count(*) FROM postcommit.stale_settle", vec![]).await?;
         rows.first().map_or(Ok(0), |row| row.get(0))

@@ -1,25 +1,26 @@
-//! The health of the store, for `doctor` and metrics.
+//! The health of the store, for `doctor` and for metrics.
 
 pub(in crate::store) mod access;
 pub(in crate::store) mod server;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
 use uuid::Uuid;
 
-use crate::db::{Db, DbError};
+use crate::db::{Db, DbError, Row};
 use crate::store::Store;
-use crate::store::duties::{PASS, PRESENT, WORKER};
+use crate::store::duties::{EARLIER_PASS, PASS, PRESENT, WORKER};
 use crate::store::numbers::kpis::before;
 use crate::store::queue::closed::closed_on_both;
 
 /// The state of the partitions on PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartitionHealth {
-    /// Whole months after this one for which partitions exist.
+    /// For how many months after the present one partitions exist.
     pub months_ahead: i64,
-    /// Rows in a default partition because their month had none.
+    /// Rows that are in a default partition because there was no partition for their month.
     pub in_default: i64,
 }
 
@@ -30,50 +31,65 @@ pub struct QueueHealth {
     pub waiting: i64,
     /// Parked deliveries.
     pub parked: i64,
-    /// For how many seconds the oldest due row has been due; 0 if none is due.
+    /// For how many seconds the oldest due row has been due. 0 if none is due.
     pub oldest_due_s: i64,
-    /// Results that came after their lease had been taken over, since the beginning.
+    /// How many outcomes arrived after their lease was lost, counted since the installation.
     pub stale_settles: i64,
 }
 
 /// Idempotency keys that were used again with other content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyConflicts {
-    /// How often this happened.
+    /// How often a key was used again with other content.
     pub count: i64,
-    /// The notification that holds the key of the latest conflict.
+    /// The notification that has the key of the latest conflict.
     pub notification: Uuid,
     /// The event type of the refused enqueue.
     pub event_type: String,
 }
 
-/// Values that metrics report beside the KPIs.
+/// Values that metrics report in addition to the KPIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// For how long the oldest due row on an open lane has been due; zero if none is due.
+    /// For how long the oldest due row in an open lane has been due. Zero if none is due.
     pub oldest_due: Duration,
-    /// How often a key was used again with other content, since the beginning.
+    /// How often a key was used again with other content, counted since the installation.
     pub key_conflicts: i64,
 }
 
-/// The workers with a heartbeat, and the work that is due.
+/// A channel that a tenant uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelInUse {
+    /// The tenant.
+    pub tenant: i32,
+    /// The channel.
+    pub channel: String,
+    /// Whether deliveries are parked because no provider serves the channel.
+    pub is_parked: bool,
+}
+
+/// The workers that have a heartbeat, and the work that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attendance {
     /// Workers with a current heartbeat.
     pub workers: i64,
-    /// The latest heartbeat of any worker. A worker that stopped regularly has none.
+    /// The latest heartbeat of any worker. A worker that was stopped regularly has removed its heartbeat.
     pub last_worker_at: Option<Timestamp>,
+    /// The oldest of the current heartbeats. A worker that was killed keeps its heartbeat current for a minute.
+    pub oldest_worker_at: Option<Timestamp>,
     /// When the last pass began.
     pub last_pass_at: Option<Timestamp>,
-    /// Due deliveries on open lanes that are not being sent.
+    /// When the pass before it began.
+    pub earlier_pass_at: Option<Timestamp>,
+    /// Due deliveries in open lanes that are not being sent.
     pub due: i64,
-    /// Since when the oldest of them is due.
+    /// Since when the oldest of the due deliveries is due.
     pub oldest_due_at: Option<Timestamp>,
     /// Jobs that have not ended.
     pub jobs: i64,
 }
 
-/// The condition that a row `q` of the queue can be claimed now.
+/// Returns the condition that row `q` of the queue can be claimed now.
 fn is_due() -> String {
     let closed = closed_on_both("p");
     format!(
@@ -82,7 +98,7 @@ fn is_due() -> String {
 }
 
 impl Store {
-    /// The workers with a heartbeat, and the work that is due.
+    /// Reads which workers have a heartbeat, and which work is due.
     pub async fn attendance(&self) -> Result<Attendance, DbError> {
         let (present, is_due) = (before(self.now().await?, PRESENT), is_due());
         let sql = format!(
@@ -91,10 +107,12 @@ impl Store {
              (SELECT ran_at FROM postcommit.duty WHERE name = '{PASS}'),
              (SELECT count(*) FROM postcommit.delivery_queue q WHERE {is_due}),
              (SELECT count(*) FROM postcommit.job WHERE state IN ('queued', 'running')),
-             (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {is_due})"
+             (SELECT min(due_at) FROM postcommit.delivery_queue q WHERE {is_due}),
+             (SELECT min(ran_at) FROM postcommit.duty WHERE name LIKE '{WORKER}%' AND ran_at > $1),
+             (SELECT ran_at FROM postcommit.duty WHERE name = '{EARLIER_PASS}')"
         );
         let rows = self.db.query(&sql, vec![present.into()]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("no answer".into()))?;
+        let row = rows.first().ok_or_else(|| DbError::Unreadable("a query returned no row".into()))?;
         Ok(Attendance {
             workers: row.get(0)?,
             last_worker_at: row.get(1).unwrap_or_default(),
@@ -102,10 +120,41 @@ impl Store {
             due: row.get(3)?,
             jobs: row.get(4)?,
             oldest_due_at: row.get(5).unwrap_or_default(),
+            oldest_worker_at: row.get(6).unwrap_or_default(),
+            earlier_pass_at: row.get(7).unwrap_or_default(),
         })
     }
 
-    /// Values that metrics report beside the KPIs.
+    /// Counts the deliveries that are parked as `config`, by lane. A resume does not retry them.
+    pub async fn parked_as_config(&self) -> Result<BTreeMap<i32, i64>, DbError> {
+        let sql = "SELECT lane, count(*) FROM postcommit.delivery_ledger
+            WHERE state = 'parked' AND reason = 'config' AND lane IS NOT NULL
+            GROUP BY lane";
+        self.db.query(sql, vec![]).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// Returns the channels on which a delivery was sent or parked within `window`, and the channels with deliveries
+    /// that are parked because no provider serves them.
+    pub async fn channels_in_use(&self, window: Duration) -> Result<Vec<ChannelInUse>, DbError> {
+        let counted = "WHERE slot > $1 AND channel <> '' AND state IN ('sent', 'delivered', 'captured', 'parked')";
+        let sql = format!(
+            "SELECT tenant, channel, max(is_parked)
+             FROM (SELECT tenant, channel, 0 AS is_parked FROM postcommit.rollup_fresh {counted}
+               UNION ALL SELECT tenant, channel, 0 FROM postcommit.rollup_hour {counted}
+               UNION ALL SELECT tenant, channel, 1
+               FROM postcommit.delivery_ledger
+               WHERE state = 'parked' AND code = 'no_provider' AND channel <> '') used
+             GROUP BY tenant, channel
+             ORDER BY tenant, channel"
+        );
+        let rows = self.db.query(&sql, vec![before(self.now().await?, window).into()]).await?;
+        let channel = |row: &Row| -> Result<ChannelInUse, DbError> {
+            Ok(ChannelInUse { tenant: row.get(0)?, channel: row.get(1)?, is_parked: row.get::<i64>(2)? > 0 })
+        };
+        rows.iter().map(channel).collect()
+    }
+
+    /// Reads the values that metrics report in addition to the KPIs.
     pub async fn standing(&self) -> Result<Standing, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> {
@@ -113,7 +162,7 @@ impl Store {
         };
         Ok(Standing {
             oldest_due: self.oldest_due().await?.map_or(Duration::ZERO, |at| now.since(at)),
-            // No row is ever deleted, so the highest id is the count.
+            // Rows are never deleted, so the highest id is the count.
             key_conflicts: count("SELECT CAST(coalesce(max(id), 0) AS BIGINT) FROM postcommit.key_conflict").await?,
         })
     }
@@ -123,10 +172,10 @@ impl Store {
         self.db.query(&due, vec![]).await?.first().map_or(Ok(None), |row| row.get(0))
     }
 
-    /// Whether the database is read-only: a standby, or a SQLite file that cannot be written.
+    /// Returns whether the database is read-only: a standby, or a SQLite file that cannot be written.
     ///
     /// # Errors
-    /// When the database fails; on SQLite also when the disk is full.
+    /// Fails if the database fails. On SQLite it also fails if the disk is full.
     pub async fn is_read_only(&self) -> Result<bool, DbError> {
         if let Db::Sqlite(db) = &self.db {
             return db.is_read_only().await;
@@ -135,7 +184,7 @@ impl Store {
         rows.first().map_or(Ok(false), |row| row.get(0))
     }
 
-    /// The state of the partitions. `None` on SQLite, which has no partitions.
+    /// Reads the state of the partitions. `None` on SQLite, which has no partitions.
     pub async fn partition_health(&self) -> Result<Option<PartitionHealth>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let sql = "SELECT
@@ -150,7 +199,7 @@ impl Store {
         rows.first().map(|row| Ok(PartitionHealth { months_ahead: row.get(0)?, in_default: row.get(1)? })).transpose()
     }
 
-    /// Counts of the queue, of parked deliveries and of late results.
+    /// Counts queued deliveries, parked deliveries and late outcomes.
     pub async fn queue_health(&self) -> Result<QueueHealth, DbError> {
         let now = self.now().await?;
         let count = async |sql: &str| -> Result<i64, DbError> {
@@ -165,7 +214,7 @@ impl Store {
         })
     }
 
-    /// Conflicts of keys within `window`. `None` if there were none.
+    /// Reads the key conflicts within `window`. `None` if there were none.
     pub async fn key_conflicts(&self, window: Duration) -> Result<Option<KeyConflicts>, DbError> {
         let sql = "SELECT (SELECT count(*) FROM postcommit.key_conflict WHERE noted_at > $1), notification_id,
               event_type

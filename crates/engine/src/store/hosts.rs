@@ -1,5 +1,5 @@
-//! Hosts of lanes that serve many receivers. A host that asked to wait is held and a host that refuses our account is
-//! paused, while the other hosts of the lane go on (docs/decisions/0028).
+//! The hosts of lanes that send to many receivers. A host that asked us to wait is held, and a host that refuses our
+//! account is paused. The lane's other hosts are not affected (docs/decisions/0028).
 
 use std::time::Duration;
 
@@ -9,31 +9,32 @@ use serde_json::json;
 
 use crate::db::{DbError, Row, Value};
 use crate::store::providers::turn;
+use crate::store::secret_key::closed_by_secrets;
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
-/// The most closed (held or paused) hosts of one lane. Beyond that, the answer of a host affects only its own delivery.
+/// How many hosts of one lane can be closed, which means held or paused. Beyond this limit, a host's response affects
+/// only its own delivery.
 pub const MAX_CLOSED_HOSTS: i64 = 1000;
 
-/// A delivery that waits for its host has this code and [`waits_for`] as its detail. So it is found when the host is
-/// opened.
+/// The code of a delivery that waits for a held host. Its detail is [`waits_for`], so that the delivery is found when
+/// the host is opened.
 pub const HOST_HELD: &str = "host_held";
-/// As [`HOST_HELD`], for a host that is paused.
+/// The code of a delivery that waits for a paused host. Its detail is [`waits_for`] as well.
 pub const HOST_PAUSED: &str = "host_paused";
 
-/// The most rows that one statement brings forward. On SQLite the application waits for each statement.
+/// How many deliveries one statement makes due at most. On SQLite the application waits for each statement.
 const FORWARD: i64 = 2000;
-/// The most such statements of one resume. The remaining rows become due by themselves within the hour.
+/// How many such statements one resume runs at most. The remaining deliveries become due by themselves within the hour.
 const FORWARDS: usize = 500;
-/// How long the row of an opened host is kept, so that processes can read that it is open. They read all rows again
-/// more often than that.
+/// How long the row of an opened host is kept, so that processes can read that it is open. Every process reads all rows
+/// again more often than that.
 const KEPT: Duration = Duration::from_secs(3600);
 
 /// The condition that the host of row `h` is closed.
 const IS_CLOSED: &str = "(h.paused IS NOT NULL OR h.held_until > {now})";
 
-/// The detail of a delivery that waits for its host.
-#[must_use]
+/// Returns the detail of a delivery that waits for its host.
 pub fn waits_for(host: &str) -> String {
     format!("waits for {host}")
 }
@@ -58,15 +59,13 @@ pub struct ClosedHost {
 /// A change of a host that a process has not read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostChange {
-    /// The lane.
     pub lane: i32,
-    /// Name and port.
+    /// The host's name and port.
     pub host: String,
-    /// Until when it is held. `None` or a time in the past: not held.
+    /// Until when the host is held. `None` or a past time means that it is not held.
     pub held_until: Option<Timestamp>,
-    /// Whether it is paused.
     pub paused: bool,
-    /// The number of the change. Numbers grow.
+    /// The number of the change. Later changes have higher numbers.
     pub changed: i64,
 }
 
@@ -75,11 +74,12 @@ pub struct HostChange {
 pub enum CloseOutcome {
     /// This call closed the host.
     Now,
-    /// The host was closed already: paused, or held for at least as long.
+    /// The host was already closed: paused, or held for at least as long.
     Already,
-    /// The provider was changed, resumed or deleted since. An answer to old settings says nothing about the new ones.
+    /// The provider was changed, resumed or deleted in the meantime. A response to old settings says nothing about the
+    /// new ones.
     Outdated,
-    /// Too many hosts of this lane are closed: [`MAX_CLOSED_HOSTS`].
+    /// [`MAX_CLOSED_HOSTS`] other hosts of this lane are already closed.
     TooMany,
 }
 
@@ -95,11 +95,13 @@ pub struct ClosedCount {
     pub hosts_paused: i64,
     /// Hosts that are held because they asked to wait.
     pub hosts_held: i64,
+    /// Lanes that no worker can serve, because none can open the secrets of their provider.
+    pub lanes_unopened: i64,
 }
 
 impl Store {
-    /// Holds a host of a lane for `wait` from now, by the database's clock. A longer hold stays. For `revision` see
-    /// [`Store::pause_lane`].
+    /// Holds a host of a lane for `wait` from now, by the database's clock. A longer hold is kept. `revision` works as
+    /// in [`Store::pause_lane`].
     pub async fn hold_host(
         &self,
         lane: i32,
@@ -123,7 +125,7 @@ impl Store {
         }
     }
 
-    /// Pauses a host of a lane. A host that is paused already keeps its reason. For `revision` see
+    /// Pauses a host of a lane. A host that is already paused keeps its reason. `revision` works as in
     /// [`Store::pause_lane`].
     pub async fn pause_host(
         &self,
@@ -147,7 +149,7 @@ impl Store {
         }
     }
 
-    /// Why a host could not be closed.
+    /// Returns why a host could not be closed.
     async fn why_not(&self, lane: i32, host: &str, revision: Option<i32>) -> Result<CloseOutcome, DbError> {
         let sql = format!(
             "SELECT p.revision = coalesce($3, p.revision),
@@ -166,12 +168,12 @@ impl Store {
         })
     }
 
-    /// Opens a host of a lane, whether held or paused, and makes deliveries that wait for it due. Returns false if the
-    /// host was not closed; then nothing is changed.
+    /// Opens a host of a lane, whether it is held or paused, and makes deliveries that wait for it due. Returns false
+    /// if the host was not closed.
     pub async fn resume_host(&self, lane: i32, host: &str) -> Result<bool, DbError> {
         let turn = turn().await?;
-        // The revision is raised so that answers to sends in flight do not close the host again. The provider's row is
-        // locked before the counter of changes, in the same order as everywhere else.
+        // The revision is raised so that responses to sends that are still running do not close the host again. The
+        // provider's row is locked before the counter of changes, in the same order as everywhere else.
         let decide = format!(
             "UPDATE postcommit.provider
              SET revision = revision + 1, updated_at = {{now}}
@@ -188,23 +190,23 @@ impl Store {
         let statements = vec![(self.own_name(&decide), parameters()), (open.to_owned(), parameters())];
         let opened = self.change_all(statements, 0, entry).await?;
         drop(turn);
-        // Also where the host was not closed: an earlier call may have ended before all deliveries were brought
-        // forward.
+        // This is done even if the host was not closed, because an earlier call may have ended before all deliveries
+        // were made due.
         self.bring_hosts_forward(lane, Some(host)).await?;
         Ok(opened)
     }
 
-    /// Adapts a statement that names its updated table in a subquery. PostgreSQL knows that table there without its
-    /// schema, SQLite by its full name.
+    /// Adapts a statement that names its updated table in a subquery. For PostgreSQL the schema is removed from the
+    /// name, and SQLite needs the full name.
     pub(in crate::store) fn own_name(&self, sql: &str) -> String {
         if self.db.kind() == "postgres" { sql.replace("postcommit.provider.", "provider.") } else { sql.to_owned() }
     }
 
-    /// Makes deliveries that wait for a host of this lane due now; without a host, for any host of the lane. A delivery
-    /// whose host is still closed is put off again and leaves no attempt.
+    /// Makes deliveries due that wait for a host of this lane, or for any host of the lane if `host` is `None`. If a
+    /// delivery's host is still closed, the delivery is postponed again without an attempt.
     pub async fn bring_hosts_forward(&self, lane: i32, host: Option<&str>) -> Result<(), DbError> {
-        // A transaction of an application may be cancelling one of them. This statement must neither wait for it nor
-        // deadlock with it.
+        // An application's transaction may be cancelling one of the deliveries. This statement must neither wait for it
+        // nor deadlock with it.
         let unlocked = if self.db.kind() == "postgres" { "FOR UPDATE SKIP LOCKED" } else { "" };
         let sql = format!(
             "UPDATE postcommit.delivery_queue
@@ -225,7 +227,8 @@ impl Store {
         Ok(())
     }
 
-    /// Closed hosts of one tenant or of all, of one lane or of all. Paused hosts, which need an operator, come first.
+    /// Reads the closed hosts of one tenant or of all, and of one lane or of all. Paused hosts come first, because they
+    /// need an operator.
     pub async fn closed_hosts(
         &self,
         tenant: Option<i32>,
@@ -243,7 +246,7 @@ impl Store {
         Ok(legible("hosts", rows.iter().map(closed_host)))
     }
 
-    /// Changes after the number `after`. 0 reads every closed host.
+    /// Reads the changes of hosts after the number `after`. 0 reads every closed host.
     pub async fn host_changes(&self, after: i64) -> Result<Vec<HostChange>, DbError> {
         let which = if after == 0 { IS_CLOSED } else { "h.changed > $1" };
         let sql = format!(
@@ -256,31 +259,36 @@ impl Store {
         Ok(legible("hosts", rows.iter().map(host_change)))
     }
 
-    /// Counts closed lanes and hosts. `None` is all tenants.
+    /// Counts closed lanes and hosts. `None` means all tenants.
     pub async fn count_closed(&self, tenant: Option<i32>) -> Result<ClosedCount, DbError> {
-        let sql = "SELECT (SELECT count(*)
+        let unopened = closed_by_secrets();
+        let sql = format!(
+            "SELECT (SELECT count(*)
               FROM postcommit.provider p
               WHERE p.tenant = coalesce($1, p.tenant) AND p.paused IS NOT NULL),
             (SELECT count(*)
               FROM postcommit.provider p
-              WHERE p.tenant = coalesce($1, p.tenant) AND p.not_before > {now}),
+              WHERE p.tenant = coalesce($1, p.tenant) AND p.held_until > {{now}}),
             (SELECT count(*)
               FROM postcommit.lane_host h
               WHERE h.tenant = coalesce($1, h.tenant) AND h.paused IS NOT NULL),
             (SELECT count(*)
               FROM postcommit.lane_host h
-              WHERE h.tenant = coalesce($1, h.tenant) AND h.held_until > {now})";
-        let rows = self.db.query(sql, vec![tenant.into()]).await?;
+              WHERE h.tenant = coalesce($1, h.tenant) AND h.held_until > {{now}}),
+            (SELECT count(*) FROM ({unopened}) closed)"
+        );
+        let rows = self.db.query(&sql, self.who_opens(tenant).await?).await?;
         let Some(row) = rows.first() else { return Ok(ClosedCount::default()) };
         Ok(ClosedCount {
             lanes_paused: row.get(0)?,
             lanes_held: row.get(1)?,
             hosts_paused: row.get(2)?,
             hosts_held: row.get(3)?,
+            lanes_unopened: row.get(4)?,
         })
     }
 
-    /// Deletes rows of hosts that have been open for a while. Returns how many.
+    /// Deletes the rows of hosts that have been open for a while, and returns how many.
     pub async fn forget_open_hosts_once(&self) -> Result<u64, DbError> {
         let sql = "DELETE FROM postcommit.lane_host
              WHERE paused IS NULL AND (held_until IS NULL OR held_until <= {now}) AND updated_at < $1";
@@ -288,8 +296,9 @@ impl Store {
     }
 }
 
-/// Selects the provider of lane $1 at revision $3, if its host $2 may be closed: it is closed already, or fewer than
-/// [`MAX_CLOSED_HOSTS`] others are. On SQLite the WHERE clause also keeps `ON CONFLICT` from being parsed as a join.
+/// The FROM and WHERE clauses that select the provider of lane `$1` at revision `$3`, if fewer than
+/// [`MAX_CLOSED_HOSTS`] hosts other than `$2` are closed. On SQLite the WHERE clause also keeps `ON CONFLICT` from
+/// being parsed as a join.
 fn closable_host() -> String {
     format!(
         "FROM postcommit.provider p

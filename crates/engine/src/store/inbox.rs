@@ -1,8 +1,10 @@
-//! Inboxes: what `in_app` has delivered to each user, newest first, with marks; and what has changed since.
+//! Inboxes: the messages that `in_app` has delivered to each user, newest first, with their read and archive marks.
+//! Each inbox also records its changes.
 //!
-//! Every change of an inbox takes the next number from the user's own row, its position, and holds that row until it commits. So the changes of one user
-//! become visible in the order of their positions: who was told of one was told of all before it, and `position > last seen` misses nothing, however
-//! late a transaction commits. Numbers may be left out; none comes in later.
+//! Every change of an inbox takes the next number from the user's row, its position, and locks that row until it
+//! commits. So the changes of one user become visible in the order of their positions. A reader that has seen one
+//! change has seen all before it, and `position > last seen` misses nothing, however late a transaction commits. A
+//! number may be skipped. A skipped number is never used later.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -22,47 +24,52 @@ use crate::db::{Cells, Db, DbError, FromValue, Row, Transaction, Value, postgres
 use crate::store::unreadable::legible;
 use crate::store::{AuditEntry, Store};
 
-/// Changes told one by one; after more than that, reading the list again is cheaper.
+/// How many changes are reported one by one. Beyond this number, reading the list again is cheaper.
 pub const MAX_CHANGES: usize = 200;
 
-/// A delivery to an inbox, and what it brings.
+/// A delivery to an inbox, and its message.
 pub(in crate::store) struct Received<'a> {
     pub(in crate::store) key: DeliveryKey,
     pub(in crate::store) message: &'a InboxMessage,
 }
 
-/// A message in a list.
+/// A message in an inbox.
 #[derive(Debug, Clone, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = InboxMessage))]
 pub struct InboxRow {
-    /// The delivery it came by: `{notification}.{n}`.
+    /// The delivery that brought it: `{notification}.{n}`.
     pub id: String,
-    /// When it came, among the user's changes: later ones have higher numbers.
+    /// Its position among the changes of this inbox; later changes have higher numbers.
     pub position: i64,
-    /// What happened.
+    /// The event type.
     pub event_type: String,
-    /// About what.
+    /// The entity.
     pub entity: Option<String>,
     /// Heading.
     pub title: Option<String>,
-    /// Text.
+    /// Text; never markup.
     pub body: Option<String>,
     /// Where the reader should go: http(s), mailto or tel.
     pub action_url: Option<String>,
-    /// What the notification holds for `in_app` alone.
+    /// The notification's `data` for `in_app`.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub data: Option<Box<RawValue>>,
-    /// When it came.
+    /// When it arrived.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
-    /// Since when it is read.
+    /// When it was read.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub read_at: Option<Timestamp>,
-    /// Since when it is archived.
+    /// When it was archived.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub archived_at: Option<Timestamp>,
 }
 
-/// What signs user tokens. It cannot be printed.
+/// The key that signs user tokens. It does not implement `Debug`, so that it is never printed.
 pub struct TokenKey {
     /// 32 random bytes.
     pub key: Vec<u8>,
-    /// When it was read, by the database's clock: tokens go by it.
+    /// When the key was read, by the database's clock. The same clock decides when tokens expire.
     pub now: Timestamp,
 }
 
@@ -90,21 +97,21 @@ impl Folder {
     }
 }
 
-/// What to do with a message.
+/// A change that a user makes to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// It was read.
+    /// Marks the message as read.
     Read,
-    /// It is to be read again.
+    /// Marks the message as unread again.
     Unread,
-    /// Out of the way. It no longer counts as unread.
+    /// Moves the message into the archive. It no longer counts as unread.
     Archive,
-    /// Back among the others, read or not as it was.
+    /// Moves the message out of the archive. It stays read or unread.
     Unarchive,
 }
 
 impl Mark {
-    /// Its name in the audit log.
+    /// Returns the change's name in the audit log.
     fn action(self) -> &'static str {
         match self {
             Self::Read => "message.read",
@@ -114,7 +121,7 @@ impl Mark {
         }
     }
 
-    /// What is set, and where that changes anything.
+    /// Returns the SQL assignment, and the condition that it changes the message.
     fn change(self) -> (&'static str, &'static str) {
         match self {
             Self::Read => ("read_at = {now}", "read_at IS NULL"),
@@ -125,41 +132,42 @@ impl Mark {
     }
 }
 
-/// A page of an inbox, newest first.
+/// One page of an inbox, newest first.
 #[derive(Debug, Clone)]
 pub struct InboxPage {
-    /// The inbox's last change that the page shows: from here on [`Store::inbox_changes`] tells what is new. 0 when nothing ever came.
+    /// The position of the last change that the page includes. [`Store::inbox_changes`] continues from here. 0 if the
+    /// inbox never had a message.
     pub position: i64,
-    /// How many are unread in all.
+    /// How many messages of the inbox are unread in total.
     pub unread: i64,
-    /// The page.
+    /// The messages of the page.
     pub messages: Vec<InboxRow>,
 }
 
-/// What has happened to a message since.
+/// A change of a message after a given position.
 #[derive(Debug, Clone)]
 pub enum InboxChange {
-    /// It came; it may have been read already.
+    /// A new message. It may already have been read.
     Came(InboxRow),
-    /// It was known, and marked.
+    /// A message that was there before and was marked.
     Marked(InboxRow),
 }
 
-/// What has happened in an inbox since.
+/// The changes of an inbox after a given position.
 #[derive(Debug, Clone)]
 pub struct InboxChanges {
-    /// Up to where: the next question begins here.
+    /// The last position that is included. The next call begins here.
     pub position: i64,
-    /// How many are unread now.
+    /// How many messages are unread now.
     pub unread: i64,
-    /// Each message that came or was marked, in the order in which that last happened. None: more than [`MAX_CHANGES`], or the position asked from is
-    /// none of this inbox; the list is to be read again.
+    /// Each new or marked message, in the order of its last change. `None` means that the list must be read again,
+    /// because there are more than [`MAX_CHANGES`] changes or the given position is not from this inbox.
     pub changes: Option<Vec<InboxChange>>,
 }
 
 columns! {
     impl InboxRow {
-        // As the view `delivery` writes it.
+        // The id has the same form as in the view `delivery`.
         id: "m.notification_id || '.' || m.n",
         position: "m.position",
         event_type: "m.event_type",
@@ -174,7 +182,8 @@ columns! {
     }
 }
 columns! {
-    /// What the inbox itself says, behind each of its messages, or behind nothing where there is none.
+    /// Columns of the inbox, which stand next to each of its messages. An inbox without messages gives one row that has
+    /// only these columns.
     struct Inbox {
         changed: Value = "m.changed",
         last: Value = "coalesce(i.position, 0)",
@@ -182,7 +191,8 @@ columns! {
     }
 }
 
-/// Served by the index of the unread alone. A volatile clock could not be asked of an index.
+/// Counts the unread messages from their index alone. The clock is in a subquery, because a volatile clock function in
+/// the condition would prevent the use of the index.
 const UNREAD: &str = "(SELECT count(*) FROM postcommit.inbox_message u WHERE u.tenant = $1 AND u.user_id = $2 AND u.read_at IS NULL AND u.archived_at IS NULL AND u.expires_at > (SELECT {now}))";
 
 fn beside(rows: &str) -> String {
@@ -194,7 +204,7 @@ fn beside(rows: &str) -> String {
 }
 
 impl Store {
-    /// A page of a user's inbox, newest first, from before that position; what has expired is left out.
+    /// Reads one page of a user's inbox before the given position, newest first and without expired messages.
     pub async fn inbox(
         &self,
         tenant: i32,
@@ -215,13 +225,13 @@ impl Store {
         Ok(InboxPage { position, unread, messages: legible("inbox", messages(&found)?.map(listed)) })
     }
 
-    /// How many messages are unread, neither archived nor expired.
+    /// Counts the messages that are unread and neither archived nor expired.
     pub async fn inbox_unread(&self, tenant: i32, user: &str) -> Result<i64, DbError> {
         let rows = self.db.query(&format!("SELECT {UNREAD}"), vec![tenant.into(), user.into()]).await?;
         rows.first().map_or(Ok(0), |row| row.get(0))
     }
 
-    /// What has happened after a position.
+    /// Reads the changes of an inbox after a position.
     pub async fn inbox_changes(&self, tenant: i32, user: &str, after: i64) -> Result<InboxChanges, DbError> {
         let rows = "SELECT * FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $2 AND m.changed > $3 AND m.expires_at > (SELECT {now})
             ORDER BY m.changed, m.position LIMIT $4";
@@ -234,7 +244,8 @@ impl Store {
         Ok(InboxChanges { position, unread, changes: told.then_some(changes) })
     }
 
-    /// The positions of some inboxes, in the order asked; 0 for those to which nothing ever came.
+    /// Returns the positions of several inboxes in the given order. The position is 0 for an inbox that never had a
+    /// message.
     pub async fn inbox_positions(&self, users: &[(i32, String)]) -> Result<Vec<i64>, DbError> {
         let given = match self.db {
             Db::Postgres(_) => "jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (value, place)",
@@ -252,7 +263,7 @@ impl Store {
         Ok(positions)
     }
 
-    /// Marks a message; once more changes nothing. False when the user has none of that id.
+    /// Marks a message. Repeating it changes nothing. Returns false if the user has no message with this id.
     pub async fn mark_message(&self, tenant: i32, user: &str, id: DeliveryId, mark: Mark) -> Result<bool, DbError> {
         const OF_USER: &str = "tenant = $1 AND user_id = $2 AND notification_id = $3 AND n = $4";
         let parameters: Vec<Value> = vec![tenant.into(), user.into(), id.notification.into(), id.n.into()];
@@ -269,11 +280,11 @@ impl Store {
         Ok(!self.db.query(&known, parameters).await?.is_empty())
     }
 
-    /// Marks as read what came up to a position: the one of the list that somebody saw, so that what came meanwhile is not swept along. Returns how
-    /// many that were.
+    /// Marks messages up to a position as read, and returns how many. `up_to` is the position of the list that the user
+    /// saw, so that later messages stay unread.
     pub async fn mark_all_read(&self, tenant: i32, user: &str, up_to: i64) -> Result<u64, DbError> {
         let which = "tenant = $1 AND user_id = $2 AND position <= $3 AND read_at IS NULL AND archived_at IS NULL";
-        // What was changed just now, and nothing else, has the inbox's new position.
+        // Only the messages that this statement changed have the inbox's new position.
         let changed = "SELECT count(*) FROM postcommit.inbox_message m WHERE m.tenant = $1 AND m.user_id = $7
             AND m.changed = (SELECT i.position FROM postcommit.inbox i WHERE i.tenant = $1 AND i.user_id = $7)";
         let entry = AuditEntry::new(tenant, "inbox.read_all", user)
@@ -283,12 +294,13 @@ impl Store {
         self.change_inbox("read_at = {now}", which, parameters, self.unless_own(user, entry)).await
     }
 
-    /// What users do in their own inbox is their own business; what others do there is in the log.
+    /// Returns the audit entry, or none if users change their own inbox.
     fn unless_own(&self, user: &str, entry: AuditEntry) -> Option<AuditEntry> {
         (*self.actor != Actor::user(user)).then_some(entry)
     }
 
-    /// Changes messages of the user $2 of the tenant $1, under a new position if there are any. The user's row is taken first, as everybody does.
+    /// Changes messages of user `$2` of tenant `$1` under a new position, if any match. The user's row is locked first,
+    /// as in every other write to an inbox.
     async fn change_inbox(
         &self,
         set: &str,
@@ -308,7 +320,8 @@ impl Store {
         Ok(touched.get(1).copied().unwrap_or(0))
     }
 
-    /// Says that `watcher` has open pages for so long. On SQLite there is nothing to say: the file's version is watched.
+    /// Records that `watcher` has open pages, for this many seconds. On SQLite it does nothing, because there the
+    /// file's version is watched.
     pub async fn watch_inboxes(&self, watcher: Uuid, for_s: f64) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "INSERT INTO postcommit.inbox_watch (watcher, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
@@ -316,7 +329,7 @@ impl Store {
         self.db.execute_one(sql, vec![watcher.into(), Value::Real(for_s)]).await.map(drop)
     }
 
-    /// Says that `watcher` has none any more.
+    /// Records that `watcher` has no open pages any more.
     pub async fn unwatch_inboxes(&self, watcher: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql =
@@ -324,13 +337,14 @@ impl Store {
         self.db.execute_one(sql, vec![watcher.into()]).await.map(drop)
     }
 
-    /// What the bell's words are hashed with: the key of tenant 0, which is nobody's, made if there is none. SQLite rings no bell.
+    /// Returns the key that hashes the payload of NOTIFY, and creates it if it is missing. It is stored for tenant 0,
+    /// which is no real tenant. Returns `None` on SQLite, which has no NOTIFY.
     pub async fn inbox_bell_key(&self) -> Result<Option<Vec<u8>>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         Ok(Some(self.inbox_token_key_or(0, random()).await?.key))
     }
 
-    /// What signs the tokens of a tenant's users, if any was ever made.
+    /// Returns the key that signs the tokens of a tenant's users, if there is one.
     pub async fn inbox_token_key(&self, tenant: i32) -> Result<Option<TokenKey>, DbError> {
         let rows = self
             .db
@@ -339,25 +353,27 @@ impl Store {
         rows.first().map(|row| Ok(TokenKey { key: row.get(0)?, now: row.get(1)? })).transpose()
     }
 
-    /// The same, made with the bytes given if there was none.
+    /// Returns the key that signs the tokens of a tenant's users. If it is missing, it is created from the given bytes.
     pub async fn inbox_token_key_or(&self, tenant: i32, new: [u8; 32]) -> Result<TokenKey, DbError> {
         if let Some(key) = self.inbox_token_key(tenant).await? {
             return Ok(key);
         }
         let sql = "INSERT INTO postcommit.inbox_token_key (tenant, key, created_at) VALUES ($1, $2, {now}) ON CONFLICT DO NOTHING";
         self.db.execute_one(sql, vec![tenant.into(), new.to_vec().into()]).await?;
-        self.inbox_token_key(tenant).await?.ok_or_else(|| DbError::Unreadable("the key of user tokens is gone".into()))
+        self.inbox_token_key(tenant).await?.ok_or_else(|| {
+            DbError::Unreadable("the key that signs user tokens was created, but cannot be found".into())
+        })
     }
 }
 
 fn inbox_of(rows: &[Row]) -> Result<(i64, i64), DbError> {
     let Some(row) = rows.first() else { return Ok((0, 0)) };
     let inbox = behind(row)?;
-    // A position that cannot be read is none: the next message gives the inbox a new one.
+    // An unreadable position counts as 0. The next message gives the inbox a new position.
     Ok((i64::from_value(inbox.last).unwrap_or_default(), inbox.unread))
 }
 
-/// The rows that hold a message: an inbox without any still gives one row.
+/// Returns the rows that contain a message. An inbox without messages gives one row without a message.
 fn messages(rows: &[Row]) -> Result<impl Iterator<Item = &Row>, DbError> {
     let is_empty = rows.first().map(behind).transpose()?.is_none_or(|inbox| inbox.changed == Value::Null);
     Ok(rows.iter().filter(move |_| !is_empty))
@@ -376,14 +392,15 @@ fn listed(mut row: &Row) -> Result<InboxRow, DbError> {
     InboxRow::read(&mut row, &in_order::<InboxRow>())
 }
 
-/// Takes as many positions from each user's row as there are messages for them, user by user in one order for everybody: two batches must not deadlock.
+/// Reserves one position for each message in its user's row. All batches lock the users in the same order, so that two
+/// batches cannot deadlock.
 pub(in crate::store) const STEP_POSTGRES: &str = "
     INSERT INTO postcommit.inbox AS i (tenant, user_id, position)
     SELECT tenant, user_id, count(*) FROM unnest($1::int[], $2::text[]) AS g (tenant, user_id) GROUP BY tenant, user_id ORDER BY tenant, user_id
     ON CONFLICT (tenant, user_id) DO UPDATE SET position = i.position + EXCLUDED.position RETURNING i.tenant, i.user_id, i.position";
 
 arrays! {
-    /// A message on its way into an inbox.
+    /// The values of a new inbox message.
     struct Given<'a>, GivenArrays {
         tenant: i32,
         notification_id: Uuid,
@@ -417,7 +434,8 @@ fn given<'a>(Received { key, message }: &Received<'a>, position: i64) -> Given<'
     }
 }
 
-/// A delivery that was here before writes nothing: its position stays unused.
+/// Writes messages into inboxes. If a delivery's message was already written, nothing is written and its new position
+/// stays unused.
 pub(in crate::store) static RECEIVE_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let names: Vec<&str> = GivenArrays::COLUMNS.iter().map(|(name, _)| *name).collect();
     let (names, given) = (names.join(", "), unnest(GivenArrays::COLUMNS));
@@ -428,7 +446,7 @@ pub(in crate::store) static RECEIVE_POSTGRES: LazyLock<String> = LazyLock::new(|
     )
 });
 
-/// Puts messages into their inboxes, in the transaction that settles their deliveries.
+/// Writes messages into their inboxes, in the transaction that settles their deliveries.
 pub(in crate::store) async fn receive_postgres(
     transaction: &Transaction<'_>,
     received: &[Received<'_>],
@@ -444,7 +462,7 @@ pub(in crate::store) async fn receive_postgres(
     transaction.execute(&receive, &given.parameters()).await.map(drop).map_err(postgres::refused)
 }
 
-/// Gives each message its position: the last of a user's gets the one that the user's row now holds.
+/// Computes the position of each message. The last message of a user gets the position that the user's row now has.
 fn positions<'a>(received: &'a [Received<'a>], mut last: HashMap<(i32, &'a str), i64>) -> Vec<i64> {
     let mut positions = vec![0; received.len()];
     for (position, Received { key, message }) in positions.iter_mut().zip(received).rev() {
@@ -463,16 +481,19 @@ static RECEIVE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert("postcommit_inbox_message", columns) + " ON CONFLICT DO NOTHING"
 });
 
-/// The same for one message.
+/// Writes one message into its inbox, in the transaction that settles its delivery.
 pub(in crate::store) fn receive_sqlite(
     connection: &Connection,
     received: &Received<'_>,
     now: i64,
 ) -> Result<(), DbError> {
     let Received { key, message } = received;
-    // All rows are read, so that the statement is through.
+    // All rows are read, so that the statement is finished.
     let stepped = Prepared::on(connection, STEP_SQLITE)?.rows((key.tenant, &message.user), |row| row.take::<i64>(0))?;
-    let position = stepped.into_iter().next().unwrap_or_else(|| Err(DbError::Unreadable("no position".into())))?;
+    let position = stepped
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| Err(DbError::Unreadable("the database returned no new position of an inbox".into())))?;
     let written = Prepared::on(connection, &RECEIVE_SQLITE)?.run(params![
         key.tenant,
         Id::from(key.notification),

@@ -1,4 +1,4 @@
-//! Intake: from a request to a stored notification.
+//! Intake: turns a request into a stored notification.
 
 pub(in crate::store) mod accept;
 pub(in crate::store) mod enqueue;

@@ -1,4 +1,4 @@
-//! Notifications as they were enqueued, and their status.
+//! Reads notifications as they were enqueued, and their status.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct NotificationRow {
     /// The idempotency key, unique within the tenant.
     pub idempotency_key: String,
     /// The least finished state of its deliveries.
-    pub status: String,
+    pub state: String,
     /// Attempts of all its deliveries.
     pub attempts: i64,
     /// The number of deliveries.
@@ -45,6 +45,12 @@ pub struct NotificationRow {
     pub created_at: Timestamp,
     /// When one of its deliveries was last sent.
     pub sent_at: Option<Timestamp>,
+    /// When the last of its deliveries was known to have arrived. Set only if its status is `delivered`.
+    pub delivered_at: Option<Timestamp>,
+    /// When the last attempt of its deliveries began.
+    pub last_attempt_at: Option<Timestamp>,
+    /// Whether a driver for development recorded one of its deliveries instead of sending it.
+    pub captured: bool,
     /// Subject or heading.
     pub title: Option<String>,
 }
@@ -61,40 +67,42 @@ pub struct Conflict {
     pub noted_at: Timestamp,
 }
 
-/// Which notifications to list. The order is newest first.
+/// The filter for a list of notifications. The newest come first.
 #[derive(Debug, Clone, Default)]
 pub struct NotificationFilter {
-    /// Only this tenant. `None` is all tenants.
+    /// Only notifications of this tenant. `None` means all tenants.
     pub tenant: Option<i32>,
-    /// Only in this status.
-    pub status: Option<String>,
-    /// Only of this event type.
+    /// Only notifications in one of these states. Empty means any state.
+    pub states: Vec<String>,
+    /// Only notifications of this event type.
     pub event_type: Option<String>,
-    /// Only about this entity.
+    /// Only notifications about this entity.
     pub entity: Option<String>,
-    /// Only from this site.
+    /// Only notifications from this site.
     pub site: Option<String>,
-    /// Only to this list.
+    /// Only notifications to this list.
     pub list: Option<String>,
+    /// Only notifications to this user id or address, which must match exactly.
+    pub recipient: Option<String>,
     /// Only the notification with this key, in each tenant.
     pub idempotency_key: Option<String>,
-    /// Only with a delivery on this channel, or with this channel among those asked for.
+    /// Only notifications with a delivery on this channel, or that ask for this channel.
     pub channel: Option<String>,
-    /// Only of this priority.
+    /// Only notifications of this priority.
     pub priority: Option<i16>,
-    /// Only enqueued at this time or later.
+    /// Only notifications that were enqueued at this time or later.
     pub from: Option<Timestamp>,
-    /// Only enqueued before this time.
-    pub to: Option<Timestamp>,
-    /// Only with a delivery that has been due for longer than this and is not being sent.
+    /// Only notifications that were enqueued before this time.
+    pub until: Option<Timestamp>,
+    /// Only notifications with a delivery that was first due longer ago than this and is not being sent.
     pub stuck: Option<Duration>,
-    /// Only with at least this many attempts of all its deliveries.
+    /// Only notifications whose deliveries have at least this many attempts in total.
     pub attempts: Option<i64>,
-    /// Only with each of these words in the title, ignoring case. At most 8 words are used.
+    /// Only notifications with each of these words in the title, ignoring case. At most 8 words are used.
     pub words: Vec<String>,
-    /// The position where the page before ended.
+    /// The position where the previous page ended.
     pub before: Option<Position>,
-    /// The most rows to return.
+    /// The maximum number of rows to return.
     pub limit: i64,
 }
 
@@ -121,7 +129,8 @@ columns! {
         source: "note.source",
         correlation_id: "note.correlation_id",
         created_at: "note.created_at",
-        // Cancel requests are rare: whether there are any is asked once, not for each. Each database has its own way to gather them into a text.
+        // Cancel requests are rare, so one subquery checks whether any exist before they are looked up per
+        // notification. Each database has its own function that joins them into a text.
         cancelled: "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT string_agg(c.n::text, ',')
             FROM postcommit.cancel_request c WHERE c.tenant = note.tenant AND c.notification_id = note.id) END"
           | "CASE WHEN (SELECT EXISTS (SELECT 1 FROM postcommit.cancel_request)) THEN (SELECT group_concat(c.n, ',')
@@ -131,16 +140,17 @@ columns! {
 }
 const TABLES: &str = "postcommit.notification note JOIN postcommit.tenant t ON t.id = note.tenant";
 
-/// The statement that reads the notifications for which `which` holds.
+/// Returns the statement that reads the notifications that match the condition `which`.
 pub(in crate::store) fn reading_postgres(which: &str) -> String {
     format!("SELECT {} FROM {TABLES} WHERE {which}", list_postgres::<StoredNotification>())
 }
 
-/// The bounds $3 and $4 let the executor open only the partitions that hold these ids.
+/// Reads notifications of one tenant. The bounds `$3` and `$4` let the executor open only the partitions that contain
+/// these ids.
 pub(in crate::store) static LOAD_POSTGRES: LazyLock<String> =
     LazyLock::new(|| reading_postgres("note.tenant = ANY ($1) AND note.id = ANY ($2) AND note.id BETWEEN $3 AND $4"));
-/// For several tenants: the statement above would look up every id in every tenant. This one looks up key by key, which
-/// is 1.5 µs per row slower for one tenant.
+/// Reads notifications of several tenants. It looks up key by key, because [`LOAD_POSTGRES`] would look up every id in
+/// every tenant. For one tenant it is slower by 1.5 µs per row.
 pub(in crate::store) static LOAD_OF_MANY_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("note.tenant = k.tenant AND note.id = k.id AND note.id BETWEEN $3 AND $4");
     format!(
@@ -156,13 +166,13 @@ static LOAD_SQLITE: LazyLock<String> = LazyLock::new(|| {
 /// The columns of a notification in a list.
 const ROW_QUERY: RowQuery = RowQuery {
     columns:
-        "id, tenant, event_type, entity, idempotency_key, status, attempts, deliveries, next_attempt_at, last_error,
-        created_at, sent_at, title",
+        "id, tenant, event_type, entity, idempotency_key, state, attempts, deliveries, next_attempt_at, last_error,
+        created_at, sent_at, title, delivered_at, last_attempt_at, captured",
     of_one: "postcommit.notification_status WHERE tenant_id = $1 AND id = $2",
 };
 
 impl Store {
-    /// The notifications of a batch of deliveries, each once. Unreadable ones are left out.
+    /// Reads the notifications of a batch of deliveries, each once. Unreadable ones are left out.
     pub async fn notifications(&self, keys: &[(i32, Uuid)]) -> Result<Vec<StoredNotification>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -197,13 +207,13 @@ impl Store {
         }
     }
 
-    /// One notification by id. With a tenant, only if that tenant owns it.
+    /// Reads one notification by id. With a tenant, it returns the notification only if that tenant owns it.
     pub async fn notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<StoredNotification>, DbError> {
         let row = self.read_notification(tenant, id).await?;
         row.map(|mut row| StoredNotification::read(&mut row, &in_order::<StoredNotification>())).transpose()
     }
 
-    /// As [`Store::notification`], for display: unreadable columns are shown as such.
+    /// Reads a notification like [`Store::notification`], but for display: unreadable columns are shown as such.
     pub(in crate::store) async fn notification_as_shown(
         &self,
         tenant: Option<i32>,
@@ -223,8 +233,8 @@ impl Store {
         Ok(self.db.query(&sql, vec![tenant.into(), id.into()]).await?.into_iter().next())
     }
 
-    /// A page of notifications with their status, newest first. A search in titles examines a bounded part of the
-    /// history per page: see [`Page::more`].
+    /// Reads one page of notifications with their status, newest first. A search in titles examines a limited part of
+    /// the history per page, as [`Page::more`] explains.
     pub async fn notification_rows(&self, filter: &NotificationFilter) -> Result<Page<NotificationRow>, DbError> {
         let list = self.notification_list(filter).await?;
         let page = self.list_keys(&list, list.start(), filter.limit).await?;
@@ -232,18 +242,21 @@ impl Store {
         Ok(Page { rows: legible("notifications", rows.iter().map(listed)), more: page.more })
     }
 
-    async fn notification_list<'a>(&self, filter: &'a NotificationFilter) -> Result<NotificationList<'a>, DbError> {
+    pub(in crate::store) async fn notification_list<'a>(
+        &self,
+        filter: &'a NotificationFilter,
+    ) -> Result<NotificationList<'a>, DbError> {
         Ok(NotificationList::new(filter, self.stuck_since(filter.stuck).await?, self.dialect()))
     }
 
-    /// The time before which a due delivery counts as stuck.
+    /// Returns the time before which a delivery must have been first due to count as stuck.
     pub(in crate::store) async fn stuck_since(&self, stuck: Option<Duration>) -> Result<Option<Timestamp>, DbError> {
         let Some(stuck) = stuck else { return Ok(None) };
         let micros = i64::try_from(stuck.as_micros()).unwrap_or(i64::MAX);
         Ok(Some(Timestamp::from_micros(self.now().await?.as_micros().saturating_sub(micros).max(0))))
     }
 
-    /// The statements that list a window of `step` rows, for a test that checks their plans.
+    /// Returns the statements that list a window of `step` rows. A test checks their plans.
     #[doc(hidden)]
     pub async fn notification_statements(
         &self,
@@ -254,7 +267,7 @@ impl Store {
         self.statements(&list, None, list.start(), step, filter.limit).await
     }
 
-    /// The status of one notification.
+    /// Reads the status of one notification.
     pub async fn notification_row(&self, id: Uuid) -> Result<Option<NotificationRow>, DbError> {
         let Some(tenant) = self.tenant_of(id).await? else { return Ok(None) };
         self.notification_row_of(tenant, id).await
@@ -268,7 +281,7 @@ impl Store {
         self.db.query(&ROW_QUERY.statement(), vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
     }
 
-    /// Enqueues that were refused because this notification holds the key.
+    /// Reads the enqueues that were refused because this notification has their key.
     pub async fn conflicts(&self, tenant: i32, id: Uuid) -> Result<Vec<Conflict>, DbError> {
         let sql = "SELECT event_type, entity, noted_at
             FROM postcommit.key_conflict
@@ -282,10 +295,15 @@ impl Store {
     }
 }
 
-/// Leaves out unreadable rows and logs them, so that one does not block the others. A delivery whose notification is
+/// Leaves out unreadable rows and logs them, so that they do not block the others. A delivery whose notification is
 /// left out is parked.
 pub(in crate::store) fn readable<T>(rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
-    let tell = |problem: &DbError| tracing::error!(%problem, "a row cannot be read and is left out");
+    let tell = |problem: &DbError| {
+        tracing::error!(
+            %problem,
+            "a claimed delivery or its notification cannot be read from the database; it is skipped"
+        );
+    };
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
 
@@ -297,7 +315,7 @@ fn listed(row: &Row) -> Result<NotificationRow, DbError> {
         event_type: row.get(2)?,
         entity: row.get(3)?,
         idempotency_key: row.get(4)?,
-        status: row.get(5)?,
+        state: row.get(5)?,
         attempts: read.or(6, "attempts", 0),
         deliveries: read.or(7, "deliveries", 0),
         next_attempt_at: read.or(8, "due_at", None),
@@ -305,6 +323,9 @@ fn listed(row: &Row) -> Result<NotificationRow, DbError> {
         created_at: read.or(10, "created_at", Timestamp::from_micros(0)),
         sent_at: read.or(11, "sent_at", None),
         title: row.get(12)?,
+        delivered_at: read.or(13, "finished_at", None),
+        last_attempt_at: read.or(14, "at", None),
+        captured: read.or(15, "captured", false),
     };
     listed.last_error = read.problem().or(listed.last_error);
     Ok(listed)

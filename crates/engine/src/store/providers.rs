@@ -1,28 +1,29 @@
-//! Providers: configured accounts, and the state of their lanes.
+//! Providers: the configured accounts, and the state of their lanes.
 
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft};
+use postcommit_channel::model::{Guarantee, PROVIDERS, Policy, Provider, ProviderChange, ProviderDraft, TIMEOUT_MS};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::db::{DbError, Row, Statement, Value};
+use crate::store::secret_key::{SealedWith, key_allowed};
 use crate::store::unreadable::{Reader, legible};
 use crate::store::{AuditEntry, Store};
 
 const COLUMNS: &str =
     "tenant, id, name, channel, driver, settings, secrets, guarantee, policy, concurrency, timeout_ms,
-    is_default, enabled, paused, not_before, revision, guarantee_since,
+    is_default, enabled, paused, held_until, revision, guarantee_since,
     tenant IN (SELECT t.id FROM postcommit.tenant t WHERE t.suspended_at IS NOT NULL), rate_per_s, burst";
 
-/// Concurrent changes of providers in one process. A foreign transaction may hold their rows, and a waiting change
-/// occupies a connection.
+/// How many changes of providers may run concurrently in one process. An application's transaction may lock the rows,
+/// and a waiting change occupies a connection.
 static CHANGES: Semaphore = Semaphore::const_new(2);
-/// How long a change waits for a permit.
+/// How long a change of a provider waits for its turn.
 const TURN: Duration = Duration::from_secs(5);
 
-/// How many past versions can be read as changes: older deletions are not kept (migration 0011). A process that is
-/// further behind reads all providers.
+/// How many past versions can be read as changes. Older deletions are not kept. A process that is further behind reads
+/// all providers.
 const KEPT: i64 = 100_000;
 
 /// Changes of providers, and of the tenants' data that dispatchers use.
@@ -30,15 +31,15 @@ const KEPT: i64 = 100_000;
 pub struct ProviderChanges {
     /// The version of the provider table after these changes.
     pub version: i64,
-    /// The time of the last change that could alter routing.
+    /// When the last change was made that could alter the routing.
     pub rerouted_at: Timestamp,
-    /// Whether these are all providers and not only changes.
+    /// Whether `providers` contains all providers instead of only the changed ones.
     pub is_all: bool,
-    /// Providers that are new, were changed, or whose tenant was suspended or resumed.
+    /// Providers that are new or changed, or whose tenant was suspended or resumed.
     pub providers: Vec<Provider>,
     /// Lanes of deleted providers.
     pub gone: Vec<i32>,
-    /// Tenants and their weights. With `is_all`, only those whose weight is not 1.
+    /// Tenants and their weights. With `is_all`, only tenants whose weight is not 1.
     pub weights: Vec<(i32, u32)>,
 }
 
@@ -47,16 +48,19 @@ const UNSERVED: &str =
     "NOT EXISTS (SELECT 1 FROM postcommit.provider WHERE tenant = $1 AND channel = $3 AND is_default)";
 
 pub(in crate::store) async fn turn() -> Result<SemaphorePermit<'static>, DbError> {
-    let busy =
-        || DbError::Unreachable("other changes of providers are running, or their rows are locked; try again".into());
+    let busy = || {
+        DbError::Unreachable(
+            "other changes of providers are still running, or the rows of providers are locked; try again".into(),
+        )
+    };
     match tokio::time::timeout(TURN, CHANGES.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
         _ => Err(busy()),
     }
 }
 
-/// Inserts the row of a draft. It is the default immediately if the channel has none; otherwise [`take_over`] makes it
-/// so.
+/// Returns the SQL that inserts a draft. The new provider becomes the default immediately if its channel has none.
+/// Otherwise [`take_over`] makes it the default.
 fn insert() -> String {
     format!(
         "INSERT INTO postcommit.provider (tenant, name, channel, driver, settings, secrets, guarantee, policy,
@@ -66,24 +70,25 @@ fn insert() -> String {
 }
 
 impl Store {
-    /// All providers of all tenants.
+    /// Reads all providers of all tenants.
     pub async fn providers(&self) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider ORDER BY tenant, id");
         Ok(legible("providers", self.db.query(&sql, vec![]).await?.iter().map(provider)))
     }
 
-    /// Changes of providers since a version. Without a version, or with one that is too old, all providers.
+    /// Reads the changes of providers since a version. Without a version, or with one that is too old, it reads all
+    /// providers.
     pub async fn provider_changes(&self, since: Option<i64>) -> Result<ProviderChanges, DbError> {
-        // The version is read first: a concurrent change is then read twice, and never missed.
+        // The version is read first. Then a concurrent change may be read twice, but is never missed.
         let (version, rerouted_at) = self.providers_version().await?;
-        // A version from the future belongs to the database before it was restored.
+        // A version that is higher than the present one is from before the database was restored from a backup.
         let Some(since) = since.filter(|since| (version - KEPT..=version).contains(since)) else {
             let weights = self.db.query("SELECT id, weight FROM postcommit.tenant WHERE weight <> 1", vec![]).await?;
             let (providers, weights) = (self.providers().await?, weighed(&weights)?);
             return Ok(ProviderChanges { version, rerouted_at, is_all: true, providers, gone: vec![], weights });
         };
-        // Each part uses its own index. Deletions and tenants are few and share a statement: weight 0 marks a deleted
-        // provider.
+        // Each query uses its own index. Deletions and tenants are few and share a statement, in which weight 0 marks a
+        // deleted provider.
         let changed = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE changed > $1 ORDER BY changed");
         let others = "SELECT id, 0 FROM postcommit.provider_gone WHERE changed > $1
             UNION ALL SELECT id, weight FROM postcommit.tenant WHERE changed > $1 AND changed > 0";
@@ -101,8 +106,8 @@ impl Store {
     /// Returns the version of the provider table and the time of the last change that could alter routing.
     pub async fn providers_version(&self) -> Result<(i64, Timestamp), DbError> {
         let rows = self.db.query("SELECT version, rerouted_at FROM postcommit.provider_version", vec![]).await?;
-        let row = rows.first().ok_or_else(|| DbError::Unreadable("no provider_version".into()))?;
-        // If the time is unreadable, the change may have been just now.
+        let row = rows.first().ok_or_else(|| DbError::Unreadable("the table provider_version has no row".into()))?;
+        // If the time is unreadable, the present time is used, because the change may have just happened.
         let rerouted_at = match row.get(1) {
             Ok(at) => at,
             Err(_) => self.now().await?,
@@ -110,54 +115,86 @@ impl Store {
         Ok((row.get(0).unwrap_or_default(), rerouted_at))
     }
 
-    /// A tenant's provider by name.
+    /// Reads a tenant's provider by name.
     pub async fn provider(&self, tenant: i32, name: &str) -> Result<Option<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 AND name = $2");
         self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(provider).transpose()
     }
 
-    /// The providers of a tenant.
     pub async fn providers_of(&self, tenant: i32) -> Result<Vec<Provider>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM postcommit.provider WHERE tenant = $1 ORDER BY id");
         Ok(legible("providers", self.db.query(&sql, vec![tenant.into()]).await?.iter().map(provider)))
     }
 
-    /// Creates a provider. A new default replaces the former one. Returns false if the name is taken or the tenant
-    /// already has [`PROVIDERS`].
+    /// Creates a provider. If it is the default, it replaces the former default. Returns false if the name is taken or
+    /// the tenant already has [`PROVIDERS`] providers.
     pub async fn create_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
-        self.insert_provider(tenant, draft, true).await
+        self.insert_provider(tenant, draft, true, None).await
     }
 
-    /// Creates a default provider that no operator asked for. Returns false also if the channel already has a default.
+    /// Creates a provider that no operator asked for. Returns false also if the channel already has a default.
     pub async fn create_first_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<bool, DbError> {
-        self.insert_provider(tenant, draft, false).await
+        self.insert_provider(tenant, draft, false, None).await
     }
 
-    async fn insert_provider(&self, tenant: i32, draft: &ProviderDraft, displaces: bool) -> Result<bool, DbError> {
+    /// Creates a provider with encrypted secrets, and records the key in the same transaction. Returns false also if
+    /// the installation has another key by now. Needs a store of all tenants, because all tenants share one key.
+    /// `displaces` is whether it may replace the default of its channel.
+    pub async fn create_sealed_provider(
+        &self,
+        tenant: i32,
+        draft: &ProviderDraft,
+        displaces: bool,
+        key: &SealedWith,
+    ) -> Result<bool, DbError> {
+        self.insert_provider(tenant, draft, displaces, Some(key)).await
+    }
+
+    async fn insert_provider(
+        &self,
+        tenant: i32,
+        draft: &ProviderDraft,
+        displaces: bool,
+        key: Option<&SealedWith>,
+    ) -> Result<bool, DbError> {
+        let allowed = key.map(|_| format!("AND {}", key_allowed(17))).unwrap_or_default();
         let insert = format!(
             "{}
-             WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED})
+             WHERE (SELECT count(*) FROM postcommit.provider WHERE tenant = $1) < $15 AND ($16 OR {UNSERVED}) {allowed}
              ON CONFLICT (tenant, name) DO NOTHING",
             insert()
         );
         let mut parameters = columns(tenant, draft);
         parameters.extend([Value::Int(i64::try_from(PROVIDERS).unwrap_or(i64::MAX)), displaces.into()]);
-        self.describe(tenant, draft, (insert, parameters), entry(tenant, draft)).await
+        parameters.extend(key.into_iter().flat_map(SealedWith::parameters));
+        self.describe(tenant, draft, (insert, parameters), entry(tenant, draft), key).await
     }
 
-    /// Stores a provider that is made without an operator, unless its name is taken or its channel has a default.
+    /// Stores a provider that is created without an operator, unless its name is taken or its channel has a default.
     pub async fn create_missing_provider(&self, tenant: i32, draft: &ProviderDraft) -> Result<(), DbError> {
         let mut statements = self.alone(tenant, draft);
-        // Two processes may find it missing concurrently: the second changes nothing.
+        // Two processes may find the provider missing concurrently. Then the second changes nothing.
         statements.push((format!("{} WHERE {UNSERVED} ON CONFLICT DO NOTHING", insert()), columns(tenant, draft)));
         self.db.execute(statements).await.map(drop)
     }
 
-    /// Changes a provider if it still has the revision that was read. Returns false if it was changed or deleted
-    /// meanwhile.
+    /// Changes a provider if it still has the revision that was read. Returns false if it was changed or deleted in the
+    /// meantime.
     pub async fn update_provider(&self, change: &ProviderChange) -> Result<bool, DbError> {
-        // A provider that is the default of the channel stays the default throughout, so that no delivery is routed
-        // elsewhere meanwhile.
+        self.update(change, None).await
+    }
+
+    /// Changes a provider whose secrets were encrypted anew, and records the key in the same transaction. Returns false
+    /// also if the installation has another key by now. Needs a store of all tenants, because all tenants share one
+    /// key.
+    pub async fn update_sealed_provider(&self, change: &ProviderChange, key: &SealedWith) -> Result<bool, DbError> {
+        self.update(change, Some(key)).await
+    }
+
+    async fn update(&self, change: &ProviderChange, key: Option<&SealedWith>) -> Result<bool, DbError> {
+        let allowed = key.map(|_| format!(" AND {}", key_allowed(16))).unwrap_or_default();
+        // A provider that stays the default of its channel remains the default during the change, so that no delivery
+        // is routed elsewhere.
         let update = "UPDATE postcommit.provider
             SET channel = $3, driver = $4, settings = $5, secrets = $6,
               guarantee_since = CASE WHEN guarantee = $7 THEN guarantee_since ELSE {now} END, guarantee = $7,
@@ -167,33 +204,42 @@ impl Store {
         let (tenant, draft) = (change.from.tenant, &change.to);
         let mut parameters = columns(tenant, draft);
         parameters.push(change.from.revision.into());
+        parameters.extend(key.into_iter().flat_map(SealedWith::parameters));
         let entry = AuditEntry::new(tenant, "provider.update", draft.name.as_str()).details(change.fields());
-        self.describe(tenant, draft, (update.to_owned(), parameters), entry).await
+        self.describe(tenant, draft, (format!("{update}{allowed}"), parameters), entry, key).await
     }
 
-    /// Writes a provider and makes it the default if the draft says so. If `write` touches no row, nothing else is
-    /// written.
+    /// Writes a provider, makes it the default if the draft says so, and records the key of its secrets. If `write`
+    /// changes no row, nothing else is written.
     async fn describe(
         &self,
         tenant: i32,
         draft: &ProviderDraft,
         write: Statement,
         entry: AuditEntry,
+        key: Option<&SealedWith>,
     ) -> Result<bool, DbError> {
+        let noted = match key {
+            Some(key) => self.note_key(key).await?,
+            None => vec![],
+        };
         let _turn = turn().await?;
-        let mut statements = self.alone(tenant, draft);
+        let mut statements: Vec<Statement> = key.and_then(|key| self.key_turn(key)).into_iter().collect();
+        statements.extend(self.alone(tenant, draft));
         let deciding = statements.len();
         statements.push(write);
         statements.extend(take_over(tenant, draft));
+        statements.extend(noted);
         self.change_all(statements, deciding, entry).await
     }
 
-    /// Statements that serialize writes of providers within a tenant: a channel has one default and a tenant a limited
-    /// number of providers, also under concurrent writes. SQLite has one writer anyway.
+    /// Returns the statements that make concurrent writes of a tenant's providers run one after another. So a channel
+    /// has at most one default, and a tenant keeps to its limit of providers. SQLite has only one writer and needs no
+    /// statements.
     ///
-    /// The rows are locked before the first write, because a write also locks the counter of all changes. Otherwise
-    /// this transaction could hold the counter and wait for a row that another transaction has locked to pause it,
-    /// while that one waits for the counter: a deadlock.
+    /// The rows are locked before the first write, because a write also locks the counter of all changes. Otherwise a
+    /// deadlock is possible: this transaction holds the counter and waits for a row, and another transaction that
+    /// pauses that row's provider waits for the counter.
     fn alone(&self, tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
         if self.db.kind() != "postgres" {
             return vec![];
@@ -211,8 +257,8 @@ impl Store {
         ]
     }
 
-    /// Deletes a provider that has no waiting deliveries. Returns `None` if there is no such provider, and the number
-    /// of waiting deliveries if it was not deleted; 0 means deleted.
+    /// Deletes a provider that has no waiting deliveries. Returns `None` if the provider does not exist. Otherwise
+    /// returns how many deliveries prevent the deletion, where 0 means that the provider was deleted.
     pub async fn delete_provider(&self, tenant: i32, name: &str) -> Result<Option<i64>, DbError> {
         let Some(found) = self.provider(tenant, name).await? else { return Ok(None) };
         let rows = self
@@ -227,15 +273,15 @@ impl Store {
             let deleted = self
                 .change(sql, vec![tenant.into(), found.id.into()], AuditEntry::new(tenant, "provider.delete", name))
                 .await?;
-            // A delivery arrived in between.
+            // If nothing was deleted, a delivery arrived in between.
             return Ok(Some(i64::from(!deleted)));
         }
         Ok(Some(waiting))
     }
 
-    /// Pauses a lane. A lane that is paused already keeps its reason. With a revision, only if the provider was not
-    /// changed or resumed since: an answer to old settings says nothing about the new ones. Returns whether this call
-    /// paused it.
+    /// Pauses a lane, and returns whether this call paused it. A lane that is already paused keeps its reason. With a
+    /// revision, the lane is paused only if the provider was not changed or resumed since, because a response to old
+    /// settings says nothing about the new ones.
     pub async fn pause_lane(&self, lane: i32, revision: Option<i32>, why: &str) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.provider SET paused = $2, revision = revision + 1, updated_at = {now}
             WHERE id = $1 AND paused IS NULL AND revision = coalesce($3, revision)";
@@ -244,14 +290,14 @@ impl Store {
         self.change(sql, vec![lane.into(), why.into(), revision.into()], entry).await
     }
 
-    /// Opens a lane and all its hosts, whether held or paused, and makes deliveries that wait for a host due. Returns
-    /// false if nothing was closed or the lane does not exist; then nothing is changed.
+    /// Opens a lane and all its hosts, whether they are held or paused, and makes deliveries that wait for a host due.
+    /// Returns false if nothing was closed or the lane does not exist. Then nothing is changed.
     pub async fn resume_lane(&self, lane: i32) -> Result<bool, DbError> {
         let _turn = turn().await?;
         let decide = "UPDATE postcommit.provider
-            SET paused = NULL, not_before = NULL, revision = revision + 1, updated_at = {now}
+            SET paused = NULL, held_until = NULL, revision = revision + 1, updated_at = {now}
             WHERE id = $1
-              AND (paused IS NOT NULL OR not_before > {now}
+              AND (paused IS NOT NULL OR held_until > {now}
                 OR EXISTS (SELECT 1
                   FROM postcommit.lane_host h
                   WHERE h.tenant = postcommit.provider.tenant AND h.lane = $1
@@ -266,19 +312,17 @@ impl Store {
         Ok(opened)
     }
 
-    /// Holds a lane for `wait` from now, by the database's clock. A longer hold stays. For `revision` see
-    /// [`Store::pause_lane`].
-    pub async fn hold_lane(&self, lane: i32, revision: Option<i32>, wait: Duration) -> Result<(), DbError> {
-        let until = match self.db.kind() {
-            "postgres" => "clock_timestamp() + $2::float8 * interval '1 second'",
-            _ => "{now} + CAST($2 * 1000000 AS INTEGER)",
-        };
+    /// Holds a lane for `wait` from now, by the database's clock, and returns whether this call changed the hold. A
+    /// longer hold is kept. `revision` works as in [`Store::pause_lane`].
+    pub async fn hold_lane(&self, lane: i32, revision: Option<i32>, wait: Duration) -> Result<bool, DbError> {
+        let until = self.db.seconds_from_now(2);
         let sql = format!(
             "UPDATE postcommit.provider
-             SET not_before = {until}
-             WHERE id = $1 AND (not_before IS NULL OR not_before < {until}) AND revision = coalesce($3, revision)"
+             SET held_until = {until}
+             WHERE id = $1 AND (held_until IS NULL OR held_until < {until}) AND revision = coalesce($3, revision)"
         );
-        self.db.execute_one(&sql, vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()]).await.map(drop)
+        let parameters = vec![lane.into(), Value::Real(wait.as_secs_f64()), revision.into()];
+        Ok(self.db.execute_one(&sql, parameters).await? > 0)
     }
 }
 
@@ -289,7 +333,8 @@ fn weighed(rows: &[Row]) -> Result<Vec<(i32, u32)>, DbError> {
         .collect()
 }
 
-/// Makes the draft the default of its channel. A channel has at most one default, so the former one is cleared first.
+/// Returns the statements that make the draft the default of its channel. A channel has at most one default, so the
+/// former default is cleared first.
 fn take_over(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
     if !draft.is_default {
         return vec![];
@@ -304,7 +349,7 @@ fn take_over(tenant: i32, draft: &ProviderDraft) -> Vec<Statement> {
     vec![(step_down.to_owned(), parameters(false)), (take.to_owned(), parameters(true))]
 }
 
-/// The audit entry of a new provider. Settings are left out because they may be confidential.
+/// Returns the audit entry for a new provider. Settings are left out because they may be confidential.
 fn entry(tenant: i32, draft: &ProviderDraft) -> AuditEntry {
     let details = serde_json::json!({"channel": draft.channel, "driver": draft.driver, "guarantee": draft.guarantee, "is_default": draft.is_default});
     AuditEntry::new(tenant, "provider.create", draft.name.as_str()).details(details)
@@ -335,28 +380,31 @@ fn provider(row: &Row) -> Result<Provider, DbError> {
     // and it does not block other providers.
     let (guarantee, policy) = (Guarantee::from_name(&row.get::<String>(7)?), Policy::from_json(&row.get(8)?));
     let mut read = Reader::of(row);
-    let mut provider = Provider {
-        tenant: row.get(0)?,
-        id: row.get(1)?,
+    let draft = ProviderDraft {
         name: row.get(2)?,
         channel: row.get(3)?,
         driver: row.get(4)?,
         settings: row.get(5)?,
         secrets: read.or(6, "secrets", None),
         guarantee: guarantee.clone().unwrap_or(Guarantee::AtMostOnce),
+        policy: policy.as_ref().cloned().unwrap_or_default(),
         concurrency: read.or(9, "concurrency", 1),
-        timeout_ms: read.or(10, "timeout_ms", 30_000),
+        timeout_ms: read.or(10, "timeout_ms", TIMEOUT_MS),
         is_default: read.or(11, "is_default", false),
         enabled: read.or(12, "enabled", false),
+        rate_per_s: read.or(18, "rate_per_s", None),
+        burst: read.or(19, "burst", None),
+    };
+    let mut provider = Provider {
+        tenant: row.get(0)?,
+        id: row.get(1)?,
+        draft,
         paused: row.get(13)?,
-        not_before: read.or(14, "not_before", None),
+        held_until: read.or(14, "held_until", None),
         suspended: row.get(17)?,
         revision: read.or(15, "revision", 0),
         is_readable: true,
         guarantee_since: read.or(16, "guarantee_since", Timestamp::from_micros(0)),
-        rate_per_s: read.or(18, "rate_per_s", None),
-        burst: read.or(19, "burst", None),
-        policy: policy.as_ref().cloned().unwrap_or_default(),
     };
     let unreadable =
         guarantee.err().or_else(|| policy.err().map(|problem| problem.to_string())).or_else(|| read.problem());

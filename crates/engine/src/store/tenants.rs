@@ -1,4 +1,4 @@
-//! Tenants own data and keys. The lanes of a suspended tenant count as paused.
+//! Tenants, which own data and keys. The lanes of a suspended tenant are closed.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// The most characters of a suspension reason. The least is 1.
+/// The maximum length of a suspension reason in characters. The minimum is 1.
 pub const REASON_CHARS: usize = 255;
 
-/// The greatest weight of a tenant. The least is 1.
+/// The highest weight of a tenant. The lowest is 1.
 pub const MAX_WEIGHT: i32 = 100;
 
 /// Why a tenant was not created or changed.
@@ -24,10 +24,8 @@ pub enum TenantError {
     /// A field is beyond its limit.
     #[error("{0}")]
     Refused(String),
-    /// The name is taken.
-    #[error("name: there is a tenant {0:?} already")]
+    #[error("name: a tenant {0:?} already exists")]
     Taken(String),
-    /// The database failed.
     #[error(transparent)]
     Database(#[from] DbError),
 }
@@ -50,39 +48,41 @@ pub struct TenantRow {
     pub weight: i32,
 }
 
-/// The most tenants with unreadable names in a list.
+/// How many tenants with unreadable names a list shows at most.
 const UNREADABLE_SHOWN: i64 = 10;
 
 const COLUMNS: &str = "id, name, created_at, suspended_at, suspended_reason, weight";
 const INSERT: &str = "INSERT INTO postcommit.tenant (name, created_at) VALUES ($1, {now}) ON CONFLICT DO NOTHING";
 
 impl Store {
-    /// Creates a tenant. Returns its number.
+    /// Creates a tenant and returns its number.
     pub async fn create_tenant(&self, name: &str) -> Result<i32, TenantError> {
         short_name("name", name).map_err(TenantError::Refused)?;
         if !self.insert_tenant(name).await? {
             return Err(TenantError::Taken(name.to_owned()));
         }
         let made = self.tenant(name).await?;
-        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))?)
+        Ok(made.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))?)
     }
 
-    /// The number of a tenant. An unknown name is created, as its first notification would do.
+    /// Returns the number of a tenant. An unknown tenant is created, just as its first notification would create it.
     pub async fn tenant_or_new(&self, name: &str) -> Result<i32, DbError> {
         if let Some(known) = self.tenant(name).await? {
             return Ok(known);
         }
         self.insert_tenant(name).await?;
-        self.tenant(name).await?.ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} is gone")))
+        self.tenant(name)
+            .await?
+            .ok_or_else(|| DbError::Unreadable(format!("tenant {name:?} was created, but cannot be found")))
     }
 
     async fn insert_tenant(&self, name: &str) -> Result<bool, DbError> {
         self.change(INSERT, vec![name.into()], AuditEntry::of_tenant(name, "tenant.create")).await
     }
 
-    /// Suspends a tenant: nothing of it is sent. Its deliveries stay in the queue, and its application may go on
-    /// enqueueing by SQL, because a notification must not abort a business transaction. Returns false if there is no
-    /// such tenant or it is suspended already.
+    /// Suspends a tenant, so that nothing of it is sent. Its deliveries stay in the queue. Its application may continue
+    /// to enqueue with SQL, because a notification must not abort a business transaction. Returns false if the tenant
+    /// does not exist or is already suspended.
     pub async fn suspend_tenant(&self, tenant: i32, reason: &str) -> Result<bool, TenantError> {
         let chars = reason.chars().count();
         if !(1..=REASON_CHARS).contains(&chars) || reason.contains('\0') {
@@ -94,11 +94,11 @@ impl Store {
             SET suspended_at = {now}, suspended_reason = $2
             WHERE id = $1 AND suspended_at IS NULL";
         let entry = AuditEntry::of_owner(tenant, "tenant.suspend").details(serde_json::json!({"reason": reason}));
-        // A trigger raises the version of the provider table, which dispatchers read.
+        // A trigger raises the version of the provider table, so dispatchers notice the change.
         Ok(self.change(sql, vec![tenant.into(), reason.into()], entry).await?)
     }
 
-    /// Resumes a tenant. Returns false if there is no such tenant or it is not suspended.
+    /// Resumes a tenant. Returns false if the tenant does not exist or is not suspended.
     pub async fn resume_tenant(&self, tenant: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.tenant
             SET suspended_at = NULL, suspended_reason = NULL
@@ -107,8 +107,8 @@ impl Store {
         self.change(sql, vec![tenant.into()], entry).await
     }
 
-    /// Sets the share of a tenant when several have due deliveries. Returns false if there is no such tenant or it has
-    /// that weight already.
+    /// Sets the tenant's weight, which is its share when several tenants have due deliveries. Returns false if the
+    /// tenant does not exist or already has this weight.
     pub async fn weigh_tenant(&self, tenant: i32, weight: i32) -> Result<bool, TenantError> {
         if !(1..=MAX_WEIGHT).contains(&weight) {
             return Err(TenantError::Refused(format!("weight: is {weight}; 1 to {MAX_WEIGHT} are allowed")));
@@ -118,15 +118,15 @@ impl Store {
         Ok(self.change(sql, vec![tenant.into(), weight.into()], entry).await?)
     }
 
-    /// A page of tenants by name, after the given name.
+    /// Reads one page of tenants, ordered by name and after the given name.
     pub async fn tenant_rows(&self, after: Option<&str>, limit: i64) -> Result<Vec<TenantRow>, DbError> {
         let (is_text, is_bytes) = self.kinds_of_name();
         let sql =
             format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE name > $1 AND {is_text} ORDER BY name LIMIT $2");
         let rows = self.db.query(&sql, vec![after.unwrap_or("").into(), limit.into()]).await?;
         let mut tenants = legible("tenants", rows.iter().map(listed));
-        // Names that are not text have no position in the order, and no page could begin after them. They are on the
-        // first page before the others, and never fill it alone.
+        // Names that are not text have no place in the order, so no page could begin after them. They come first on the
+        // first page, and they never fill it completely.
         if after.is_none() {
             let sql = format!("SELECT {COLUMNS} FROM postcommit.tenant WHERE {is_bytes} ORDER BY id LIMIT $1");
             let rows = self.db.query(&sql, vec![UNREADABLE_SHOWN.min(limit - 2).max(0).into()]).await?;
@@ -135,7 +135,7 @@ impl Store {
         Ok(tenants)
     }
 
-    /// Conditions that a name is text, and that it is not. On PostgreSQL every name is text.
+    /// Returns the conditions that a name is text, and that it is not. On PostgreSQL every name is text.
     fn kinds_of_name(&self) -> (&'static str, &'static str) {
         if self.db.kind() == "postgres" {
             ("true", "false")
@@ -144,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Suspended tenants by name, at most 100.
+    /// Reads the suspended tenants ordered by name, at most 100.
     pub async fn suspended_tenants(&self) -> Result<Vec<TenantRow>, DbError> {
         let sql = format!(
             "SELECT {COLUMNS}
@@ -161,13 +161,13 @@ impl Store {
         self.db.query(&sql, vec![tenant.into()]).await?.first().map(listed).transpose()
     }
 
-    /// The names of all tenants, by number.
+    /// Returns the names of all tenants by their numbers.
     pub async fn tenants(&self) -> Result<BTreeMap<i32, String>, DbError> {
         let rows = self.db.query("SELECT id, name FROM postcommit.tenant", vec![]).await?;
         Ok(legible("tenants", rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?)))).into_iter().collect())
     }
 
-    /// The number of a tenant.
+    /// Returns the number of a tenant.
     pub async fn tenant(&self, name: &str) -> Result<Option<i32>, DbError> {
         // PostgreSQL refuses NUL in a parameter.
         if name.contains('\0') {
@@ -177,12 +177,12 @@ impl Store {
         rows.first().map(|row| row.get(0)).transpose()
     }
 
-    /// The given tenant, or the owner of the notification.
+    /// Returns the given tenant, or else the tenant that owns the notification.
     pub(in crate::store) async fn owner(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<i32>, DbError> {
         if tenant.is_some() { Ok(tenant) } else { self.tenant_of(id).await }
     }
 
-    /// The tenant that owns a notification.
+    /// Returns the tenant that owns a notification.
     pub(in crate::store) async fn tenant_of(&self, id: Uuid) -> Result<Option<i32>, DbError> {
         let sql = "SELECT tenant
             FROM postcommit.notification

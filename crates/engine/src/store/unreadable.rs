@@ -1,16 +1,16 @@
-//! Rows that cannot be read: written by hand, by an older version, or by an application whose driver bound bytes. Such
-//! a row never keeps others from being shown or sent: its readable columns are shown, or it is left out and logged.
-//! `doctor` names the columns.
+//! Handles rows with values of a wrong type. They were written by hand, by an older version, or by an application whose
+//! driver bound text as bytes. Such a row does not prevent other rows from being shown or sent. Its readable columns
+//! are shown, or it is left out and logged. `doctor` reports the columns.
 
 use crate::db::{Cells, Db, DbError, FromValue, Row, Value, sqlite};
 
 use crate::store::Store;
 
-/// How many rows of a table `doctor` examines: the newest. Most tables have fewer.
+/// How many rows of a table `doctor` examines, the newest first. Most tables have fewer.
 const LOOKED_AT: i64 = 100_000;
 
 /// Columns that hold JSON as text.
-const JSON: [(&str, &str); 9] = [
+const JSON: [(&str, &str); 17] = [
     ("postcommit_notification", "payload"),
     ("postcommit_notification", "recipients"),
     ("postcommit_notification", "channels"),
@@ -20,6 +20,14 @@ const JSON: [(&str, &str); 9] = [
     ("postcommit_api_key", "scopes"),
     ("postcommit_audit", "details"),
     ("postcommit_job", "filter"),
+    ("postcommit_user_profile", "data"),
+    ("postcommit_user_profile", "quiet_hours"),
+    ("postcommit_event_type", "sample"),
+    ("postcommit_event_type", "placeholders"),
+    ("postcommit_template_version", "data"),
+    ("postcommit_template_version", "parts"),
+    ("postcommit_template_version", "brand"),
+    ("postcommit_content_settings", "brand"),
 ];
 
 /// A column of a SQLite file with values of a wrong type.
@@ -29,19 +37,24 @@ pub struct Unreadable {
     pub table: String,
     /// The name of the column.
     pub column: String,
-    /// How many rows are affected, of the newest 100,000.
+    /// How many of the newest 100,000 rows are affected.
     pub rows: i64,
     /// A statement that finds these rows.
     pub sql: String,
 }
 
-/// Leaves out unreadable rows and logs each of them with the name of the list.
+/// Leaves out unreadable rows, and logs each of them with the name of the list.
 pub(in crate::store) fn legible<T>(list: &'static str, rows: impl IntoIterator<Item = Result<T, DbError>>) -> Vec<T> {
-    let tell = |problem: &DbError| tracing::error!(list, %problem, "a row cannot be read and is left out; `postcommit doctor` names its column");
+    let tell = |problem: &DbError| {
+        tracing::error!(
+            list, %problem,
+            "a row of this list cannot be read and is left out; `postcommit doctor` names the column"
+        );
+    };
     rows.into_iter().filter_map(|row| row.inspect_err(tell).ok()).collect()
 }
 
-/// Reads a row and replaces unreadable values by defaults.
+/// Reads a row, and replaces unreadable values with defaults.
 pub(in crate::store) struct Reader<'a> {
     row: &'a Row,
     problem: Option<String>,
@@ -52,32 +65,34 @@ impl<'a> Reader<'a> {
         Self { row, problem: None }
     }
 
-    /// The value of column `place`, or `otherwise` if it is unreadable.
+    /// Returns the value of column `place`, or `otherwise` if it is unreadable.
     pub(in crate::store) fn or<T: FromValue>(&mut self, place: usize, column: &str, otherwise: T) -> T {
         self.row.get(place).unwrap_or_else(|_| {
-            self.problem.get_or_insert_with(|| format!("unreadable: {column} is of another type than it should be"));
+            self.problem.get_or_insert_with(|| format!("unreadable: the value of column {column} has the wrong type"));
             otherwise
         })
     }
 
-    /// An error text that names the first unreadable column, if there is one.
+    /// Returns an error text that names the first unreadable column, if there is one.
     pub(in crate::store) fn problem(self) -> Option<String> {
         self.problem
     }
 }
 
-/// A row for display, of which unreadable values are replaced. Never for sending: see [`Row::get`].
+/// A row for display, in which unreadable values are replaced. It must not be used for sending, as [`Row::get`]
+/// explains.
 pub(in crate::store) struct AsShown(pub(in crate::store) Row);
 
 impl Cells for AsShown {
-    /// An unreadable number or time becomes 0.
+    /// Reads a value. An unreadable number or time becomes 0.
     fn take<T: FromValue>(&mut self, place: usize) -> Result<T, DbError> {
         self.0.get(place).or_else(|problem| T::from_value(Value::Int(0)).ok_or(problem))
     }
 }
 
 impl Store {
-    /// Finds columns with values of a wrong type. Always empty on PostgreSQL, which enforces its types.
+    /// Finds columns that contain values of a wrong type. The result is always empty on PostgreSQL, which enforces
+    /// types.
     pub async fn unreadable(&self) -> Result<Vec<Unreadable>, DbError> {
         let Db::Sqlite(db) = &self.db else { return Ok(vec![]) };
         db.read(|connection| {

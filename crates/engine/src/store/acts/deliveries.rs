@@ -1,5 +1,5 @@
-//! Actions of operators on deliveries. Each call is one transaction. A delivery in another state is left unchanged, and
-//! the result says so.
+//! Operators' actions on deliveries. Each call is one transaction. If a delivery's state does not allow the action, the
+//! delivery stays unchanged and the result reports it.
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{DeliveryKey, Facts};
@@ -13,7 +13,7 @@ use crate::db::{Db, DbError, Row, Transaction, Value, postgres, sqlite};
 use crate::store::audit::COUNT_PARAMETERS_FROM;
 use crate::store::{AuditEntry, Store};
 
-/// The most deliveries of one call.
+/// How many deliveries one call accepts at most.
 pub const MAX_IDS: usize = 1000;
 
 /// An action on deliveries.
@@ -21,8 +21,9 @@ pub const MAX_IDS: usize = 1000;
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Act {
-    /// Sets parked deliveries back to pending and resets their counters. A delivery that was scheduled for later stays
-    /// scheduled. A sent delivery is never sent again by this.
+    /// Sets parked deliveries back to pending and resets their counters and their age. A delivery that was scheduled for
+    /// later stays scheduled. A sent delivery is never sent again by this, and one that may have arrived only with
+    /// consent.
     Retry,
     /// Ends parked deliveries. Their rows stay.
     Discard,
@@ -34,23 +35,27 @@ pub enum Act {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
 pub enum Acted {
-    /// The action was done.
+    /// The action changed the delivery.
     Done,
-    /// The state of the delivery does not allow the action. Nothing was changed.
+    /// The delivery's state does not allow the action. Nothing was changed.
     Refused {
-        /// The state of the delivery.
+        /// The delivery's present state.
         state: String,
-        /// The reason, if it is parked.
+        /// The reason why the delivery is parked, if it is.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// There is no such delivery.
+    /// The delivery is parked and may have arrived, and the request did not allow sending such deliveries again.
+    /// Nothing was changed.
+    Unclear {
+        /// The reason why the delivery is parked.
+        reason: Option<String>,
+    },
+    /// The delivery does not exist.
     NotFound,
 }
 
 impl Act {
-    /// The name as it is stored.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Retry => "retry",
@@ -59,7 +64,16 @@ impl Act {
         }
     }
 
-    /// The name in the audit log.
+    /// Returns the state that the action gives a delivery.
+    pub fn result(self) -> &'static str {
+        match self {
+            Self::Retry => "pending",
+            Self::Discard => "discarded",
+            Self::Cancel => "cancelled",
+        }
+    }
+
+    /// Returns the action's name in the audit log.
     pub(in crate::store) fn action(self) -> &'static str {
         match self {
             Self::Retry => "delivery.retry",
@@ -68,7 +82,7 @@ impl Act {
         }
     }
 
-    /// The states in which the action is allowed.
+    /// Returns the states in which a delivery allows the action.
     pub(in crate::store) fn states(self) -> Vec<String> {
         let states: &[&str] = if self == Self::Cancel { &["pending", "retrying"] } else { &["parked"] };
         states.iter().map(|&state| state.to_owned()).collect()
@@ -93,40 +107,42 @@ impl Act {
 }
 
 impl Store {
-    /// Sets a parked delivery back to pending and resets its counters. Returns false if it was not parked.
+    /// Sets a parked delivery back to pending and resets its counters. Returns false if the delivery is not parked, or
+    /// if it may have arrived.
     pub async fn retry(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Retry, &[key]).await?.is_empty())
+        Ok(!self.act(Act::Retry, &[key], false).await?.is_empty())
     }
 
-    /// Ends a parked delivery. Its row stays. Returns false if it was not parked.
+    /// Discards a parked delivery. It stays in the ledger with the state `discarded`. Returns false if the delivery is
+    /// not parked.
     pub async fn discard(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Discard, &[key]).await?.is_empty())
+        Ok(!self.act(Act::Discard, &[key], false).await?.is_empty())
     }
 
-    /// Cancels a delivery that is not being sent. Returns false if it is being sent or has ended.
+    /// Cancels a delivery that is waiting to be sent. Returns false if it is being sent or has ended.
     pub async fn cancel_delivery(&self, key: DeliveryKey) -> Result<bool, DbError> {
-        Ok(!self.act(Act::Cancel, &[key]).await?.is_empty())
+        Ok(!self.act(Act::Cancel, &[key], false).await?.is_empty())
     }
 
-    /// Acts on up to [`MAX_IDS`] deliveries in one transaction. Returns a result for each, in order. A delivery that is
-    /// named twice is acted on once. On an error nothing was done.
-    pub async fn act_on_many(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<Acted>, DbError> {
+    /// Acts on up to [`MAX_IDS`] deliveries in one transaction. Returns one result per key, in the order of `keys`. A
+    /// repeated key is acted on once. On an error nothing was changed. `unclear` allows the retry of deliveries that
+    /// may have arrived. Other actions ignore it.
+    pub async fn act_on_many(&self, act: Act, keys: &[DeliveryKey], unclear: bool) -> Result<Vec<Acted>, DbError> {
         if keys.len() > MAX_IDS {
             return Err(DbError::Refused {
                 code: "ids".into(),
                 message: format!("{} ids were given; at most {MAX_IDS} are allowed", keys.len()),
             });
         }
-        let done = self.act(act, keys).await?;
+        let done = self.act(act, keys, unclear).await?;
         let mut all = Vec::with_capacity(keys.len());
         for key in keys {
-            all.push(if done.contains(key) { Acted::Done } else { self.refused(*key).await? });
+            all.push(if done.contains(key) { Acted::Done } else { self.refused(Some(act), *key).await? });
         }
         Ok(all)
     }
 
-    /// Marks a delivery as delivered: one that was sent, or one that is parked as `outcome_unknown`. Any other is
-    /// refused.
+    /// Marks a delivery as delivered if it was sent or is parked as `outcome_unknown`. Any other delivery is refused.
     pub async fn mark_delivered(&self, key: DeliveryKey) -> Result<Acted, DbError> {
         let sql = "UPDATE postcommit.delivery_ledger
             SET state = 'delivered', reason = NULL, unclear = (1 = 0), sent_at = coalesce(sent_at, {now}),
@@ -137,12 +153,12 @@ impl Store {
         if self.change(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()], entry).await? {
             return Ok(Acted::Done);
         }
-        self.refused(key).await
+        self.refused(None, key).await
     }
 
-    /// Cancels the deliveries of a notification that are not sent yet. Returns how many were cancelled, and how many
-    /// were being sent: those are not tried again after this attempt. `None` if the notification does not exist or
-    /// belongs to another tenant.
+    /// Cancels the deliveries of a notification that are still queued. Returns how many were cancelled, and how many
+    /// are being sent and will not be tried again after this attempt. Returns `None` if the notification does not exist
+    /// or belongs to another tenant.
     pub async fn cancel_notification(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<(i64, i64)>, DbError> {
         let Some(owner) = self.owner(tenant, id).await? else { return Ok(None) };
         if self.notification_as_shown(Some(owner), id).await?.is_none() {
@@ -152,8 +168,8 @@ impl Store {
         self.cancel_live(owner, |at| format!("q.notification_id = ${at}"), vec![id.into()], entry).await.map(Some)
     }
 
-    /// Cancels the deliveries of an entity, or those of one event type, that are not sent yet. Returns the same counts
-    /// as [`Store::cancel_notification`].
+    /// Cancels the queued deliveries of an entity, or only those of one event type. Returns the same counts as
+    /// [`Store::cancel_notification`].
     pub async fn cancel_entity(
         &self,
         tenant: i32,
@@ -176,7 +192,7 @@ impl Store {
         self.cancel_live(tenant, about, vec![entity.into(), event_type.into()], entry).await
     }
 
-    /// Cancels the rows of the queue that match `which`, a condition whose parameters begin at the given number.
+    /// Cancels the queue rows that match the condition `which`. `which` gets the number of its first parameter.
     async fn cancel_live(
         &self,
         tenant: i32,
@@ -185,11 +201,11 @@ impl Store {
         entry: AuditEntry,
     ) -> Result<(i64, i64), DbError> {
         let live = |at: usize| format!("postcommit.delivery_queue q WHERE q.tenant = $1 AND {}", which(at));
-        // The count includes deliveries that are being sent, which get no entry of their own.
+        // The audit entry's count includes deliveries that are being sent, which get no entry of their own.
         let entry = entry.counted(format!("SELECT count(*) FROM {}", live(COUNT_PARAMETERS_FROM)), parameters.clone());
         let parameters: Vec<Value> = [Value::from(tenant)].into_iter().chain(parameters).collect();
         let live = live(2);
-        // The cancel requests are written first: a delivery that is leased now is not tried again, even if its lease
+        // The cancel requests are written first. So a delivery that is leased now is not tried again, even if its lease
         // ends before the next statement.
         let word = format!(
             "INSERT INTO postcommit.cancel_request (tenant, notification_id, n, asked_at)
@@ -203,37 +219,42 @@ impl Store {
         let keys = rows.iter().map(key).collect::<Result<Vec<_>, DbError>>()?;
         let mut taken = 0;
         for some in keys.chunks(MAX_IDS) {
-            taken += self.act(Act::Cancel, some).await?.len();
+            taken += self.act(Act::Cancel, some, false).await?.len();
         }
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Ok((count(taken), count(keys.len() - taken)))
     }
 
-    /// The result for a delivery on which nothing was done.
-    async fn refused(&self, key: DeliveryKey) -> Result<Acted, DbError> {
-        let state = self.state_of(key).await?;
-        Ok(state.map_or(Acted::NotFound, |(state, reason)| Acted::Refused { state, reason }))
+    /// Returns why the action changed nothing on a delivery.
+    async fn refused(&self, act: Option<Act>, key: DeliveryKey) -> Result<Acted, DbError> {
+        Ok(match self.state_of(key).await? {
+            Some((state, reason, true)) if act == Some(Act::Retry) && state == "parked" => Acted::Unclear { reason },
+            Some((state, reason, _)) => Acted::Refused { state, reason },
+            None => Acted::NotFound,
+        })
     }
 
-    /// The state of a delivery, and the reason if it is parked.
+    /// Returns the state of a delivery, its reason, and whether it may have arrived.
     pub(in crate::store) async fn state_of(
         &self,
         key: DeliveryKey,
-    ) -> Result<Option<(String, Option<String>)>, DbError> {
-        let sql = "SELECT state, reason
+    ) -> Result<Option<(String, Option<String>, bool)>, DbError> {
+        let sql = "SELECT state, reason, unclear
             FROM postcommit.delivery
             WHERE tenant_id = $1 AND notification_id = $2 AND n = $3";
         let rows = self.db.query(sql, vec![key.tenant.into(), key.notification.into(), key.n.into()]).await?;
-        rows.first().map(|row| Ok((row.get(0)?, row.get(1)?))).transpose()
+        rows.first().map(|row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).transpose()
     }
 
-    /// Acts on the deliveries and returns those on which it was done.
-    async fn act(&self, act: Act, keys: &[DeliveryKey]) -> Result<Vec<DeliveryKey>, DbError> {
+    /// Retries, discards, cancels or marks the deliveries, as `act` says, and writes audit entries. With `unclear`, also
+    /// deliveries that may have arrived. Returns the keys of the deliveries that were changed.
+    async fn act(&self, act: Act, keys: &[DeliveryKey], unclear: bool) -> Result<Vec<DeliveryKey>, DbError> {
+        let which = Allowed { bound: None, unclear };
         match &self.db {
             Db::Postgres(db) => {
                 let mut client = db.client().await?;
                 let transaction = db.begin(&mut client).await?;
-                let done = act_postgres(&transaction, act, keys, None).await?;
+                let done = act_postgres(&transaction, act, keys, which).await?;
                 postgres::run(&transaction, &self.audit_each(act.action(), &done)).await?;
                 transaction.commit().await.map_err(postgres::refused)?;
                 Ok(done)
@@ -241,7 +262,7 @@ impl Store {
             Db::Sqlite(db) => {
                 let (this, keys) = (self.clone(), keys.to_vec());
                 db.write(move |connection| {
-                    let done = act_sqlite(connection, act, &keys, None)?;
+                    let done = act_sqlite(connection, act, &keys, which)?;
                     let (sql, parameters) = this.audit_each(act.action(), &done);
                     sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                     Ok(done)
@@ -252,21 +273,31 @@ impl Store {
     }
 }
 
-/// Acts on the deliveries whose state still allows it and, if they are parked, that were parked before `bound`. Returns
-/// their keys.
+/// The parked deliveries that an action may change.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::store) struct Allowed {
+    /// Only deliveries that were parked before this time.
+    pub bound: Option<Timestamp>,
+    /// Whether a retry may include deliveries that may have arrived. Every retry is checked here and nowhere else. All
+    /// deliveries parked as `outcome_unknown` are marked as unclear.
+    pub unclear: bool,
+}
+
+/// Acts on the deliveries whose state still allows the action, and returns their keys.
 pub(in crate::store) async fn act_postgres(
     transaction: &Transaction<'_>,
     act: Act,
     keys: &[DeliveryKey],
-    bound: Option<Timestamp>,
+    which: Allowed,
 ) -> Result<Vec<DeliveryKey>, DbError> {
-    // Row by row along the primary key, whatever the statistics of a table that has just been emptied say.
+    // Forces a nested loop over the primary key. The statistics of a table that has just been emptied could mislead the
+    // planner.
     transaction
         .batch_execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
         .await
         .map_err(postgres::refused)?;
     let statement = transaction.prepare_cached(&act.postgres()).await.map_err(postgres::refused)?;
-    // Always in the same order, so that two transactions that share rows do not deadlock.
+    // Sorted, so that two transactions with common rows do not deadlock.
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
@@ -281,26 +312,33 @@ pub(in crate::store) async fn act_postgres(
         )
         .to_string(),
     );
-    let parameters = [keys, first.into(), last.into(), bound.into()];
-    let parameters: Vec<_> = parameters.iter().take(if act == Act::Cancel { 3 } else { 4 }).map(|p| p as _).collect();
+    let parameters = [keys, first.into(), last.into(), which.bound.into(), which.unclear.into()];
+    let used = match act {
+        Act::Retry => 5,
+        Act::Discard => 4,
+        Act::Cancel => 3,
+    };
+    let parameters: Vec<_> = parameters.iter().take(used).map(|p| p as _).collect();
     let rows = transaction.query(&statement, &parameters).await.map_err(postgres::refused)?;
     Ok(rows.iter().map(|row| DeliveryKey { tenant: row.get(0), notification: row.get(1), n: row.get(2) }).collect())
 }
 
-/// The SQLite form of [`act_postgres`]. A write transaction is exclusive, so the rows are changed one by one.
+/// Does on SQLite what [`act_postgres`] does. A write transaction is exclusive there, so the rows are changed one by
+/// one.
 pub(in crate::store) fn act_sqlite(
     connection: &Connection,
     act: Act,
     keys: &[DeliveryKey],
-    bound: Option<Timestamp>,
+    which: Allowed,
 ) -> Result<Vec<DeliveryKey>, DbError> {
     let mut done = Vec::new();
     let statements = act.sqlite();
     for key in keys {
-        let parameters = [Value::from(key.tenant), key.notification.into(), key.n.into(), bound.into()];
+        let parameters: [Value; 5] =
+            [key.tenant.into(), key.notification.into(), key.n.into(), which.bound.into(), which.unclear.into()];
         for (place, sql) in statements.iter().enumerate() {
-            let parameters = &parameters[..if sql.contains("?4") { 4 } else { 3 }];
-            match (place, sqlite::run(connection, sql, parameters)?) {
+            let used = (4..=5).rev().find(|n| sql.contains(&format!("?{n}"))).unwrap_or(3);
+            match (place, sqlite::run(connection, sql, &parameters[..used])?) {
                 (0, 0) => break,
                 (0, _) => done.push(*key),
                 _ => {}
@@ -310,7 +348,8 @@ pub(in crate::store) fn act_sqlite(
     Ok(done)
 }
 
-/// The keys of the rows, compared in a form that only the primary key can serve.
+/// Begins a statement with the given keys. The statement compares them in a form for which only the primary key can be
+/// used.
 macro_rules! given {
     ($rest:literal) => {
         concat!(
@@ -321,43 +360,54 @@ macro_rules! given {
     };
 }
 
-/// The columns that a delivery keeps when it moves between queue and ledger.
+/// Inserts the names of the columns that a delivery keeps when it moves between the queue and the ledger.
 fn with_facts(sql: &str) -> String {
-    sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &names::<Facts>("gone."))
+    let gone = names::<Facts>("gone.").replace("gone.template_version", VERSION);
+    sql.replace("{facts}", &names::<Facts>("")).replace("{gone.facts}", &gone)
 }
 
-/// One statement moves a row from one table to the other. Two statements could see two versions of a row that another
-/// transaction moves, and lose it.
+/// The version of the template that a retried delivery is rendered by. If the template failed and nothing was ever sent,
+/// it is the present version, because the template was mended since. Otherwise every attempt renders the same version.
+const VERSION: &str = "CASE WHEN gone.seq = 0 AND gone.code IN ('missing_data', 'template_failed', 'template_limit')
+       THEN coalesce((SELECT t.version FROM postcommit.template t
+         WHERE t.tenant = gone.tenant AND t.id = gone.template AND t.deleted_at IS NULL), gone.template_version)
+       ELSE gone.template_version END";
+
+/// Moves parked rows back to the queue in one statement. Two statements could see two versions of a row that another
+/// transaction moves, and the row would be lost.
 const RETRY_POSTGRES: &str = given!(
     "
      DELETE FROM postcommit.delivery_ledger l
          USING given g
          WHERE l.tenant = ANY (ARRAY[g.tenant]) AND l.notification_id = g.id AND l.n = g.n
            AND l.notification_id BETWEEN $2 AND $3 AND l.state = 'parked'
-           AND ($4::timestamptz IS NULL OR l.finished_at < $4)
+           AND ($4::timestamptz IS NULL OR l.finished_at < $4) AND ($5::bool OR NOT l.unclear)
          RETURNING l.*),
        heard AS (DELETE FROM postcommit.cancel_request c
          USING gone
          WHERE c.tenant = gone.tenant AND c.notification_id = gone.notification_id AND c.n IN (0, gone.n))
-     INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
+     INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
+       {facts})
      SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
-       note.priority, greatest(note.due_at, clock_timestamp()), gone.seq, {gone.facts}
+       note.priority, greatest(note.due_at, clock_timestamp()), greatest(note.due_at, clock_timestamp()), gone.seq,
+       {gone.facts}
      FROM gone
      JOIN postcommit.notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
        AND note.id BETWEEN $2 AND $3
      LEFT JOIN postcommit.provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      RETURNING tenant, notification_id, n"
 );
-/// All statements take the same parameters. The first one decides whether there is anything to do.
+/// The retry on SQLite. All statements take the same parameters. The others run only if the first one changed a row.
 const RETRY_SQLITE: [&str; 3] = [
-    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, seq, {facts})
+    "INSERT INTO postcommit_delivery_queue (tenant, notification_id, n, lane, priority, due_at, first_due_at, seq,
+       {facts})
      SELECT gone.tenant, gone.notification_id, gone.n, CASE WHEN p.id IS NULL THEN -gone.tenant ELSE gone.lane END,
-       note.priority, max(note.due_at, {now}), gone.seq, {gone.facts}
+       note.priority, max(note.due_at, {now}), max(note.due_at, {now}), gone.seq, {gone.facts}
      FROM postcommit_delivery_ledger gone
      JOIN postcommit_notification note ON note.tenant = gone.tenant AND note.id = gone.notification_id
      LEFT JOIN postcommit_provider p ON p.tenant = gone.tenant AND p.id = gone.lane
      WHERE gone.tenant = ?1 AND gone.notification_id = ?2 AND gone.n = ?3 AND gone.state = 'parked'
-       AND (?4 IS NULL OR gone.finished_at < ?4)",
+       AND (?4 IS NULL OR gone.finished_at < ?4) AND (?5 OR NOT gone.unclear)",
     "DELETE FROM postcommit_delivery_ledger WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND state = 'parked'",
     "DELETE FROM postcommit_cancel_request
      WHERE tenant = ?1 AND notification_id = ?2 AND n IN (0, ?3)

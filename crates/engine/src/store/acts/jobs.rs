@@ -1,8 +1,9 @@
-//! Jobs: actions of operators on many deliveries by filter, in the background.
+//! Jobs: operators' actions on many deliveries, selected by a filter and run in the background.
 //!
-//! A job runs in slices. A slice is one transaction that moves rows and the position of the job together, fenced by the
-//! lease of the job. So each row is moved once, even if a worker dies. The set of rows is fixed when the job is
-//! created: parked deliveries that were parked before, and waiting deliveries that were enqueued before.
+//! A job runs in slices. A slice is one transaction that changes deliveries and advances the job's position, and it
+//! takes effect only under the job's lease. So each delivery is changed once, even if a worker dies. The deliveries are
+//! fixed when the job is created: parked deliveries must have been parked before that time, and waiting deliveries must
+//! have been enqueued before it.
 
 use std::time::Duration;
 
@@ -12,40 +13,26 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::db::{Db, DbError, Row, Value, postgres, sqlite};
-use crate::store::acts::deliveries::{act_postgres, act_sqlite};
+use crate::store::acts::deliveries::{Allowed, act_postgres, act_sqlite};
+use crate::store::acts::job_draft::{bounded, list_of};
 use crate::store::intake::enqueue::new_id;
-use crate::store::lists::deliveries::DeliveryList;
 use crate::store::lists::keyset::{Page, Position, SqlParameters};
 use crate::store::unreadable::{Reader, legible};
-use crate::store::{Act, AuditEntry, DeliveryFilter, Store, masked};
+use crate::store::{Act, AuditEntry, DeliveryFilter, JobDraft, Store, masked};
 
-/// The most rows of one slice, so that its transaction is short.
+/// How many deliveries a slice has at most, so that its transaction is short.
 pub const SLICE: i64 = 500;
 /// The default pace of a job, in deliveries per second.
 pub const PACE: i32 = 500;
 /// The highest pace, in deliveries per second.
 pub const PACE_MOST: i32 = 10_000;
-/// The lease of a slice. After it another process may take the job.
+/// How long a process leases a job for one slice. After that another process may take the job.
 const LEASE: Duration = Duration::from_secs(60);
-/// Counting stops after this many examined rows.
-const COUNTED: i64 = 100_000;
-/// After this many failed slices in a row the job fails. The pause after each is [`AFTER_FAILURE`].
+/// The job fails after this many failed slices in a row. After each failure it pauses for [`AFTER_FAILURE`].
 const FAILURES: i32 = 10;
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// The resolution of the coarser of the two databases' clocks.
+/// A time longer than the resolution of either database's clock.
 const TICK: Duration = Duration::from_millis(2);
-
-/// The description of a new job.
-#[derive(Debug, Clone)]
-pub struct JobDraft {
-    /// The action.
-    pub act: Act,
-    /// The deliveries. States, position and page size are ignored: retry and discard act on parked deliveries, cancel
-    /// on waiting ones.
-    pub filter: DeliveryFilter,
-    /// Deliveries per second: 1 to [`PACE_MOST`]. `None` is [`PACE`].
-    pub pace_per_s: Option<i32>,
-}
 
 /// A job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -69,7 +56,9 @@ pub struct Job {
     pub asked_at: Timestamp,
     /// How many deliveries matched when the job was created.
     pub total: i64,
-    /// `false`: `total` is a lower bound.
+    /// How many more matched then, but may have arrived: the retry leaves them out.
+    pub left_out: i64,
+    /// `false`: `total` and `left_out` are lower bounds.
     pub is_exact: bool,
     /// Deliveries on which the action was done.
     pub done: i64,
@@ -89,18 +78,17 @@ pub struct Job {
 /// The result of [`Store::run_job_slice`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SliceOutcome {
-    /// No slice is due.
+    /// No job has a slice that is due.
     Nothing,
-    /// A slice was done.
+    /// One slice was run.
     Moved {
-        /// The job.
         job: Uuid,
-        /// On how many deliveries the action was done.
+        /// How many deliveries the action changed.
         rows: usize,
         /// Whether this was the last slice.
         is_last: bool,
     },
-    /// Another process took the job over, or it was cancelled. Nothing was done.
+    /// The job was taken over by another process or cancelled. Nothing was changed.
     Lost,
 }
 
@@ -112,13 +100,19 @@ struct TakenJob {
     token: Uuid,
 }
 
-/// How many due jobs are examined to find a readable one.
+impl TakenJob {
+    fn allowed(&self) -> Allowed {
+        Allowed { bound: Some(self.job.asked_at), unclear: self.filter.unclear != Some(false) }
+    }
+}
+
+/// How many due jobs are examined to find one whose key is readable.
 const LOOKED_AT: i64 = 20;
-const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace, state, last_error, finished_at,
-     position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant)";
+const COLUMNS: &str = "tenant, id, kind, filter, asked_by, asked_at, total, is_exact, done, skipped, pace_per_s, state, last_error, finished_at,
+     position, (SELECT t.name FROM postcommit.tenant t WHERE t.id = tenant), left_out";
 
 impl Store {
-    /// Creates a job. The deliveries it may touch are fixed now.
+    /// Creates a job. Which deliveries it may change is fixed at this time.
     pub async fn create_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<Job, DbError> {
         let pace = draft.pace_per_s.unwrap_or(PACE);
         if !(1..=PACE_MOST).contains(&pace) {
@@ -127,20 +121,21 @@ impl Store {
                 message: format!("pace_per_s: is {pace}; 1 to {PACE_MOST} are allowed"),
             });
         }
-        // Events before this call, in the same tick of the clock, must be within the bound. Events from the next tick
-        // on must not.
+        // Deliveries that were parked or enqueued before this call must be within the bound, even if that was in the
+        // same clock tick. The sleep moves the bound to a later tick.
         tokio::time::sleep(TICK).await;
         let asked_at = self.now().await?;
-        // The action determines the states.
-        let filter = DeliveryFilter { tenant, states: vec![], ..draft.filter.clone() };
-        let (total, is_exact) = self.count_for(draft.act, &filter, asked_at).await?;
+        let counted = self.count_at(tenant, draft, asked_at).await?;
+        // The states are omitted, because the action determines them.
+        let filter = DeliveryFilter { tenant, states: vec![], ..draft.wanted() };
         let id = new_id(asked_at);
         let as_json =
             |filter: &DeliveryFilter| serde_json::to_value(filter).map_err(|e| DbError::Unreadable(e.to_string()));
         let asked = as_json(&filter)?;
-        let sql = "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace,
-              next_at)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6)";
+        let sql =
+            "INSERT INTO postcommit.job (tenant, id, kind, filter, asked_by, asked_at, total, is_exact, pace_per_s,
+              next_at, left_out)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $6, $10)";
         let parameters = vec![
             owner(tenant),
             id.into(),
@@ -148,25 +143,22 @@ impl Store {
             asked.into(),
             self.actor.name.as_str().into(),
             asked_at.into(),
-            total.into(),
-            is_exact.into(),
+            counted.total.into(),
+            counted.is_exact.into(),
             pace.into(),
+            counted.left_out.into(),
         ];
-        // A job for all tenants is recorded in the audit log of the first tenant.
-        let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(total);
+        // A job for all tenants is recorded in the audit log of tenant 1.
+        let entry = AuditEntry::new(tenant.unwrap_or(1), "job.create", id.to_string()).count(counted.total);
         let told = as_json(&without_address(filter))?;
-        self.change(sql, parameters, entry.details(serde_json::json!({"act": draft.act.name(), "filter": told})))
+        self.change(sql, parameters, entry.details(serde_json::json!({"kind": draft.act.name(), "filter": told})))
             .await?;
-        self.job(tenant, id).await?.ok_or_else(|| DbError::Unreadable(format!("job {id} is gone")))
+        self.job(tenant, id)
+            .await?
+            .ok_or_else(|| DbError::Unreadable(format!("job {id} was created, but cannot be found")))
     }
 
-    /// How many deliveries such a job would touch if it were created now. `false`: the count is a lower bound.
-    pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<(i64, bool), DbError> {
-        let filter = DeliveryFilter { tenant, ..draft.filter.clone() };
-        self.count_for(draft.act, &filter, self.now().await?).await
-    }
-
-    /// One job. With a tenant, only if that tenant owns it.
+    /// Reads one job. With a tenant, it returns the job only if that tenant owns it.
     pub async fn job(&self, tenant: Option<i32>, id: Uuid) -> Result<Option<Job>, DbError> {
         let mut parameters = SqlParameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
@@ -174,7 +166,7 @@ impl Store {
         rows.first().map(shown).transpose()
     }
 
-    /// Jobs of one tenant or of all, newest first. `before` is the last id of the page before.
+    /// Reads the jobs of one tenant or of all, newest first. `before` is the last id of the previous page.
     pub async fn jobs(&self, tenant: Option<i32>, before: Option<Uuid>, limit: i64) -> Result<Vec<Job>, DbError> {
         let mut parameters = SqlParameters::default();
         let which =
@@ -184,8 +176,8 @@ impl Store {
         Ok(legible("jobs", self.db.query(&sql, parameters.0).await?.iter().map(shown)))
     }
 
-    /// Cancels a job between two slices. What is done stays done. Returns false if the job has ended or belongs to
-    /// another tenant.
+    /// Cancels a job between two slices. Deliveries that it has changed stay changed. Returns false if the job has
+    /// ended or belongs to another tenant.
     pub async fn cancel_job(&self, tenant: Option<i32>, id: Uuid) -> Result<bool, DbError> {
         let mut parameters = SqlParameters::default();
         let which = format!("id = {}{}", parameters.add(id), of_tenant(tenant, &mut parameters));
@@ -198,8 +190,8 @@ impl Store {
         self.change(&sql, parameters.0, AuditEntry::new(job.tenant.unwrap_or(1), "job.cancel", id.to_string())).await
     }
 
-    /// Runs one slice of a due job. An error that the job itself causes is recorded with it, and the slice is tried
-    /// again a few times.
+    /// Runs one slice of a due job. If the database refuses a statement or a value is unreadable, the error is recorded
+    /// in the job and the slice is tried again, up to 10 times in a row.
     pub async fn run_job_slice(&self) -> Result<SliceOutcome, DbError> {
         let Some(taken) = self.take_job().await? else { return Ok(SliceOutcome::Nothing) };
         match self.slice(&taken).await {
@@ -207,14 +199,14 @@ impl Store {
                 self.note_failure(&taken, &problem).await?;
                 Err(problem)
             }
-            // The database failed: the lease runs out and another process goes on.
+            // After a connection failure the lease runs out and another process continues the job.
             sliced => sliced,
         }
     }
 
-    /// The time until the next slice of any job is due. `None` if there is no job.
+    /// Returns the time until the next slice of any job is due, or `None` if there is no unfinished job.
     pub async fn next_slice_in(&self) -> Result<Option<Duration>, DbError> {
-        // A leased job is not due before its lease runs out.
+        // A leased job is not due until its lease ends.
         let sql = "SELECT {now}, min(CASE WHEN lease_until > next_at THEN lease_until ELSE next_at END)
             FROM postcommit.job
             WHERE state IN ('queued', 'running')";
@@ -225,12 +217,12 @@ impl Store {
     }
 
     async fn take_job(&self) -> Result<Option<TakenJob>, DbError> {
-        // A read first: nearly always no job is due, and then nothing is written.
+        // Reads before it writes, because nearly always no job is due.
         let due =
             "state IN ('queued', 'running') AND next_at <= {now} AND (lease_until IS NULL OR lease_until < {now})";
         let sql = format!("SELECT tenant, id FROM postcommit.job WHERE {due} ORDER BY next_at LIMIT {LOOKED_AT}");
         let rows = self.db.query(&sql, vec![]).await?;
-        // A job with an unreadable key does not block others.
+        // A job with an unreadable key is skipped, so that it does not block the others.
         let key = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<Uuid>(1).ok()?));
         let Some((tenant, id)) = rows.iter().find_map(key) else { return Ok(None) };
         let token = Uuid::new_v4();
@@ -243,12 +235,12 @@ impl Store {
         if self.db.execute_one(&sql, vec![tenant.into(), id.into(), token.into(), until.into()]).await? == 0 {
             return Ok(None);
         }
-        // Read again under the lease: another process may have run a slice in between.
+        // The job is read again under the lease, because another process may have run a slice in between.
         let sql = format!("SELECT {COLUMNS} FROM postcommit.job WHERE tenant = $1 AND id = $2 AND lease_token = $3");
         let rows = self.db.query(&sql, vec![tenant.into(), id.into(), token.into()]).await?;
         let read = rows.first().map(|row| taken(row, token)).transpose();
         if let Err(problem @ DbError::Unreadable(_)) = &read {
-            // Another try could not read it either.
+            // The job fails immediately, because a second try could not read it either.
             let sql = "UPDATE postcommit.job
                  SET state = 'failed', last_error = $4, finished_at = {now}, lease_token = NULL, lease_until = NULL
                  WHERE tenant = $1 AND id = $2 AND lease_token = $3";
@@ -264,20 +256,20 @@ impl Store {
     async fn slice(&self, taken: &TakenJob) -> Result<SliceOutcome, DbError> {
         let page = self.slice_of(taken).await?;
         let now = self.now().await?;
-        // The pace counts examined rows. A slice never has more rows than the pace allows in one second.
+        // The pace counts the rows examined. A slice has at most as many rows as the pace allows in one second.
         let pause = Duration::from_secs_f64(page.rows.len() as f64 / f64::from(taken.job.pace_per_s));
         let next_at = now.plus(if page.more.is_some() { pause } else { Duration::ZERO });
         let moved = match &self.db {
             Db::Postgres(_) => self.slice_postgres(taken, &page, next_at).await?,
             Db::Sqlite(db) => {
-                let (act, bound, keys, fence) =
-                    (taken.job.kind, taken.job.asked_at, page.rows.clone(), Fence::of(taken, &page, next_at));
+                let (act, which, keys, fence) =
+                    (taken.job.kind, taken.allowed(), page.rows.clone(), Fence::of(taken, &page, next_at));
                 let this = self.for_job(taken);
                 db.write(move |connection| {
                     if fence.hold_sqlite(connection)? == 0 {
                         return Ok(None);
                     }
-                    let done = act_sqlite(connection, act, &keys, Some(bound))?;
+                    let done = act_sqlite(connection, act, &keys, which)?;
                     let (sql, parameters) = this.audit_each(act.action(), &done);
                     sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
                     let done = done.len();
@@ -304,12 +296,12 @@ impl Store {
         let fence = Fence::of(taken, page, next_at);
         let mut client = db.client().await?;
         let transaction = client.transaction().await.map_err(postgres::refused)?;
-        // The row of the job is locked first: a cancel waits for this slice, or this slice finds the job cancelled.
+        // Locks the job's row first. Then a cancel waits for this slice, or this slice finds the job cancelled.
         let hold = transaction.prepare_cached(&format!("{HOLD} FOR UPDATE")).await.map_err(postgres::refused)?;
         if transaction.query(&hold, &borrow(&fence.own())).await.map_err(postgres::refused)?.is_empty() {
             return Ok(None);
         }
-        let done = act_postgres(&transaction, taken.job.kind, &page.rows, Some(taken.job.asked_at)).await?;
+        let done = act_postgres(&transaction, taken.job.kind, &page.rows, taken.allowed()).await?;
         postgres::run(&transaction, &self.for_job(taken).audit_each(taken.job.kind.action(), &done)).await?;
         let done = done.len();
         let step = transaction.prepare_cached(STEP).await.map_err(postgres::refused)?;
@@ -318,23 +310,17 @@ impl Store {
         Ok(Some(done))
     }
 
-    /// A handle that acts in the name of the creator of the job.
+    /// Returns a store handle that acts in the name of the job's creator.
     fn for_job(&self, taken: &TakenJob) -> Self {
         self.by(Actor::new(&taken.job.asked_by).by_request(format!("job:{}", taken.job.id)))
     }
 
-    /// The rows of the next slice, and the position of the one after it.
+    /// Reads the keys of the next slice, and the position where the slice after it begins.
     async fn slice_of(&self, taken: &TakenJob) -> Result<Page<DeliveryKey>, DbError> {
         let filter = bounded(taken.job.kind, &taken.filter, taken.job.asked_at);
-        let list = list_of(taken.job.kind, &filter, taken.job.asked_at);
+        let list = list_of(taken.job.kind, &filter, taken.job.asked_at, self.dialect());
         let from = taken.place.map_or(list.start(), |place| place.further(list.start()));
         self.list_keys(&list, from, SLICE.min(i64::from(taken.job.pace_per_s))).await
-    }
-
-    async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
-        let filter = bounded(act, filter, bound);
-        let list = list_of(act, &filter, bound);
-        self.count(&list, list.start(), COUNTED).await
     }
 
     async fn note_failure(&self, taken: &TakenJob, problem: &DbError) -> Result<(), DbError> {
@@ -350,7 +336,7 @@ impl Store {
     }
 }
 
-/// Finds the job only if this process still holds the lease and the job is not cancelled.
+/// Finds the job only if this process still holds its lease and the job is not cancelled.
 const HOLD: &str = "SELECT 1
     FROM postcommit.job
     WHERE tenant = $1 AND id = $2 AND lease_token = $3 AND state = 'running'";
@@ -359,12 +345,12 @@ const STEP: &str = "UPDATE postcommit.job
        finished_at = $9, failures = 0, lease_token = NULL, lease_until = NULL
      WHERE tenant = $1 AND id = $2 AND lease_token = $3";
 
-/// What the end of a slice writes, if this process still holds the lease.
+/// The values that the end of a slice writes to the job, if this process still holds the lease.
 struct Fence {
     key: Vec<Value>,
     place: Option<Position>,
     next_at: Timestamp,
-    /// The counts of the job when it was leased.
+    /// The job's total when it was leased. `accounted` is its number of done and skipped deliveries at that time.
     total: i64,
     accounted: i64,
 }
@@ -391,7 +377,8 @@ impl Fence {
         let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
         let ended = self.place.is_none();
         let (looked_at, done) = (count(looked_at), count(done));
-        // Deliveries that were counted but not found by any slice were changed otherwise before.
+        // Deliveries that were counted at the start and found by no slice were changed by other actions. They count as
+        // skipped.
         let gone = if ended { (self.total - self.accounted - looked_at).max(0) } else { 0 };
         let skipped = looked_at - done + gone;
         let mut values = self.key.clone();
@@ -402,29 +389,15 @@ impl Fence {
             self.next_at.into(),
             if ended { "done" } else { "running" }.into(),
             ended.then_some(self.next_at).into(),
-            // The count may be a lower bound, or may have missed deliveries that were being parked at that moment.
+            // The total grows if more deliveries were found than counted. The count may be a lower bound, or may have
+            // missed deliveries that were being parked at that time.
             self.total.max(self.accounted + done + skipped).into(),
         ]);
         values
     }
 }
 
-/// The filter of a job: the states of its action and, for a cancel, only deliveries that were enqueued before `bound`.
-fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
-    let states = act.states();
-    // In whole milliseconds, like the ids.
-    let to = if act == Act::Cancel { filter.to.map_or(Some(bound), |to| Some(to.min(bound))) } else { filter.to };
-    let to = to.map(|to| if act == Act::Cancel { Timestamp::from_micros(to.as_micros() / 1000 * 1000) } else { to });
-    DeliveryFilter { states, to, before: None, stuck: None, ..filter.clone() }
-}
-
-fn list_of(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryList<'_> {
-    let mut list = DeliveryList::new(filter, None);
-    list.ended_before = (act != Act::Cancel).then_some(bound);
-    list
-}
-
-/// The stored tenant of a job: 0 is all tenants.
+/// Returns the tenant as it is stored with a job. 0 means all tenants.
 fn owner(tenant: Option<i32>) -> Value {
     tenant.unwrap_or(0).into()
 }
@@ -438,17 +411,18 @@ fn borrow(values: &[Value]) -> Vec<&(dyn tokio_postgres::types::ToSql + Sync)> {
 }
 
 fn filter_of(row: &Row, tenant: Option<i32>) -> Result<DeliveryFilter, DbError> {
-    let filter =
-        serde_json::from_value(row.get(3)?).map_err(|e| DbError::Unreadable(format!("the filter of a job: {e}")))?;
+    let filter = serde_json::from_value(row.get(3)?)
+        .map_err(|e| DbError::Unreadable(format!("the filter of a job cannot be read: {e}")))?;
     Ok(DeliveryFilter { tenant, ..filter })
 }
 
 /// Masks the address in a filter for display and logs.
 fn without_address(filter: DeliveryFilter) -> DeliveryFilter {
-    DeliveryFilter { target: filter.target.map(|target| masked(&target)), ..filter }
+    DeliveryFilter { recipient: filter.recipient.map(|recipient| masked(&recipient)), ..filter }
 }
 
-/// Reads a job for display. A worker reads it by [`taken`], which refuses unreadable columns.
+/// Reads a job for display, and replaces unreadable columns with defaults. A worker uses [`taken`] instead, which
+/// refuses unreadable columns.
 fn shown(row: &Row) -> Result<Job, DbError> {
     let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
     let tenant = Some(row.get::<i32>(0)?).filter(|tenant| *tenant != 0);
@@ -459,15 +433,16 @@ fn shown(row: &Row) -> Result<Job, DbError> {
         tenant_name: row.get(15)?,
         id: row.get(1)?,
         kind: serde_json::from_value(kind.into())
-            .map_err(|e| DbError::Unreadable(format!("the kind of a job: {e}")))?,
+            .map_err(|e| DbError::Unreadable(format!("the kind of a job cannot be read: {e}")))?,
         filter: without_address(filter.as_ref().cloned().unwrap_or_default()),
         asked_by: row.get(4)?,
         asked_at: read.or(5, "asked_at", never),
         total: read.or(6, "total", 0),
+        left_out: read.or(16, "left_out", 0),
         is_exact: read.or(7, "is_exact", false),
         done: read.or(8, "done", 0),
         skipped: read.or(9, "skipped", 0),
-        pace_per_s: read.or(10, "pace", 1),
+        pace_per_s: read.or(10, "pace_per_s", 1),
         state: row.get(11)?,
         last_error: row.get(12)?,
         finished_at: read.or(13, "finished_at", None),
@@ -479,7 +454,7 @@ fn shown(row: &Row) -> Result<Job, DbError> {
 fn taken(row: &Row, token: Uuid) -> Result<TakenJob, DbError> {
     let job = shown(row)?;
     let filter = filter_of(row, job.tenant)?;
-    // These columns bound what the job touches, so they must be readable.
+    // These columns limit what the job changes, so they must be readable.
     let (_, _): (Timestamp, i32) = (row.get(5)?, row.get(10)?);
     let place: Option<String> = row.get(14)?;
     let place = place.map(|place| place.parse()).transpose().map_err(DbError::Unreadable)?;

@@ -1,41 +1,54 @@
-//! Resends a notification of an entity on request of an operator. The resend is a new notification, and the first one
-//! is not changed.
+//! Resends a notification of an entity at an operator's request. The resend is a new notification. The original does
+//! not change.
+
+use std::collections::BTreeSet;
 
 use postcommit::{Recipient, Source, key, limits};
-use postcommit_channel::model::{Facts, StoredNotification, recipients_of, short_name};
+use postcommit_channel::model::{
+    Facts, Provider, Routes, StoredNotification, channels_of_kind, reachable, recipients_of, short_name,
+};
+use postcommit_channel::render::render;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::crash_point;
 use crate::db::columns::{Columns, in_order, names};
-use crate::db::{Db, DbError, postgres, sqlite};
+use crate::db::{Db, DbError, Statement, postgres, sqlite};
 use crate::store::intake::accept::{Accepted, BatchItem, enter_one_postgres, enter_one_sqlite};
-use crate::store::{AuditEntry, DeliveryFilter, NotAccepted, NotificationFilter, NotificationRequest, Store};
+use crate::store::{AuditEntry, DeliveryFilter, NotAccepted, NotificationFilter, NotificationRequest, Store, masked};
 
-/// A request to resend.
+/// A request to resend a notification.
 #[derive(Debug, Clone)]
 pub struct Resend {
-    /// The entity.
     pub entity: String,
-    /// The channel.
     pub channel: String,
-    /// Only this event type. `None` is the latest notification of any type.
+    /// The event type of the notification to copy. `None` means the latest notification of any type.
     pub event_type: Option<String>,
-    /// A repeated request with the same id does not send again.
+    /// The template whose present text is sent with the entity's newest event. `None` means a copy of what was sent.
+    pub template: Option<String>,
+    /// The recipient of the resend. `None` means the recipients of the notification that is copied.
+    pub recipient: Option<Recipient>,
+    /// The request's id. A repeated request with the same id does not send again.
     pub request_id: String,
 }
 
+/// The first part of the idempotency key of every copy.
+const MANUAL: &str = "manual";
+
 impl Resend {
-    /// Checks the names.
-    ///
-    /// # Errors
-    /// [`NotAccepted::Invalid`] names the field and the limit.
+    /// Checks the names and the recipient.
     pub fn check(&self) -> Result<(), NotAccepted> {
-        for (field, name) in [("channel", &self.channel), ("request_id", &self.request_id)] {
+        let template = self.template.iter().map(|template| ("template", template));
+        for (field, name) in [("channel", &self.channel), ("request_id", &self.request_id)].into_iter().chain(template)
+        {
             short_name(field, name).map_err(|said| {
                 NotAccepted::invalid(field, said.split_once(": ").map_or(said.as_str(), |(_, problem)| problem))
             })?;
+        }
+        if let Some(recipient) = &self.recipient {
+            let field = format!("recipient.{}", recipient.kind());
+            recipient.check().map_err(|problem| NotAccepted::invalid(&field, problem))?;
         }
         let length = self.event_type.as_ref().map_or(1, |name| name.chars().count());
         if !(1..=limits::NAME_CHARS).contains(&length) {
@@ -47,10 +60,11 @@ impl Resend {
         Ok(())
     }
 
-    /// The idempotency key: `manual:{entity}:{channel}:{template}:{request}` with an empty template. A long entity is
-    /// replaced by its hash.
+    /// Returns the idempotency key: `manual:{entity}:{channel}:{template}:{request}`. Without a template that part is
+    /// empty. If the key would be too long, the entity is replaced with its hash.
     fn key(&self) -> String {
-        let of = |entity: &str| key::of("manual", &[entity, &self.channel, "", &self.request_id]);
+        let template = self.template.as_deref().unwrap_or_default();
+        let of = |entity: &str| key::of(MANUAL, &[entity, &self.channel, template, &self.request_id]);
         let plain = of(&self.entity);
         if plain.chars().count() <= limits::KEY_CHARS {
             return plain;
@@ -64,16 +78,35 @@ impl Resend {
 /// A resend that is ready to be enqueued.
 #[derive(Debug, Clone)]
 pub struct Copied {
-    /// A copy of the first notification without its times, to the recipients whom it reached on the channel, and on
-    /// that channel only.
+    /// The request for a copy of the original notification without its times, on the requested channel only. It goes to
+    /// the requested recipient. Without one, it goes to the recipients that the original reached on this channel. If
+    /// the original was not sent there, it goes to the original's recipients that the channel can reach.
     pub request: NotificationRequest,
-    /// The first notification.
+    /// The id of the original notification.
     of: Uuid,
+    /// How the copy is rendered. `None` if the templates of its event type decide when it is expanded.
+    pin: Option<PinnedText>,
+}
+
+/// The text of a copy, as it stands on the copy's own row until it is expanded.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct PinnedText {
+    /// `None` for the copy of a direct message.
+    template: Option<String>,
+    /// 0 for the copy of a direct message.
+    version: i32,
+    language: Option<String>,
+}
+
+/// A template that a resend names.
+struct Named {
+    event_type: String,
+    pin: PinnedText,
 }
 
 impl Store {
-    /// The result of an earlier request with the same id, if there was one. A repeated request gets the same answer. It
-    /// is a conflict if the event type differs.
+    /// Returns the result of an earlier request with the same id, if there was one. It is a conflict if the event type
+    /// or the recipient differs.
     pub async fn resent(&self, tenant: i32, wish: &Resend) -> Result<Option<Accepted>, NotAccepted> {
         let filter = NotificationFilter {
             tenant: Some(tenant),
@@ -82,40 +115,107 @@ impl Store {
             ..NotificationFilter::default()
         };
         let Some(first) = self.notification_rows(&filter).await?.rows.pop() else { return Ok(None) };
-        let conflict = wish.event_type.as_ref().is_some_and(|wanted| *wanted != first.event_type);
+        let mut conflict = wish.event_type.as_ref().is_some_and(|wanted| *wanted != first.event_type);
+        if let Some(recipient) = &wish.recipient {
+            let note = self.notification(Some(tenant), first.id).await?;
+            conflict |= note.is_some_and(|note| note.recipients != json!([recipient]));
+        }
         Ok(Some(Accepted { id: first.id, duplicate: true, conflict }))
     }
 
-    /// A copy of the newest notification of the entity that was sent on the channel. `None` if there is none.
+    /// Prepares a copy of the entity's newest notification that was sent on the channel, with the text that was sent. If
+    /// none was sent there, it copies the entity's newest notification. With a template, it prepares the present text of
+    /// that template with the entity's newest event. Returns `None` if the entity has no notification.
     ///
     /// # Errors
-    /// When no recipient can be reached on the channel any more, or the database fails.
+    /// Fails if no recipient can be reached on the channel, if the notification has no content for it, if the template
+    /// cannot be used, or if the database fails.
     pub async fn copied(&self, tenant: i32, wish: &Resend) -> Result<Option<Copied>, NotAccepted> {
-        let Some(of) = self.newest_over(tenant, wish).await? else { return Ok(None) };
+        if let Some(template) = &wish.template {
+            let named = self.named_template(tenant, template, &wish.channel).await?;
+            return self.rendered_anew(tenant, wish, named).await;
+        }
+        let sent = self.newest_over(tenant, wish).await?;
+        let newest =
+            if sent.is_some() { sent } else { self.newest_of(tenant, wish, wish.event_type.as_deref()).await? };
+        let Some(of) = newest else { return Ok(None) };
         let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
+        if sent.is_none() && self.has_template(&note, &wish.channel).await? {
+            let recipients = suited(&note, wish)?;
+            return Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: None }));
+        }
         let providers = self.providers_of(tenant).await?;
-        let recipients = recipients_of(&note, &self.facts_over(tenant, of, &wish.channel).await?);
-        if recipients.is_empty() {
-            let problem = format!("no recipient of notification {of} can be reached on {:?} any more", wish.channel);
+        let facts = if sent.is_some() { self.facts_over(note.tenant, of, &wish.channel).await? } else { vec![] };
+        let pin = text_of(of, &facts)?;
+        let recipients = match &wish.recipient {
+            None if sent.is_some() => reached_before(&note, wish, &facts, &providers)?,
+            Some(_) if pin.template.is_some() => suited(&note, wish)?,
+            asked => to_be_reached(&note, wish, asked.as_ref(), &providers)?,
+        };
+        if sent.is_none() && !has_content(&note, &wish.channel, &recipients) {
+            let problem = format!(
+                "notification {of} has no content for channel {:?}: it has neither a title nor a body nor data for \
+                 that channel, and its event type has no template for it",
+                wish.channel
+            );
             return Err(NotAccepted::invalid("channel", problem));
         }
-        for recipient in &recipients {
-            let Recipient::Provider { provider, .. } = recipient else { continue };
-            if !providers.iter().any(|known| known.name == *provider && known.enabled) {
-                return Err(NotAccepted::invalid(
-                    "channel",
-                    format!("notification {of} went by provider {provider:?}, which is gone or disabled"),
-                ));
-            }
-        }
-        let request = NotificationRequest::read(&said_again(&note, wish, &recipients)?, &note.tenant_name)?;
-        Ok(Some(Copied { request, of }))
+        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: Some(pin) }))
     }
 
-    /// Enqueues the copy and writes the audit entry in one commit. Not for a handle of one tenant.
+    /// Prepares the present text of a template with the newest event of the entity: of the template's own event type, or
+    /// else of any.
+    async fn rendered_anew(&self, tenant: i32, wish: &Resend, named: Named) -> Result<Option<Copied>, NotAccepted> {
+        let newest = match &wish.event_type {
+            Some(event_type) => self.newest_of(tenant, wish, Some(event_type)).await?,
+            None => match self.newest_of(tenant, wish, Some(&named.event_type)).await? {
+                Some(id) => Some(id),
+                None => self.newest_of(tenant, wish, None).await?,
+            },
+        };
+        let Some(of) = newest else { return Ok(None) };
+        let Some(note) = self.notification(Some(tenant), of).await? else { return Ok(None) };
+        let recipients = suited(&note, wish)?;
+        Ok(Some(Copied { request: again(&note, wish, &recipients)?, of, pin: Some(named.pin) }))
+    }
+
+    /// Reads the template that a resend names.
+    async fn named_template(&self, tenant: i32, id: &str, channel: &str) -> Result<Named, NotAccepted> {
+        let sql = "SELECT event_type, channel, version, language, active
+            FROM postcommit.template
+            WHERE tenant = $1 AND id = $2 AND deleted_at IS NULL";
+        let rows = self.db.query(sql, vec![tenant.into(), id.into()]).await?;
+        let refused = |problem: String| NotAccepted::invalid("template", problem);
+        let row = rows.first().ok_or_else(|| refused(format!("is {id:?}, which does not exist")))?;
+        let its_channel: String = row.get(1)?;
+        if its_channel != channel {
+            return Err(refused(format!("is {id:?}, which is for {its_channel:?} and not for {channel:?}")));
+        }
+        if !row.get::<bool>(4)? {
+            return Err(refused(format!("is {id:?}, which is not active; activate it, then resend")));
+        }
+        let language = Some(row.get::<String>(3)?).filter(|language| !language.is_empty());
+        let pin = PinnedText { template: Some(id.to_owned()), version: row.get(2)?, language };
+        Ok(Named { event_type: row.get(0)?, pin })
+    }
+
+    /// Whether the tenant has an active template of the notification's event type for the channel.
+    async fn has_template(&self, note: &StoredNotification, channel: &str) -> Result<bool, DbError> {
+        let sql = "SELECT 1
+            FROM postcommit.template
+            WHERE tenant = $1 AND event_type = $2 AND channel = $3 AND active AND deleted_at IS NULL";
+        let of_it = vec![note.tenant.into(), note.event_type.as_str().into(), channel.into()];
+        Ok(!self.db.query(sql, of_it).await?.is_empty())
+    }
+
+    /// Enqueues the copy and writes the audit entry in one transaction. The handle must not be restricted to one
+    /// tenant.
     pub async fn resend(&self, tenant: i32, wish: &Resend, copied: Copied) -> Result<Accepted, NotAccepted> {
-        let Resend { entity, channel, event_type, request_id } = wish;
-        let details = json!({"entity": entity, "channel": channel, "event_type": event_type, "request_id": request_id, "of": copied.of});
+        let Resend { entity, channel, event_type, template, recipient, request_id } = wish;
+        let recipient = recipient.as_ref().map(|recipient| json!({recipient.kind(): masked(recipient.value())}));
+        let details = json!({"entity": entity, "channel": channel, "event_type": event_type, "recipient": recipient,
+            "template": template, "request_id": request_id, "of": copied.of});
+        let pin = copied.pin.map(|pin| (pin, channel.clone()));
         let entry = move |id: Uuid| AuditEntry::new(tenant, "entity.resend", id.to_string()).details(details.clone());
         crash_point!("enqueue.before");
         let accepted = match &self.db {
@@ -125,6 +225,9 @@ impl Store {
                 let accepted = enter_one_postgres(&transaction, &copied.request).await?;
                 if !accepted.duplicate {
                     postgres::run(&transaction, &self.audit(entry(accepted.id))).await?;
+                    if let Some(pin) = &pin {
+                        postgres::run(&transaction, &pinned(tenant, accepted.id, pin)).await?;
+                    }
                 }
                 crash_point!("enqueue.in_tx");
                 transaction.commit().await.map_err(postgres::refused)?;
@@ -136,8 +239,10 @@ impl Store {
                 db.write(move |connection| {
                     let accepted = enter(connection)?;
                     if !accepted.duplicate {
-                        let (sql, parameters) = this.audit(entry(accepted.id));
-                        sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                        let pin = pin.as_ref().map(|pin| pinned(tenant, accepted.id, pin));
+                        for (sql, parameters) in [this.audit(entry(accepted.id))].into_iter().chain(pin) {
+                            sqlite::run(connection, &sqlite::dialect(&sql), &parameters)?;
+                        }
                     }
                     crash_point!("enqueue.in_tx");
                     Ok(accepted)
@@ -149,11 +254,11 @@ impl Store {
         if !accepted.conflict {
             return Ok(accepted);
         }
-        // Two concurrent requests with the same id may copy different notifications if a new one was sent in between.
+        // Two concurrent requests with the same id can copy different notifications, if a new one was sent in between.
         Ok(self.resent(tenant, wish).await?.unwrap_or(accepted))
     }
 
-    /// What the deliveries of a notification say that went over a channel or still will.
+    /// Reads the facts of a notification's deliveries on one channel that were not skipped.
     async fn facts_over(&self, tenant: i32, id: Uuid, channel: &str) -> Result<Vec<Facts>, DbError> {
         let (facts, of_it) = (names::<Facts>(""), "tenant = $1 AND notification_id = $2 AND channel = $3");
         let sql = format!(
@@ -164,13 +269,30 @@ impl Store {
         rows.into_iter().map(|mut row| Facts::read(&mut row, &in_order::<Facts>())).collect()
     }
 
+    /// Returns the entity's newest notification of the event type or of any that is not a copy, whatever its state. A
+    /// copy goes over one channel only, so it says nothing about others. Returns the newest copy if the newest 200
+    /// notifications are copies.
+    async fn newest_of(&self, tenant: i32, wish: &Resend, event_type: Option<&str>) -> Result<Option<Uuid>, DbError> {
+        let filter = NotificationFilter {
+            tenant: Some(tenant),
+            entity: Some(wish.entity.clone()),
+            event_type: event_type.map(str::to_owned),
+            limit: 200,
+            ..NotificationFilter::default()
+        };
+        let rows = self.notification_rows(&filter).await?.rows;
+        let original = rows.iter().find(|row| !is_copy(&row.idempotency_key));
+        Ok(original.or(rows.first()).map(|row| row.id))
+    }
+
     async fn newest_over(&self, tenant: i32, wish: &Resend) -> Result<Option<Uuid>, DbError> {
         let mut filter = DeliveryFilter {
             tenant: Some(tenant),
             entity: Some(wish.entity.clone()),
             channel: Some(wish.channel.clone()),
             event_type: wish.event_type.clone(),
-            // Cancelled, expired and parked deliveries were never sent, and waiting ones will be.
+            // Only these states count as sent. Cancelled, expired and parked deliveries were not sent, and waiting ones
+            // are still to be sent.
             states: vec!["sent".into(), "delivered".into()],
             limit: 1,
             ..DeliveryFilter::default()
@@ -188,9 +310,130 @@ impl Store {
     }
 }
 
-/// The first notification as JSON, without its times and its trace.
+/// Whether a notification with this key is a copy.
+fn is_copy(key: &str) -> bool {
+    key.strip_prefix(MANUAL).is_some_and(|rest| rest.starts_with(':'))
+}
+
+/// Returns the statement that notes on the copy's own row how it is rendered.
+fn pinned(tenant: i32, id: Uuid, (pin, channel): &(PinnedText, String)) -> Statement {
+    let sql = "UPDATE postcommit.delivery_queue
+        SET channel = $3, template = $4, template_version = $5, language = $6
+        WHERE tenant = $1 AND notification_id = $2 AND n = 0";
+    let parameters = vec![
+        tenant.into(),
+        id.into(),
+        channel.as_str().into(),
+        pin.template.clone().into(),
+        pin.version.into(),
+        pin.language.clone().into(),
+    ];
+    (sql.to_owned(), parameters)
+}
+
+/// Returns how the deliveries of a notification were rendered. A copy has one text: if there were several, the operator
+/// has to choose.
+fn text_of(of: Uuid, facts: &[Facts]) -> Result<PinnedText, NotAccepted> {
+    let text = |facts: &Facts| PinnedText {
+        template: facts.template.clone(),
+        version: facts.template_version.unwrap_or_default(),
+        language: facts.language.clone().filter(|_| facts.template.is_some()),
+    };
+    let Some(first) = facts.first().map(text) else { return Ok(PinnedText::default()) };
+    if facts.iter().all(|facts| text(facts) == first) {
+        return Ok(first);
+    }
+    let templates: BTreeSet<&str> = facts.iter().filter_map(|facts| facts.template.as_deref()).collect();
+    let listed = templates.into_iter().collect::<Vec<_>>().join(", ");
+    let problem = format!("is missing: notification {of} was sent in several texts, by {listed}; name one of them");
+    Err(NotAccepted::invalid("template", problem))
+}
+
+/// Returns the recipients that a notification reached on the channel. It fails if the provider of one of them is gone
+/// or disabled.
+fn reached_before(
+    note: &StoredNotification,
+    wish: &Resend,
+    facts: &[Facts],
+    providers: &[Provider],
+) -> Result<Vec<Recipient>, NotAccepted> {
+    let of = note.id;
+    let recipients = recipients_of(note, facts);
+    if recipients.is_empty() {
+        let problem =
+            format!("no recipient of notification {of} can be reached on channel {:?} any more", wish.channel);
+        return Err(NotAccepted::invalid("channel", problem));
+    }
+    for recipient in &recipients {
+        let Recipient::Provider { provider, .. } = recipient else { continue };
+        if !providers.iter().any(|known| known.name == *provider && known.enabled) {
+            return Err(NotAccepted::invalid(
+                "channel",
+                format!("notification {of} was sent over provider {provider:?}, which is deleted or disabled"),
+            ));
+        }
+    }
+    Ok(recipients)
+}
+
+/// Returns the recipients of a text that a template renders anew: the requested one, or else those of the notification
+/// that may have an address on the channel. If there is none, the template itself gives the address.
+fn suited(note: &StoredNotification, wish: &Resend) -> Result<Vec<Recipient>, NotAccepted> {
+    let suits = |recipient: &Recipient| match recipient {
+        Recipient::User(_) | Recipient::List(_) => true,
+        Recipient::Provider { .. } => false,
+        address => channels_of_kind(address.kind()).contains(&wish.channel.as_str()),
+    };
+    match &wish.recipient {
+        Some(asked) if suits(asked) => Ok(vec![asked.clone()]),
+        Some(asked) => {
+            let problem = format!("is a {}, which has no address on channel {:?}", asked.kind(), wish.channel);
+            Err(NotAccepted::invalid("recipient", problem))
+        }
+        None => {
+            let named = note.recipients.as_array().into_iter().flatten();
+            Ok(named.filter_map(|entry| Recipient::from_json(entry).ok()).filter(suits).collect())
+        }
+    }
+}
+
+fn again(
+    note: &StoredNotification,
+    wish: &Resend,
+    recipients: &[Recipient],
+) -> Result<NotificationRequest, NotAccepted> {
+    NotificationRequest::read(&said_again(note, wish, recipients)?, &note.tenant_name)
+}
+
+/// Returns the requested recipient, or else the notification's recipients, as far as the channel reaches them.
+fn to_be_reached(
+    note: &StoredNotification,
+    wish: &Resend,
+    asked: Option<&Recipient>,
+    providers: &[Provider],
+) -> Result<Vec<Recipient>, NotAccepted> {
+    let (of, channel) = (note.id, &wish.channel);
+    let given = asked.map(|recipient| StoredNotification { recipients: json!([recipient]), ..note.clone() });
+    reachable(given.as_ref().unwrap_or(note), channel, Routes(providers)).map_err(|why| match asked {
+        Some(_) => NotAccepted::invalid("recipient", format!("cannot be reached on channel {channel:?}: {why}")),
+        None => {
+            let none = format!("no recipient of notification {of} can be reached on channel {channel:?}: {why}");
+            NotAccepted::invalid("channel", format!("{none}; name a recipient in `recipient`"))
+        }
+    })
+}
+
+/// Returns whether a notification has content for a channel. A webhook or a provider that is named as recipient
+/// receives the event itself, so they need no further content.
+fn has_content(note: &StoredNotification, channel: &str, recipients: &[Recipient]) -> bool {
+    let content = render(note, &Facts::new(channel, ""));
+    let gets_event = |recipient: &Recipient| matches!(recipient, Recipient::Webhook(_) | Recipient::Provider { .. });
+    content.subject.is_some() || content.text.is_some() || content.data.is_some() || recipients.iter().any(gets_event)
+}
+
+/// Writes the original notification as the JSON of a new request, without its times and its trace.
 fn said_again(note: &StoredNotification, wish: &Resend, recipients: &[Recipient]) -> Result<String, DbError> {
-    // An application may have written any JSON as source by plain SQL.
+    // The source can be any JSON, because an application may have written it with plain SQL.
     let mut source: Source =
         note.source.clone().and_then(|source| serde_json::from_value(source).ok()).unwrap_or_default();
     (source.enqueued_at, source.traceparent) = (None, None);

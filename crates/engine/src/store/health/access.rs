@@ -1,27 +1,28 @@
-//! Logins and roles outside this installation that can reach it, on PostgreSQL: for `doctor` and the start of a server.
+//! Finds logins and roles outside this installation that can access it, on PostgreSQL. `doctor` and the start of a
+//! server report them.
 
 use crate::db::{Db, DbError, Row};
 use crate::store::Store;
 
-/// How many logins or tables are named. The others are counted.
+/// How many logins or tables are named. The others are only counted.
 const NAMED: usize = 5;
 
-/// What other logins of the cluster can reach in this database.
+/// The access that other logins of the cluster have to this database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
     /// The quoted name of the database.
     pub database: String,
     /// Logins that may connect only because CONNECT is granted to PUBLIC. At most 5.
     pub strangers: Vec<String>,
-    /// The number of such logins.
+    /// The total number of such logins.
     pub strangers_in_all: i64,
-    /// Logins of this installation that would need a grant of CONNECT of their own.
+    /// Logins of this installation, which would need CONNECT granted to them if PUBLIC loses it.
     pub ours: Vec<String>,
-    /// Other roles with privileges on our schema or its objects, with these objects separated by `; `.
+    /// Other roles with privileges on our schema or its objects, each with these objects separated by `; `.
     pub holders: Vec<(String, String)>,
 }
 
-/// CTEs: `ours` are our roles and the owner of the schema, `here` is this database.
+/// CTEs for the queries below: `ours` contains our roles and the owner of the schema, and `here` is this database.
 const OURS: &str = "ours AS (SELECT n.nspowner AS oid
       FROM pg_namespace n
       WHERE n.nspname = 'postcommit'
@@ -32,7 +33,7 @@ const OURS: &str = "ours AS (SELECT n.nspowner AS oid
       FROM pg_database d
       WHERE d.datname = current_database())";
 
-/// Logins that can connect only by the CONNECT of PUBLIC.
+/// Finds logins that can connect only because PUBLIC has CONNECT.
 const STRANGERS: &str = "SELECT quote_ident(r.rolname), count(*) OVER ()
     FROM pg_roles r, here
     WHERE r.rolcanlogin AND NOT r.rolsuper AND r.rolname <> current_user
@@ -43,14 +44,14 @@ const STRANGERS: &str = "SELECT quote_ident(r.rolname), count(*) OVER ()
         WHERE a.grantee <> 0 AND a.privilege_type = 'CONNECT' AND pg_has_role(r.oid, a.grantee, 'USAGE'))
     ORDER BY 1";
 
-/// Logins that the installation needs to connect.
+/// Finds the logins of this installation, which must be able to connect.
 const MEMBERS: &str = "SELECT quote_ident(r.rolname)
     FROM pg_roles r, here
     WHERE r.rolcanlogin AND NOT r.rolsuper AND r.oid <> here.datdba
       AND (r.rolname = current_user OR EXISTS (SELECT FROM ours WHERE pg_has_role(r.oid, ours.oid, 'MEMBER')))
     ORDER BY 1";
 
-/// Other roles that were granted privileges here. A grantee of 0 is PUBLIC.
+/// Finds other roles that have privileges here. Grantee 0 is PUBLIC.
 const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role,
       string_agg(DISTINCT granted.name, '; ' ORDER BY granted.name)
     FROM (SELECT 'schema postcommit' AS name, a.grantee
@@ -73,7 +74,7 @@ const HOLDERS: &str = "SELECT coalesce(quote_ident(r.rolname), 'PUBLIC') AS role
     ORDER BY 1";
 
 impl Store {
-    /// Reads which other logins can reach this database. `None` on SQLite, where the file's mode decides.
+    /// Reads which other logins can access this database. `None` on SQLite, where the file's mode decides.
     pub async fn access(&self) -> Result<Option<Access>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let ask = async |sql: &str| self.db.query_once(&format!("WITH {OURS} {sql}"), vec![]).await;
@@ -95,7 +96,7 @@ impl Store {
 }
 
 impl Access {
-    /// Notes for the operator, one sentence each. Empty if no other login can reach the database.
+    /// Returns notes for the operator. Empty if no other login can access the database.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -105,8 +106,9 @@ impl Access {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let needed = if self.ours.is_empty() { "the logins that need it".to_owned() } else { self.ours.join(", ") };
             notes.push(format!(
-                "CONNECT on the database {database} is open to PUBLIC, so other logins of this cluster may connect: {}{more}. They hold no privileges on \
-                 the schema postcommit by that. To close it: REVOKE CONNECT ON DATABASE {database} FROM PUBLIC; GRANT CONNECT ON DATABASE {database} TO {needed}",
+                "CONNECT on the database {database} is open to PUBLIC, so other logins of this cluster may connect: \
+                 {}{more}. This alone gives them no privileges on the schema postcommit. To forbid it: REVOKE CONNECT \
+                 ON DATABASE {database} FROM PUBLIC; GRANT CONNECT ON DATABASE {database} TO {needed}",
                 self.strangers.join(", ")
             ));
         }
@@ -115,7 +117,7 @@ impl Access {
             let more = things.split("; ").count() - named.len();
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             format!(
-                "{role} holds privileges of its own on {}{more}. If that is not meant to be, REVOKE them",
+                "{role} holds privileges of its own on {}{more}. If that is not intended, REVOKE them",
                 named.join(", ")
             )
         }));

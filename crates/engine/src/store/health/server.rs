@@ -1,31 +1,31 @@
-//! The PostgreSQL server: whether commits are durable, and what holds back vacuum. For `doctor`.
+//! Checks the PostgreSQL server for `doctor`: whether commits are durable, and which snapshots hold back vacuum.
 
 use std::time::Duration;
 
 use crate::db::{Db, DbError, Row, Value};
 use crate::store::Store;
 
-/// A place where `synchronous_commit` is set so that commits do not wait for the disk.
+/// A place where `synchronous_commit` is set to a value with which commits do not wait for the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeakCommit {
-    /// `database app`, `role app`, `role app in database app`, `every role`, or `server`.
+    /// The place: `database app`, `role app`, `role app in database app`, `every role`, or `server`.
     pub place: String,
-    /// `off`, or, where the server has synchronous standbys, `local` or `remote_write`.
+    /// The value: `off`, or `local` or `remote_write` if the server has synchronous standbys.
     pub value: String,
 }
 
-/// What a crash of the server may destroy.
+/// The data that a crash of the server may destroy, according to its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Durability {
-    /// `false`: a crash of the machine may destroy the whole cluster.
+    /// The setting `fsync`. If false, a crash of the machine may destroy the whole cluster.
     pub fsync: bool,
-    /// `false`: a crash while a page is written may destroy the cluster.
+    /// The setting `full_page_writes`. If false, a crash while a page is written may destroy the cluster.
     pub full_page_writes: bool,
-    /// Places with weak commits. Our own connections always wait.
+    /// Places where commits do not wait for the disk. Connections of this program always wait.
     pub weak: Vec<WeakCommit>,
 }
 
-/// The kinds of objects that hold back vacuum.
+/// The kinds of objects that can hold back vacuum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
     /// A transaction of a session.
@@ -38,7 +38,7 @@ pub enum Holder {
     Slot,
 }
 
-/// A held snapshot: vacuum cannot remove rows that died after it.
+/// An old snapshot that is still held, so that vacuum cannot remove rows that died after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldSnapshot {
     /// The kind of the holder.
@@ -47,18 +47,18 @@ pub struct HeldSnapshot {
     pub pid: Option<i32>,
     /// The application name of the session, or the name of the transaction or slot.
     pub name: String,
-    /// The user that owns it.
+    /// The user that owns the session or transaction.
     pub user: Option<String>,
     /// The state of the session, for example `idle in transaction`. `None` for a login without `pg_read_all_stats`.
     pub state: Option<String>,
-    /// For how long it is held. `None` for slots, and for a login without `pg_read_all_stats`.
+    /// For how long the snapshot has been held. `None` for slots, and for a login without `pg_read_all_stats`.
     pub age: Option<Duration>,
-    /// How many transactions have begun since.
+    /// How many transactions have begun since the snapshot.
     pub transactions: i64,
 }
 
-/// Holders of old snapshots in this database, and standbys. A transaction that has neither written nor holds a snapshot
-/// holds back nothing, and neither does vacuum itself.
+/// Finds the holders of old snapshots in this database, and standbys. A transaction that has neither written nor holds
+/// a snapshot does not hold back vacuum, and neither does vacuum itself.
 const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transactions
     FROM (SELECT CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder, pid,
         application_name::text AS name, usename::text AS owner, state::text,
@@ -80,8 +80,8 @@ const HELD: &str = "SELECT holder, pid, name, owner, state, seconds, transaction
     ORDER BY seconds DESC NULLS LAST, transactions DESC
     LIMIT 5";
 
-/// Settings of `synchronous_commit` for databases and roles, in this database or in all, of roles that can use our
-/// schema. A setting of a role in this database overrides one of the role in all databases. The last column: whether
+/// Finds settings of `synchronous_commit` for databases and roles, in this database or in all, for roles that can use
+/// our schema. A role's setting in this database overrides its setting in all databases. The last column says whether
 /// the setting applies to this login, so that its initial value does not come from the server.
 const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.setting, '=', 2)), s.setrole = 0
       OR r.rolname = session_user
@@ -98,24 +98,27 @@ const KEPT: &str = "SELECT d.datname::text, r.rolname::text, lower(split_part(c.
             AND EXISTS (SELECT FROM unnest(o.setconfig) AS n (setting) WHERE n.setting LIKE 'synchronous\\_commit=%')))
     ORDER BY 1, 2";
 
-/// Settings of the server. `reset_val` is the value a session begins with, before our connections raise it.
+/// Reads settings of the server. `reset_val` is the value with which a session begins, before this program's
+/// connections raise it.
 const SAID: &str = "SELECT current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
     (SELECT s.reset_val FROM pg_settings s WHERE s.name = 'synchronous_commit'),
     current_setting('synchronous_standby_names') <> ''";
 
 impl Store {
-    /// Reads what a crash of the server may destroy. `None` on SQLite, whose commits always wait for the disk.
+    /// Reads which data a crash of the server may destroy. `None` on SQLite, whose commits always wait for the disk.
     pub async fn durability(&self) -> Result<Option<Durability>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(None) };
         let rows = self.db.query(SAID, vec![]).await?;
-        let said = rows.first().ok_or_else(|| DbError::Unreadable("no settings".into()))?;
+        let said = rows
+            .first()
+            .ok_or_else(|| DbError::Unreadable("the query for the settings of the server returned no row".into()))?;
         let (begins_with, has_standbys): (String, bool) = (said.get(2)?, said.get(3)?);
         let (mut weak, mut ours) = (vec![], false);
         for row in self.db.query(KEPT, vec![]).await? {
             weak.push(WeakCommit { place: place(&row)?, value: plain(row.get(2)?) });
             ours |= row.get::<bool>(3)?;
         }
-        // A value that neither a database nor a role sets for this login comes from the server.
+        // If neither a database nor a role sets the value for this login, it comes from the server.
         if !ours {
             weak.push(WeakCommit { place: "server".into(), value: begins_with });
         }
@@ -125,8 +128,8 @@ impl Store {
         Ok(Some(Durability { fsync: said.get(0)?, full_page_writes: said.get(1)?, weak }))
     }
 
-    /// Snapshots that are held for longer than `longer_than`, or, where the age is unknown, for `transactions`
-    /// transactions: the oldest five. Empty on SQLite, where readers only keep the WAL from being reset.
+    /// Returns the five oldest snapshots that are held for longer than `longer_than`. If the age is unknown, a snapshot
+    /// counts after `transactions` transactions. Empty on SQLite, where readers only keep the WAL from being reset.
     pub async fn held_snapshots(&self, longer_than: Duration, transactions: i64) -> Result<Vec<HeldSnapshot>, DbError> {
         let Db::Postgres(_) = self.db else { return Ok(vec![]) };
         let rows = self.db.query(HELD, vec![Value::Real(longer_than.as_secs_f64()), transactions.into()]).await?;
@@ -144,7 +147,7 @@ fn place(row: &Row) -> Result<String, DbError> {
     })
 }
 
-/// The value as it was set, with other spellings of `off` normalized.
+/// Returns the value as it was set, but with other spellings of `off` replaced by `off`.
 fn plain(value: String) -> String {
     if ["false", "no", "0"].contains(&value.as_str()) { "off".into() } else { value }
 }

@@ -1,4 +1,4 @@
-//! Accepts notifications from outside. One commit takes many, and each gets its own result.
+//! Accepts notifications that arrive over the network. One commit takes many of them, and each gets its own result.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use crate::store::Store;
 use crate::store::intake::enqueue::NewNotification;
 use crate::store::intake::request::{NotAccepted, NotificationRequest};
 
-/// The most notifications of one commit.
+/// The maximum number of notifications in one commit.
 pub const BATCH: usize = postcommit::limits::BATCH;
 
-/// An accepted notification. It is durable.
+/// The result for an accepted notification, which is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accepted {
-    /// The id of the notification. If the key was used before, the id of the first one.
+    /// The id of the notification. If the key was used before, it is the id of the first notification.
     pub id: Uuid,
-    /// The key was used before: nothing was enqueued.
+    /// Whether the key was used before. Then nothing was enqueued.
     pub duplicate: bool,
-    /// The key was used before with other content. The conflict was recorded.
+    /// Whether the key was used before with other content. The conflict was recorded.
     pub conflict: bool,
 }
 
 pub(in crate::store) type AcceptResult = Result<Accepted, NotAccepted>;
 
 impl Store {
-    /// Enqueues and commits a batch together. Returns a result for each, in order. A refused one does not affect the
-    /// others. An id is returned only when it is durable.
+    /// Enqueues and commits a batch. Returns one result per request, in the same order. A refused request does not
+    /// affect the others. An id is returned only when the notification is durable.
     pub async fn accept(&self, batch: Vec<NotificationRequest>) -> Vec<AcceptResult> {
         crash_point!("enqueue.before");
         let mut answers = Vec::with_capacity(batch.len());
@@ -55,9 +55,9 @@ impl Store {
     }
 }
 
-/// PostgreSQL: accepts a batch in one statement. If the statement is refused, the batch is split in halves until only
-/// the faulty requests are refused. If a key is locked, the requests are accepted one by one: an open transaction of an
-/// application must delay only requests with its key.
+/// Accepts a batch on PostgreSQL in one statement. If the statement is refused, the batch is split in halves until only
+/// the faulty requests are refused. If a key is locked, the requests are accepted one by one, so that an application's
+/// open transaction delays only requests with its key.
 async fn accept_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let mut answers = Vec::with_capacity(batch.len());
     let mut parts = vec![batch];
@@ -91,12 +91,12 @@ async fn accept_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Vec<Ac
     answers
 }
 
-/// Tenant and idempotency key of a request, which another transaction may have locked.
+/// Returns the tenant and the idempotency key of a request. Another transaction may have locked this key.
 pub(crate) fn key_of(request: &NotificationRequest) -> (String, String) {
     (request.note().tenant.clone(), request.note().idempotency_key.clone())
 }
 
-/// Waits at most one second for a locked key, which is many commits.
+/// Accepts a batch. It waits at most one second for a locked key.
 const ACCEPT_POSTGRES: &str = "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '1s', true))
     SELECT a.id, a.duplicate, a.conflict
     FROM patience, LATERAL postcommit.accept(CASE WHEN patience IS NOT NULL THEN $1::jsonb END) a
@@ -108,12 +108,16 @@ async fn enter_postgres(db: &Postgres, batch: &[NotificationRequest]) -> Result<
     let statement = client.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = client.query(&statement, &[&said]).await.map_err(postgres::refused)?;
     if rows.len() != batch.len() {
-        return Err(DbError::Unreadable(format!("{} answers for {} notifications", rows.len(), batch.len())));
+        return Err(DbError::Unreadable(format!(
+            "the database returned {} results for {} notifications",
+            rows.len(),
+            batch.len()
+        )));
     }
     Ok(rows.iter().map(accepted).collect())
 }
 
-/// Accepts one notification within a larger transaction.
+/// Accepts one notification as part of the caller's transaction on PostgreSQL.
 pub(in crate::store) async fn enter_one_postgres(
     transaction: &Transaction<'_>,
     one: &NotificationRequest,
@@ -121,7 +125,9 @@ pub(in crate::store) async fn enter_one_postgres(
     let said = said(std::slice::from_ref(one))?;
     let statement = transaction.prepare_cached(ACCEPT_POSTGRES).await.map_err(postgres::refused)?;
     let rows = transaction.query(&statement, &[&said]).await.map_err(postgres::refused)?;
-    rows.first().map(accepted).ok_or_else(|| DbError::Unreadable("no answer for a notification".into()))
+    rows.first()
+        .map(accepted)
+        .ok_or_else(|| DbError::Unreadable("the database returned no result for a notification".into()))
 }
 
 pub(in crate::store) fn said(batch: &[NotificationRequest]) -> Result<Value, DbError> {
@@ -133,7 +139,8 @@ fn accepted(row: &tokio_postgres::Row) -> Accepted {
     Accepted { id: row.get(0), duplicate: row.get(1), conflict: row.get(2) }
 }
 
-/// A notification as the function `postcommit.accept` reads it. JSON inside is passed on as it was written.
+/// A notification as the SQL function `postcommit.accept` reads it. The payload and the data are passed on as their
+/// original JSON text.
 #[derive(Serialize)]
 pub(in crate::store) struct BatchItem<'a> {
     pub(in crate::store) event_type: &'a str,
@@ -193,7 +200,7 @@ impl<'a> BatchItem<'a> {
     }
 }
 
-/// SQLite: accepts a batch in one write. A refused row undoes only its own statement.
+/// Accepts a batch on SQLite in one write transaction. A refused row rolls back only its own statement.
 async fn accept_sqlite(db: &Sqlite, batch: &[NotificationRequest]) -> Vec<AcceptResult> {
     let count = batch.len();
     let rows: Result<Vec<ViewRow>, DbError> = batch.iter().map(ViewRow::of).collect();
@@ -212,7 +219,7 @@ async fn accept_sqlite(db: &Sqlite, batch: &[NotificationRequest]) -> Vec<Accept
     }
 }
 
-/// Accepts one notification within a larger write.
+/// Accepts one notification as part of the caller's write transaction on SQLite.
 pub(in crate::store) fn enter_one_sqlite(
     one: &NotificationRequest,
 ) -> Result<impl Fn(&Connection) -> Result<Accepted, DbError> + Send + 'static, DbError> {
@@ -263,16 +270,17 @@ impl ViewRow {
         {
             return Ok(Accepted { id, duplicate: false, conflict: false });
         }
-        // The request has times to be checked, or a key that was used before. The view decides, and the recorded
-        // conflicts show how.
+        // The request has times to check, its key was used before, or the tenant is unknown. The view's trigger handles
+        // these cases, and a new recorded conflict shows whether the content differs.
         let before = self.first(connection)?;
         self.enter_by_view(connection)?;
-        let (id, noted) =
-            self.first(connection)?.ok_or_else(|| DbError::Unreadable("the enqueued notification is gone".into()))?;
+        let (id, noted) = self
+            .first(connection)?
+            .ok_or_else(|| DbError::Unreadable("a notification was enqueued, but cannot be found".into()))?;
         Ok(Accepted { id, duplicate: before.is_some(), conflict: before.is_some_and(|(_, before)| noted > before) })
     }
 
-    /// The notification that holds the key, and how many conflicts it has.
+    /// Returns the notification that has the key, and how many conflicts are recorded for it.
     fn first(&self, connection: &Connection) -> Result<Option<(Uuid, i64)>, DbError> {
         Prepared::on(connection, FIRST_SQLITE)?
             .first((&self.new.tenant, &self.new.key), |row| Ok((row.take(0)?, row.take(1)?)))

@@ -1,10 +1,10 @@
-//! Group commit: many requests share a commit.
+//! Group commit: many requests share one commit.
 //!
-//! A request that arrives while no commit runs is committed immediately; there is no timer. Requests that arrive during
-//! a commit wait, and the next commit takes all of them. A request is committed even if its caller goes away.
+//! A request that arrives while no commit runs is committed immediately, without a timer. Requests that arrive during a
+//! commit wait, and the next commit includes them. A request is committed even if its caller disconnects.
 //!
-//! An idempotency key that an open transaction of an application has locked would delay the whole group. Once such a
-//! key is known, requests with it are committed separately.
+//! If an open transaction of an application has locked an idempotency key, a request with that key would delay its
+//! whole group. So requests with a key that is known to be locked are committed separately.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,20 +16,22 @@ use tokio::sync::{Semaphore, oneshot};
 use super::accept::{AcceptResult, key_of};
 use crate::store::{ACCEPT_BATCH, NotAccepted, NotificationRequest, Store};
 
-/// Concurrent commits on PostgreSQL. SQLite has one writer.
+/// How many commits run concurrently on PostgreSQL. SQLite has one writer.
 const CONCURRENT_COMMITS: usize = 3;
-/// The approximate most bytes of one commit.
+/// The approximate maximum size of one commit in bytes.
 const COMMIT_BYTES: usize = 1024 * 1024;
-/// The most waiting requests and their most bytes. Beyond that, requests are refused.
+/// The maximum number of waiting requests. [`MAX_WAITING_BYTES`] limits their total size. Requests beyond either limit
+/// are refused.
 const MAX_WAITING: usize = 20_000;
 const MAX_WAITING_BYTES: usize = 64 * COMMIT_BYTES;
 
-/// How long a locked key is remembered, how many are, and how many requests with such a key are tried concurrently.
+/// How long a locked key is remembered. [`MAX_HELD_KEYS`] limits how many are remembered, and [`SEPARATE_COMMITS`] how
+/// many requests with such a key are tried concurrently.
 const HELD_FOR: Duration = Duration::from_secs(10);
 const MAX_HELD_KEYS: usize = 1000;
 const SEPARATE_COMMITS: usize = 2;
 
-/// The group commit of one process. Cheap to clone.
+/// The group commit of one process. Clones share its state.
 #[derive(Clone)]
 pub struct GroupCommit {
     committer: Arc<Committer>,
@@ -39,7 +41,7 @@ struct Committer {
     store: Store,
     max_running: usize,
     queue: Mutex<WaitingRequests>,
-    /// Tenants and keys that another transaction had locked a moment ago, and until when that is remembered.
+    /// Tenants and keys that another transaction recently had locked, and until when this is remembered.
     held: Mutex<HashMap<(String, String), Instant>>,
     separate: Arc<Semaphore>,
 }
@@ -52,19 +54,21 @@ struct WaitingRequests {
 }
 
 impl GroupCommit {
-    #[must_use]
     pub fn new(store: Store) -> Self {
         let max_running = if store.db().kind() == "postgres" { CONCURRENT_COMMITS } else { 1 };
         let (queue, held, separate) = (Mutex::default(), Mutex::default(), Arc::new(Semaphore::new(SEPARATE_COMMITS)));
         Self { committer: Arc::new(Committer { store, max_running, queue, held, separate }) }
     }
 
-    /// Enqueues and commits, together with concurrent requests. The id is durable when this returns. If the future is
-    /// dropped, the request is committed or not written at all.
+    /// Enqueues and commits a request together with concurrent ones. The notification is durable when this returns. If
+    /// the future is dropped, the request is either committed or not written at all.
     pub async fn accept(&self, request: NotificationRequest) -> AcceptResult {
         let (reply, answer) = oneshot::channel();
-        let lost =
-            || NotAccepted::Unavailable("the commit ended without an answer; repeat it under the same key".into());
+        let lost = || {
+            NotAccepted::Unavailable(
+                "the commit ended without a result; repeat the request with the same idempotency key".into(),
+            )
+        };
         if self.committer.is_held(&request) {
             self.committer.commit_separately(request, reply)?;
         } else {
@@ -85,11 +89,11 @@ impl Committer {
 
     fn is_held(&self, request: &NotificationRequest) -> bool {
         let held = self.held();
-        // Nearly always the map is empty.
+        // The map is nearly always empty, and then no key is built.
         !held.is_empty() && held.get(&key_of(request)).is_some_and(|until| *until > clock::monotonic())
     }
 
-    /// Remembers whether a key is locked.
+    /// Records whether the result shows that the key is locked.
     fn note(&self, key: (String, String), answer: &AcceptResult) {
         let (now, mut held) = (clock::monotonic(), self.held());
         if !matches!(answer, Err(NotAccepted::Held)) {
@@ -104,7 +108,7 @@ impl Committer {
         }
     }
 
-    /// Commits a request with a locked key separately, unless too many such commits run.
+    /// Commits a request with a locked key separately. It is refused if too many such commits are running.
     fn commit_separately(
         self: &Arc<Self>,
         request: NotificationRequest,
@@ -140,16 +144,16 @@ impl Committer {
         Ok(())
     }
 
-    /// Starts a commit of the waiting requests, unless enough commits run.
+    /// Starts a commit of the waiting requests, unless enough commits are running.
     fn begin(self: &Arc<Self>, queue: &mut WaitingRequests) {
         if queue.running < self.max_running && !queue.waiting.is_empty() {
             queue.running += 1;
-            // In a separate task: a caller that goes away must not cancel the commit.
+            // The commit runs in its own task, so that a caller that disconnects does not cancel it.
             tokio::spawn(commit(CommitTask(self.clone())));
         }
     }
 
-    /// Takes the requests of the next commit.
+    /// Removes the requests of the next commit from the queue.
     fn batch(&self) -> (Vec<NotificationRequest>, Vec<oneshot::Sender<AcceptResult>>) {
         let mut queue = self.queue();
         let (mut bytes, mut batch) = (0, Vec::new());
@@ -166,14 +170,14 @@ impl Committer {
     }
 }
 
-/// A running commit task. However it ends, dropping it starts the next one if requests wait.
+/// A running commit task. When it is dropped for any reason, the next one starts if requests are waiting.
 struct CommitTask(Arc<Committer>);
 
 impl Drop for CommitTask {
     fn drop(&mut self) {
         let mut queue = self.0.queue();
         queue.running -= 1;
-        // Outside a runtime no caller can be waiting.
+        // Without a running Tokio runtime no caller can be waiting.
         if tokio::runtime::Handle::try_current().is_ok() {
             self.0.begin(&mut queue);
         }
@@ -191,7 +195,7 @@ async fn commit(turn: CommitTask) {
             if matches!(answer, Err(NotAccepted::Held)) {
                 turn.0.note(key, &answer);
             }
-            // A caller that no longer waits loses nothing: its request is committed.
+            // If the caller has stopped waiting, its request is committed nevertheless.
             let _ = reply.send(answer);
         }
     }

@@ -1,5 +1,5 @@
-//! Answers repeated requests while the database cannot write: the disk is full, the database is read-only, or a lock is
-//! held. The first answer still holds.
+//! Answers repeated requests while the database cannot write, for example because the disk is full, the database is
+//! read-only or a lock is held. A request that was accepted before gets its first result again.
 
 use rusqlite::{Connection, params};
 use uuid::Uuid;
@@ -10,14 +10,14 @@ use crate::store::Store;
 use crate::store::intake::accept::{AcceptResult, Accepted, ViewRow, said};
 use crate::store::intake::request::{NotAccepted, NotificationRequest};
 
-/// For each request of a batch: the notification that holds its key, and whether the content is the same.
+/// Finds for each request of a batch the notification that has its key, and whether the content is the same.
 const KNOWN_POSTGRES: &str = "SELECT CAST(g.place AS int), k.notification_id,
       k.content_hash = postcommit.fingerprint_of(g.item)
     FROM jsonb_array_elements($1::jsonb) WITH ORDINALITY AS g (item, place)
     JOIN postcommit.tenant t ON t.name = g.item ->> 'tenant'
     JOIN postcommit.idempotency k ON k.tenant = t.id AND k.key_hash = postcommit.hash(g.item ->> 'idempotency_key')";
 
-/// SQLite: for one request, with the same comparison as the trigger.
+/// The lookup on SQLite, for one request. It compares the content as the trigger does.
 const KNOWN_SQLITE: &str = "SELECT i.notification_id, n.event_type IS ?3 AND n.entity IS ?4 AND n.title IS ?5
       AND n.body IS ?6 AND n.action_url IS ?7 AND n.topic IS ?8 AND n.schema_version IS ?9 AND {payload}
       AND {recipients} AND {channels} AND {data}
@@ -41,7 +41,13 @@ impl Store {
                     }
                 }
             }
-            Err(problem) => tracing::debug!(%problem, "could not look up earlier notifications with the same keys"),
+            Err(problem) => {
+                tracing::debug!(
+                    %problem,
+                    "could not look up earlier notifications with the same idempotency keys; the requests are \
+                     answered as unavailable"
+                );
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! A notification as it arrives over the network: checked, and with the digits of its JSON numbers kept.
+//! A notification request from the network. It is checked, and numbers in its JSON keep every digit.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,16 +16,19 @@ pub enum NotAccepted {
     /// The request is invalid.
     #[error("{}{problem}", .field.as_ref().map(|field| format!("{field}: ")).unwrap_or_default())]
     Invalid {
-        /// The field, for example `recipients[3].phone`. `None` if the request is not readable JSON.
+        /// The field, for example `recipients[3].phone`. `None` if the request is not valid JSON.
         field: Option<String>,
-        /// What is wrong and what is allowed.
+        /// The problem, and which values are allowed.
         problem: String,
     },
-    /// An open transaction has locked the key. Whether the request is a duplicate is not known yet.
-    #[error("idempotency_key: is in use by a transaction that is still open; repeat it when that has ended")]
+    /// An open transaction has locked the key, so it is not known yet whether the request is a duplicate.
+    #[error(
+        "idempotency_key: is in use by a transaction that is still open; repeat the request when that transaction has \
+         ended"
+    )]
     Held,
-    /// The database cannot take the request now. It may have been written: repeated under the same key it is enqueued
-    /// once.
+    /// The database cannot accept the request now, but may have written it. If the request is repeated with the same
+    /// key, it is enqueued only once.
     #[error("{0}")]
     Unavailable(String),
 }
@@ -35,7 +38,8 @@ impl NotAccepted {
         Self::Invalid { field: Some(field.into()), problem: problem.into() }
     }
 
-    /// Reads an error of the parser. Our own have the form `field: problem`, and the parser appends a line and column.
+    /// Converts an error of the JSON parser. This program's own errors have the form `field: problem`, and the parser
+    /// appends the line and column.
     fn of_parser(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(said, _)| said);
@@ -45,8 +49,8 @@ impl NotAccepted {
         }
     }
 
-    /// Adds the field to an error about a wrong type or an unknown field. The parser does not name it, so the JSON is
-    /// parsed a second time.
+    /// Adds the field's name to an error about a wrong type or an unknown field. The parser does not report the field
+    /// of a wrong type, so the JSON is parsed a second time.
     fn located_in(self, json: &str) -> Self {
         let Self::Invalid { field: None, problem } = self else { return self };
         if let Some((unknown, _)) = problem.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
@@ -59,12 +63,16 @@ impl NotAccepted {
     }
 }
 
-/// Whether the path begins with a field of a notification, such as `recipients[3].phone`.
+/// Returns whether the path begins with a field of a notification, such as `recipients[3].phone`.
 fn is_path(path: &str) -> bool {
     path.split(['.', '[']).next().is_some_and(|name| FIELDS.contains(&name))
 }
 
-/// Limits are constraints whose names contain the field and the limit.
+/// The problem of an `expires_at` that is too soon. The name of its constraint alone is no sentence.
+const EXPIRES_TOO_SOON: &str = "must be later than due_at; a notification without due_at is due now";
+
+/// Converts a database error. Limits are check constraints whose names contain the field and the limit, so both are
+/// read from the message.
 impl From<DbError> for NotAccepted {
     fn from(error: DbError) -> Self {
         let DbError::Refused { message, .. } = error else { return Self::Unavailable(error.to_string()) };
@@ -74,8 +82,13 @@ impl From<DbError> for NotAccepted {
                 .iter()
                 .filter(|field| word.strip_prefix(**field).is_some_and(|rest| rest.starts_with('_')))
                 .max_by_key(|field| field.len())?;
-            // A field name may begin with the name of another field.
-            (!FIELDS.contains(&word)).then(|| Self::invalid(*field, word[field.len()..].replace('_', " ").trim()))
+            // A word that is itself a field's name is not a constraint, although it may begin with another field's
+            // name.
+            let limit = || match word {
+                "expires_at_after_due_at" => EXPIRES_TOO_SOON.to_owned(),
+                _ => word[field.len()..].replace('_', " ").trim().to_owned(),
+            };
+            (!FIELDS.contains(&word)).then(|| Self::invalid(*field, limit()))
         });
         if let Some(limit) = limits.next_back() {
             return limit;
@@ -111,11 +124,11 @@ const FIELDS: [&str; 19] = [
     "strict",
 ];
 
-/// The bytes of a `traceparent` in a source, with room for PostgreSQL's formatting.
+/// The space in bytes that a `traceparent` needs in a source, including PostgreSQL's formatting.
 const TRACE_ROOM: usize = 128;
 
-/// The most decimals of a `numeric` in PostgreSQL, and so of a number in `jsonb`. SQLite gets the same limit, so that
-/// both accept the same requests.
+/// The maximum number of decimal places of a `numeric` in PostgreSQL, and so of a number in `jsonb`. The same limit
+/// applies on SQLite, so that both databases accept the same requests.
 const DECIMALS: i64 = 16_383;
 
 /// A request to enqueue a notification. It has passed every check that needs no database.
@@ -127,7 +140,8 @@ pub struct NotificationRequest {
     has_key: bool,
 }
 
-/// Fields that are read as they were written, beside the parsed notification.
+/// Fields that are read a second time: payload and data as their original text, and the tenant and key to see whether
+/// they were given.
 #[derive(Deserialize)]
 struct Raw<'a> {
     #[serde(borrow, default)]
@@ -141,13 +155,10 @@ struct Raw<'a> {
 }
 
 impl NotificationRequest {
-    /// Reads a request from JSON. It belongs to `tenant`; if it names another tenant it is refused. An object with a
-    /// duplicate key is refused at any depth, because readers disagree on its meaning.
-    ///
-    /// # Errors
-    /// [`NotAccepted::Invalid`] names the field and the limit.
+    /// Reads a request from JSON. It belongs to `tenant`, and is refused if it names another tenant. An object with a
+    /// duplicate key is refused at any depth, because JSON parsers handle duplicates differently.
     pub fn read(json: &str, tenant: &str) -> Result<Self, NotAccepted> {
-        // serde would read an array as the fields in their order.
+        // Without this check, serde would accept an array as the list of fields.
         if !json.trim_start().starts_with('{') && !json.trim().is_empty() {
             return Err(NotAccepted::Invalid { field: None, problem: "must be a JSON object".into() });
         }
@@ -162,11 +173,11 @@ impl NotificationRequest {
         if let Some(named) = raw.tenant.filter(|named| named != tenant) {
             return Err(NotAccepted::invalid(
                 "tenant",
-                format!("is {named:?}, but the key used belongs to {tenant:?}; leave it out"),
+                format!("is {named:?}, but the API key belongs to tenant {tenant:?}; leave the field out"),
             ));
         }
         tenant.clone_into(&mut note.tenant);
-        // Payload and data are kept once, as they were written.
+        // Payload and data are kept only as their original text.
         note.payload = serde_json::Value::Null;
         note.data = None;
         let payload = compact("payload", raw.payload.map_or("{}", RawValue::get))?;
@@ -174,12 +185,12 @@ impl NotificationRequest {
         Ok(Self { note, payload, data, has_key: raw.idempotency_key.is_some() })
     }
 
-    /// Sets the key that came as a header. A different key inside the request is refused.
+    /// Sets the idempotency key that came in the header. A different key inside the request is refused.
     pub fn with_key(mut self, key: &str) -> Result<Self, NotAccepted> {
         if self.has_key && self.note.idempotency_key != key {
             return Err(NotAccepted::invalid(
                 "idempotency_key",
-                "differs from the header Idempotency-Key; send one of them, or both alike",
+                "differs from the header Idempotency-Key; send only one of them, or the same value in both",
             ));
         }
         let count = key.chars().count();
@@ -193,8 +204,7 @@ impl NotificationRequest {
         Ok(self)
     }
 
-    /// Makes the request part of a trace, unless it names a trace itself or its source has no room left.
-    #[must_use]
+    /// Adds a trace to the request, unless its source already names one or has no space left.
     pub fn traced(mut self, parent: TraceParent) -> Self {
         let source = &self.note.source;
         let has_room =
@@ -205,25 +215,22 @@ impl NotificationRequest {
         self
     }
 
-    /// The notification without payload and data.
-    #[must_use]
+    /// Returns the notification without its payload and data.
     pub fn note(&self) -> &Notification {
         &self.note
     }
 
-    /// The payload as it was written, without whitespace between tokens.
-    #[must_use]
+    /// Returns the payload as its original text, without whitespace between tokens.
     pub fn payload(&self) -> &RawValue {
         &self.payload
     }
 
-    /// The data of channels, as it was written.
-    #[must_use]
+    /// Returns the channels' data as its original text, without whitespace between tokens.
     pub fn data(&self) -> Option<&RawValue> {
         self.data.as_deref()
     }
 
-    /// The approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.note.body, &self.note.title, &self.note.action_url];
         let of_texts: usize = texts.iter().map(|text| text.as_ref().map_or(0, String::len)).sum();
@@ -234,8 +241,8 @@ impl NotificationRequest {
     }
 }
 
-/// Removes whitespace between the tokens of JSON. A number with too many decimals is refused here, because PostgreSQL
-/// would not name the field.
+/// Removes whitespace between JSON tokens. A number with too many decimal places is refused here, because PostgreSQL's
+/// error would not name the field.
 fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     let most = numbers_in(json).map(decimals).max().unwrap_or(0);
     if most > DECIMALS {
@@ -256,7 +263,7 @@ fn compact(field: &str, json: &str) -> Result<Box<RawValue>, NotAccepted> {
     RawValue::from_string(text).map_err(|e| NotAccepted::of_parser(&e))
 }
 
-/// The numbers in JSON, as they are written.
+/// Returns the numbers in a JSON text as they are written.
 fn numbers_in(json: &str) -> impl Iterator<Item = &str> {
     let (mut is_text, mut is_escaped) = (false, false);
     json.split(move |c: char| {
@@ -267,18 +274,18 @@ fn numbers_in(json: &str) -> impl Iterator<Item = &str> {
     .filter(|part| part.contains(|c: char| c.is_ascii_digit()))
 }
 
-/// The digits after the decimal point of a number when written without an exponent.
+/// Returns how many decimal places a number has when it is written without an exponent.
 fn decimals(number: &str) -> i64 {
     let (digits, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
     let written = digits.split_once('.').map_or(0, |(_, after)| i64::try_from(after.len()).unwrap_or(i64::MAX));
-    // An exponent that does not fit into an i64 counts as the largest or smallest one.
+    // An exponent that does not fit into an i64 counts as the largest or smallest i64.
     let moved = exponent.parse().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
     written.saturating_sub(moved).max(0)
 }
 
-/// Reads any JSON and refuses an object with a duplicate key.
+/// Reads any JSON and refuses objects with a duplicate key.
 struct Once<'a> {
-    /// The field of the notification that contains the value.
+    /// The notification's field that contains the value.
     of: Option<&'a str>,
 }
 
@@ -380,7 +387,7 @@ mod tests {
             (r#"{"event_type": "a", "titel": "b"}"#, Some("titel"), "unknown field `titel`"),
             (r#"{"event_type": ""}"#, Some("event_type"), "1 to 255 are allowed"),
             (r#"{"event_type": "a", "recipients": [{"phone": "1"}]}"#, Some("recipients[0].phone"), "E.164"),
-            (r#"{"event_type": "a", "tenant": "another"}"#, Some("tenant"), "belongs to \"default\""),
+            (r#"{"event_type": "a", "tenant": "another"}"#, Some("tenant"), "belongs to tenant \"default\""),
             (r#"{"event_type": "a", "payload": "\ud800"}"#, None, "hex escape"),
             (r#"{"event_type": "a", "payload": "\u0000"}"#, Some("payload"), "NUL"),
             (r#"{"event_type": "a"} x"#, None, "trailing"),
@@ -436,7 +443,7 @@ mod tests {
             of("CHECK constraint failed: action_url_is_http_https_mailto_or_tel"),
             "action_url: is http https mailto or tel"
         );
-        assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), "expires_at: after due at");
+        assert_eq!(of("CHECK constraint failed: expires_at_after_due_at"), format!("expires_at: {EXPIRES_TOO_SOON}"));
         assert_eq!(of("postcommit: due_at is not a time"), "due_at: is not a time");
         assert_eq!(of("something else"), "something else");
         assert!(matches!(NotAccepted::from(DbError::Unreachable("x".into())), NotAccepted::Unavailable(_)));

@@ -1,43 +1,46 @@
-//! The list of deliveries: which rows match a filter, and which index it reads.
+//! The list of deliveries: the conditions of its filter, and the indexes it reads.
 
-use postcommit::Timestamp;
+use postcommit::{Timestamp, channel_name};
 use postcommit_channel::model::DeliveryState;
 use uuid::Uuid;
 
 use crate::store::DeliveryFilter;
 use crate::store::lists::keyset::{Dialect, IndexScan, ListQuery, Position, SqlParameters, WindowBounds, first_id};
 use crate::store::lists::notifications::LIVE_STATE;
+use crate::store::lists::recipient::RecipientFilter;
+use crate::store::queue::row::first_due;
 
-/// Rows of the first window per row of the page, if not every row matches.
+/// If the filter excludes rows, the first window has this many rows per row of the page.
 const SPARE: i64 = 4;
 
 pub(in crate::store) struct DeliveryList<'a> {
     filter: &'a DeliveryFilter,
     stuck_since: Option<Timestamp>,
+    dialect: Dialect,
     /// Only deliveries that ended before this time.
     pub ended_before: Option<Timestamp>,
 }
 
 impl<'a> DeliveryList<'a> {
-    pub(in crate::store) fn new(filter: &'a DeliveryFilter, stuck_since: Option<Timestamp>) -> Self {
-        Self { filter, stuck_since, ended_before: None }
+    pub(in crate::store) fn new(filter: &'a DeliveryFilter, stuck_since: Option<Timestamp>, dialect: Dialect) -> Self {
+        Self { filter, stuck_since, dialect, ended_before: None }
     }
 
     pub(in crate::store) fn start(&self) -> Position {
-        let newest = self.filter.to.map_or(Position::START, Position::before);
-        let newest = self.filter.notification.map_or(newest, |id| newest.further(Position::at(id)));
+        let newest = self.filter.until.map_or(Position::START, Position::before);
+        let newest = self.filter.notification_id.map_or(newest, |id| newest.further(Position::at(id)));
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// Those of the given states that the filter asks for. They are constants, so they can be written into the
-    /// statement, and the planner recognises a partial index.
+    /// Returns which of the given states the filter asks for. They are constants and are written into the statement as
+    /// literals, so that the planner recognises a partial index.
     fn wanted_states(&self, of: &[DeliveryState]) -> Vec<&'static str> {
         let is_wanted =
             |name: &&str| self.filter.states.is_empty() || self.filter.states.iter().any(|state| state == name);
         of.iter().map(|state| state.name()).filter(is_wanted).collect()
     }
 
-    /// The wanted states in the queue.
+    /// Returns the states of queued deliveries that the filter asks for.
     fn live(&self) -> Vec<&'static str> {
         let only_ended = self.filter.reason.is_some() || self.ended_before.is_some();
         let mut live = if only_ended { vec![] } else { self.wanted_states(&DeliveryState::LIVE) };
@@ -45,12 +48,12 @@ impl<'a> DeliveryList<'a> {
         live
     }
 
-    /// The wanted states in the ledger.
+    /// Returns the states of ended deliveries that the filter asks for.
     fn ended(&self) -> Vec<&'static str> {
         if self.stuck_since.is_some() { vec![] } else { self.wanted_states(&DeliveryState::ENDED) }
     }
 
-    /// The conditions on the columns of the notification.
+    /// Returns the conditions on the notification's columns.
     fn notification_conditions(&self, name: &str, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
@@ -62,17 +65,37 @@ impl<'a> DeliveryList<'a> {
         on
     }
 
+    fn recipient(&self) -> Option<RecipientFilter<'a>> {
+        self.filter.recipient.as_deref().map(RecipientFilter)
+    }
+
+    /// Returns the parts in which the ledger is read: one extra condition each, and a recipient to check row by row.
+    /// With a recipient there are two parts: rows that the recipient's index finds, and rows that ended before they
+    /// were expanded. Otherwise the ledger is read in one part.
+    fn ledger_parts(&self, parameters: &mut SqlParameters) -> Vec<(String, Option<RecipientFilter<'a>>)> {
+        match self.recipient() {
+            Some(recipient) if !self.is_led_by_notification() => vec![
+                (recipient.indexed(self.dialect, "q", parameters), None),
+                (RecipientFilter::unexpanded("q"), Some(recipient)),
+            ],
+            other => vec![(String::new(), other)],
+        }
+    }
+
     fn is_led_by_notification(&self) -> bool {
         self.filter.entity.is_some() || self.filter.site.is_some()
     }
 
-    /// The conditions on columns that the queue and the ledger share, for a row `q`.
+    /// Returns the conditions on columns of row `q` that exist in the queue and in the ledger.
     fn row_conditions(&self, parameters: &mut SqlParameters) -> String {
         let f = self.filter;
         let mut on = String::new();
-        for (column, wanted) in [("channel", &f.channel), ("code", &f.error_code), ("target", &f.target)] {
+        let channel = f.channel.as_deref().map(channel_name);
+        let columns =
+            [("channel", channel), ("code", f.error_code.as_deref()), ("error_class", f.error_class.as_deref())];
+        for (column, wanted) in columns {
             if let Some(wanted) = wanted {
-                on.push_str(&format!(" AND q.{column} = {}", parameters.add(wanted.as_str())));
+                on.push_str(&format!(" AND q.{column} = {}", parameters.add(wanted)));
             }
         }
         if let Some(provider) = &f.provider {
@@ -100,7 +123,7 @@ impl<'a> DeliveryList<'a> {
             on.push_str(&format!(" AND {LIVE_STATE} IN ({})", quoted(states)));
         }
         if let Some(since) = self.stuck_since {
-            on.push_str(&format!(" AND q.due_at < {}", parameters.add(since)));
+            on.push_str(&format!(" AND {} < {}", first_due("q"), parameters.add(since)));
         }
         on
     }
@@ -123,17 +146,19 @@ impl<'a> DeliveryList<'a> {
         on
     }
 
-    /// The statement for the matching rows of one table. It begins with the notification if the filter on it selects
-    /// few rows.
+    /// Returns the statement for the matching rows of one table. If the filter has an entity or a site, the statement
+    /// begins with the notification. With `of_row` it returns only deliveries to that recipient.
     fn select(
         &self,
-        dialect: Dialect,
         from: &str,
         window: &WindowBounds,
         table: &str,
         conditions: &str,
+        of_row: Option<RecipientFilter<'_>>,
         parameters: &mut SqlParameters,
     ) -> String {
+        let dialect = self.dialect;
+        let tail = of_row.map(|of| format!(" WHERE {}", of.of_row(dialect, parameters))).unwrap_or_default();
         let inside = window.holds("q.notification_id");
         let steps = if self.is_led_by_notification() {
             let lead = format!(
@@ -148,9 +173,13 @@ impl<'a> DeliveryList<'a> {
             let about = self.notification_conditions("note", parameters);
             let note =
                 format!("note.tenant = t.id AND note.id = q.notification_id AND {}{about}", window.holds("note.id"));
-            if about.is_empty() { row } else { format!("{row}{}", dialect.step("notification", "note", &note)) }
+            if about.is_empty() && of_row.is_none() {
+                row
+            } else {
+                format!("{row}{}", dialect.step("notification", "note", &note))
+            }
         };
-        format!("SELECT q.tenant, q.notification_id AS id, q.n, q.lane {from}{steps}")
+        format!("SELECT q.tenant, q.notification_id AS id, q.n, q.lane {from}{steps}{tail}")
     }
 }
 
@@ -165,7 +194,7 @@ impl ListQuery for DeliveryList<'_> {
 
     fn oldest(&self) -> Uuid {
         let oldest = self.filter.from.map_or(Uuid::nil(), first_id);
-        self.filter.notification.map_or(oldest, |id| id.max(oldest))
+        self.filter.notification_id.map_or(oldest, |id| id.max(oldest))
     }
 
     fn scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
@@ -184,29 +213,40 @@ impl ListQuery for DeliveryList<'_> {
                 which: format!(" AND k.{column} = {}", parameters.add(wanted)),
             }];
         }
+        if let Some(recipient) = self.recipient() {
+            let mut scans =
+                if ended.is_empty() { vec![] } else { recipient.ledger_scans(self.dialect, parameters).into() };
+            if !live.is_empty() {
+                scans.push(IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() });
+            }
+            return scans;
+        }
         let scan = |table, which: &str| IndexScan { table, id: "notification_id", which: which.into() };
         let parked = if ended == ["parked"] { " AND k.state = 'parked'" } else { "" };
         let queue = (!live.is_empty()).then(|| scan("delivery_queue", ""));
         queue.into_iter().chain((!ended.is_empty()).then(|| scan("delivery_ledger", parked))).collect()
     }
 
-    fn matches(&self, dialect: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String {
+    fn matches(&self, _: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String {
         let (live, ended) = (self.live(), self.ended());
         let mut selects = Vec::new();
         if !live.is_empty() {
             let conditions = self.queue_conditions(&live, parameters);
-            selects.push(self.select(dialect, from, window, "delivery_queue", &conditions, parameters));
+            let of_row = self.recipient();
+            selects.push(self.select(from, window, "delivery_queue", &conditions, of_row, parameters));
         }
         if !ended.is_empty() {
-            let conditions = self.ledger_conditions(&ended, parameters);
-            selects.push(self.select(dialect, from, window, "delivery_ledger", &conditions, parameters));
+            for (which, of_row) in self.ledger_parts(parameters) {
+                let conditions = format!("{}{which}", self.ledger_conditions(&ended, parameters));
+                selects.push(self.select(from, window, "delivery_ledger", &conditions, of_row, parameters));
+            }
         }
         selects.join(" UNION ALL ")
     }
 
     fn first_window(&self, limit: i64) -> i64 {
         let f = self.filter;
-        let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.target]
+        let narrow = [&f.reason, &f.channel, &f.provider, &f.event_type, &f.error_code, &f.error_class, &f.recipient]
             .iter()
             .any(|wanted| wanted.is_some());
         if narrow || f.attempts.is_some() || f.unclear.is_some() || !f.states.is_empty() {

@@ -1,8 +1,8 @@
-//! Pages of lists by keyset, newest first. A page costs the same whatever the size of the history.
+//! Keyset pagination, newest first. The cost of a page does not depend on the size of the history.
 //!
-//! A list reads an index on the tenant and the notification's id, window by window. A window is bounded by a number of
-//! rows in each tenant, not by time, so any plan for it reads a bounded number of rows. When [`EXAMINED`] rows were
-//! examined the page ends, full or not, and returns the position where the next one begins.
+//! A list reads an index on the tenant and the notification's id, one window after another. A window is limited by the
+//! number of rows per tenant and not by time, so every plan reads a limited number of rows. After [`EXAMINED`] rows the
+//! page ends even if it is not full, and returns the position where the next page begins.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,11 +17,11 @@ use crate::store::Store;
 use crate::store::lists::rows::RowQuery;
 use crate::store::unreadable::legible;
 
-/// The most index rows that one page examines, in each tenant.
+/// How many index rows one page examines at most in each tenant.
 pub const EXAMINED: i64 = 20_000;
 
-/// A position in a list. The order is: newest notification first, then the higher tenant number, then the lower target
-/// number. A page ends at a position, and everything before it was returned.
+/// A position in a list. Newer notifications come first, then higher tenant numbers, then lower target numbers. A page
+/// ends at a position: every match before it was returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// The id of the notification.
@@ -36,35 +36,35 @@ impl Position {
     /// The start of a list.
     pub(in crate::store) const START: Self = Self::behind(Uuid::max());
 
-    /// The position after this notification in all tenants.
+    /// Returns the position after this notification, in all tenants.
     #[must_use]
     pub const fn behind(notification: Uuid) -> Self {
         Self { notification, tenant: i32::MIN, n: i32::MAX }
     }
 
-    /// The position before this notification in all tenants.
+    /// Returns the position before this notification, in all tenants.
     #[must_use]
     pub const fn at(notification: Uuid) -> Self {
         Self { notification, tenant: i32::MAX, n: i32::MIN }
     }
 
-    /// The position before all notifications that were enqueued before `at`.
+    /// Returns the position before all notifications that were enqueued before `at`.
     #[must_use]
     pub fn before(at: Timestamp) -> Self {
         Self::behind(first_id(Timestamp::from_micros(at.as_micros().saturating_add(999))))
     }
 
-    /// The later of two positions.
+    /// Returns the position that is further down the list.
     pub(in crate::store) fn further(self, other: Self) -> Self {
         if other.order() < self.order() { other } else { self }
     }
 
-    /// A sort key: later positions are less.
+    /// Returns a sort key. A position further down the list has a smaller key.
     fn order(&self) -> (Uuid, i32, i64) {
         (self.notification, self.tenant, -i64::from(self.n))
     }
 
-    /// Whether the position is after all targets of its notification.
+    /// Returns whether the position is after the notification in all tenants.
     fn is_behind(&self) -> bool {
         self.tenant == i32::MIN
     }
@@ -83,9 +83,10 @@ impl fmt::Display for Position {
 impl FromStr for Position {
     type Err = String;
 
-    /// An id without tenant and target is the position after that notification.
+    /// Parses a position. A notification id alone means the position after that notification.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a position in a list; use the one that the page before returned");
+        let wrong =
+            || format!("{text:?} is not a position in a list; use the position that the previous page returned");
         let mut parts = text.split('.');
         let notification = parts.next().and_then(|id| id.parse().ok()).ok_or_else(wrong)?;
         let numbers: Option<Vec<i32>> = parts.map(|part| part.parse().ok()).collect();
@@ -109,80 +110,81 @@ impl<'de> Deserialize<'de> for Position {
     }
 }
 
-/// A page of a list.
+/// One page of a list.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Page<T> {
     /// The rows of the page.
     pub rows: Vec<T>,
-    /// The position of the next page; `None` at the end of the list. A page may end before it is full because it
-    /// examined [`EXAMINED`] rows.
+    /// The position of the next page, or `None` at the end of the list. A page that is not full can still have a next
+    /// page, because a page ends after [`EXAMINED`] examined rows.
     pub more: Option<Position>,
 }
 
-/// The lowest id of a notification that was enqueued in the millisecond of `at`: ids are UUIDv7.
+/// Returns the lowest possible id of a notification that was enqueued in the millisecond of `at`. This works because
+/// ids are UUIDv7.
 pub(in crate::store) fn first_id(at: Timestamp) -> Uuid {
     let millis = u128::try_from(at.as_micros().max(0) / 1000).unwrap_or(0);
     Uuid::from_u128((millis & 0xffff_ffff_ffff) << 80)
 }
 
-/// The parameters of a statement whose text is built.
+/// The parameters of a statement whose text is built step by step.
 #[derive(Default)]
 pub(in crate::store) struct SqlParameters(pub(in crate::store) Vec<Value>);
 
 impl SqlParameters {
-    /// Adds a parameter. Returns its name in the statement, such as `$3`.
+    /// Adds a parameter and returns its name in the statement, such as `$3`.
     pub(in crate::store) fn add(&mut self, value: impl Into<Value>) -> String {
         self.0.push(value.into());
         format!("${}", self.0.len())
     }
 }
 
-/// The index rows that a list reads: rows of `table k` that match the condition `which`. There must be an index on
-/// (tenant, the columns that `which` fixes, id).
+/// The index rows that a list reads: the rows of `table` (alias `k`) that match the condition `which`. An index on the
+/// tenant, the columns in `which` and the id must exist.
 pub(in crate::store) struct IndexScan {
     pub table: &'static str,
     pub id: &'static str,
     pub which: String,
 }
 
-/// The parameters that bound a window, by their names in the statement.
+/// The names of the two parameters that bound a window in a statement.
 pub(in crate::store) struct WindowBounds {
     pub floor: String,
     pub upper: String,
 }
 
 impl WindowBounds {
-    /// The condition that the column is within the window.
+    /// Returns the condition that the column is within the window.
     pub(in crate::store) fn holds(&self, column: &str) -> String {
         format!("{column} >= {} AND {column} <= {}", self.floor, self.upper)
     }
 }
 
-/// A list: a filter, and how to find its rows.
+/// A list: its filter, and how to find its rows.
 pub(in crate::store) trait ListQuery {
-    /// The only tenant of the list. `None` is all tenants.
+    /// The tenant whose rows are listed. `None` means all tenants.
     fn tenant(&self) -> Option<i32>;
-    /// The lowest id of the list.
+    /// The lowest notification id that the list can contain.
     fn oldest(&self) -> Uuid;
-    /// The indexes to read. Empty if no row can match.
+    /// The index scans that cover the list. Empty if no row can match.
     fn scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan>;
-    /// A statement for the matching rows of a window: tenant, id, n and the columns that [`ListQuery::keep`] needs.
-    /// `from` is its FROM clause, which yields the tenants.
+    /// Returns the statement for the matching rows of a window. Its columns are tenant, id, n and the columns that
+    /// [`ListQuery::keep`] needs. `from` is the FROM clause, which yields the tenants as `t`.
     fn matches(&self, dialect: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String;
-    /// Whether [`ListQuery::keep`] rejects rows.
+    /// Whether [`ListQuery::keep`] can reject rows.
     fn filters_rows(&self) -> bool {
         false
     }
-    /// A filter in Rust, for conditions that the two databases would evaluate differently.
+    /// Filters a row in Rust, for conditions that the two databases would evaluate differently.
     fn keep(&self, row: &Row) -> bool {
         let _ = row;
         true
     }
-    /// The number of rows of the first window.
+    /// How many rows the first window has for a page of `limit` rows.
     fn first_window(&self, limit: i64) -> i64;
 }
 
-/// The differences in SQL for lists.
+/// The database for which a list's SQL is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Dialect {
     Postgres,
@@ -190,8 +192,8 @@ pub(in crate::store) enum Dialect {
 }
 
 impl Dialect {
-    /// A join from every row so far to the rows of `table` that match `on`. On both databases the syntax fixes the join
-    /// order: misled by statistics, the planner would begin with the larger table.
+    /// Returns a join from the rows so far to the rows of `table` that match `on`. On both databases the syntax fixes
+    /// the join order, because with misleading statistics the planner would begin with the larger table.
     pub(in crate::store) fn step(self, table: &str, name: &str, on: &str) -> String {
         match self {
             Self::Postgres => format!(
@@ -203,7 +205,7 @@ impl Dialect {
         }
     }
 
-    /// The function that returns the position of a text in another; 0 if it is not there.
+    /// Returns the name of the SQL function that finds one text in another. The function returns 0 if it finds nothing.
     pub(in crate::store) fn strpos(self) -> &'static str {
         if self == Self::Postgres { "strpos" } else { "instr" }
     }
@@ -214,7 +216,7 @@ impl Store {
         if self.db.kind() == "postgres" { Dialect::Postgres } else { Dialect::Sqlite }
     }
 
-    /// A page of keys.
+    /// Reads one page of keys.
     pub(in crate::store) async fn list_keys(
         &self,
         list: &impl ListQuery,
@@ -225,7 +227,7 @@ impl Store {
         Ok(Page { rows: page.rows.into_iter().map(|(key, _)| key).collect(), more: page.more })
     }
 
-    /// A page of keys, with the row that `row_query` reads for each.
+    /// Reads one page of keys, each with the row that `row_query` reads for it.
     pub(in crate::store) async fn list_rows(
         &self,
         list: &impl ListQuery,
@@ -238,7 +240,7 @@ impl Store {
         let enough = usize::try_from(limit).unwrap_or(0);
         loop {
             let Some(floor) = self.floor(list, position, step).await? else { return Ok(Page { rows, more: None }) };
-            // One more row than fits shows whether there is a next page.
+            // One row more than fits is read, to find out whether there is a next page.
             let wanted = enough.saturating_add(1) - rows.len();
             rows.extend(self.matches(list, row_query, position, floor.unwrap_or(list.oldest()), wanted).await?);
             if rows.len() > enough {
@@ -255,8 +257,8 @@ impl Store {
         }
     }
 
-    /// Counts the rows of a list. Returns false if it stopped after `most` examined rows: then there are at least as
-    /// many.
+    /// Counts the rows of a list. Returns the count and whether it is exact. Counting stops after about `most` examined
+    /// rows, and then the count is a lower bound.
     pub(in crate::store) async fn count(
         &self,
         list: &impl ListQuery,
@@ -276,8 +278,8 @@ impl Store {
         Ok((count, false))
     }
 
-    /// The lowest id of a window of `step` rows, in the tenant with the newest such id. `Some(None)`: all remaining
-    /// rows fit. `None`: no row can match.
+    /// Returns the lowest id of a window that has at most about `step` rows in every tenant. `Some(None)` means that
+    /// all remaining rows fit into the window. `None` means that no row can match.
     async fn floor(
         &self,
         list: &impl ListQuery,
@@ -289,7 +291,7 @@ impl Store {
             return Ok(None);
         }
         let rows = self.db.query_once(&sql, parameters).await?;
-        // An unreadable id ends the windows: all remaining rows are read as one.
+        // If the id is unreadable, all remaining rows are read as one window.
         Ok(Some(rows.first().and_then(|row| row.get(0).unwrap_or_default())))
     }
 
@@ -319,7 +321,7 @@ impl Store {
     ) -> (String, Vec<Value>) {
         let mut parameters = SqlParameters::default();
         let found = self.window(list, position, floor, &mut parameters);
-        // Rows that [`ListQuery::keep`] filters are bounded only by the window.
+        // If [`ListQuery::keep`] rejects rows, the statement gets no limit and only the window bounds it.
         let limit =
             parameters.add(if list.filters_rows() { i64::MAX } else { i64::try_from(wanted).unwrap_or(i64::MAX) });
         let sql = format!("SELECT * FROM ({found}) found ORDER BY 2 DESC, 1 DESC, 3 LIMIT {limit}");
@@ -329,7 +331,7 @@ impl Store {
         }
     }
 
-    /// A statement for the matching rows between a position and the lowest id of the window.
+    /// Returns the statement for the matching rows between a position and the lowest id of the window.
     fn window(&self, list: &impl ListQuery, position: Position, floor: Uuid, parameters: &mut SqlParameters) -> String {
         let window = WindowBounds { floor: parameters.add(floor), upper: parameters.add(position.notification) };
         let from = tenants(list.tenant(), parameters);
@@ -342,7 +344,7 @@ impl Store {
         )
     }
 
-    /// The statements of a window of `step` rows, for a test that checks their plans.
+    /// Returns the statements for a window of `step` rows. A test checks their plans.
     pub(in crate::store) async fn statements(
         &self,
         list: &impl ListQuery,
@@ -357,7 +359,7 @@ impl Store {
     }
 }
 
-/// Splits the key off a row: its first three columns.
+/// Splits a row into its key, which is the first three columns, and the rest.
 fn keyed(mut row: Row) -> Result<(DeliveryKey, Row), DbError> {
     let key = DeliveryKey { tenant: row.get(0)?, notification: row.get(1)?, n: row.get(2)? };
     row.0.drain(..3);
@@ -369,7 +371,8 @@ fn position_of(key: &DeliveryKey) -> Position {
 }
 
 fn tenants(tenant: Option<i32>, parameters: &mut SqlParameters) -> String {
-    // Also for one tenant the statement begins with the tenant table: it is short and leads into every index.
+    // The statement begins with the tenant table even for one tenant, because the table is small and every index begins
+    // with the tenant.
     let which = tenant.map(|tenant| format!(" WHERE id = {}", parameters.add(tenant))).unwrap_or_default();
     format!("FROM (SELECT id FROM postcommit.tenant{which}) t")
 }
@@ -379,7 +382,7 @@ fn floor_statement(list: &impl ListQuery, position: Position, step: i64) -> (Str
     let (oldest, upper, step) =
         (parameters.add(list.oldest()), parameters.add(position.notification), parameters.add(step));
     let tenants = tenants(list.tenant(), &mut parameters);
-    // A notification that was returned completely must not be counted: it may have more rows than a window.
+    // A notification that was returned completely is not counted, because it may have more rows than a window.
     let below = if position.is_behind() { "<" } else { "<=" };
     let kth = |IndexScan { table, id, which }: IndexScan| {
         format!(

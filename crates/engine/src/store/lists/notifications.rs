@@ -1,19 +1,21 @@
-//! The list of notifications: which rows match a filter, and which index it reads.
+//! The list of notifications: the conditions of its filter, and the indexes it reads.
 
-use postcommit::Timestamp;
+use postcommit::{Timestamp, channel_name};
 use postcommit_channel::model::DeliveryState;
 use uuid::Uuid;
 
 use crate::db::Row;
 use crate::store::NotificationFilter;
 use crate::store::lists::keyset::{Dialect, IndexScan, ListQuery, Position, SqlParameters, WindowBounds, first_id};
+use crate::store::lists::recipient::RecipientFilter;
+use crate::store::queue::row::first_due;
 
-/// The most words of a search.
+/// How many words of a search are used. Further words are ignored.
 const WORDS: usize = 8;
-/// Rows of the first window per row of the page, if not every row matches.
+/// If the filter excludes rows, the first window has this many rows per row of the page.
 const SPARE: i64 = 4;
 
-/// The state of a row `q` of the queue.
+/// The SQL for the state of row `q` of the queue.
 pub(in crate::store) const LIVE_STATE: &str = "CASE WHEN q.lease_token IS NOT NULL THEN 'sending' WHEN q.attempts > 0 OR q.losses > 0 THEN 'retrying' ELSE 'pending' END";
 
 pub(in crate::store) struct NotificationList<'a> {
@@ -23,8 +25,9 @@ pub(in crate::store) struct NotificationList<'a> {
     dialect: Dialect,
 }
 
-/// Reads a JSON column on SQLite, where invalid JSON would fail the whole statement. It counts as an empty array.
-fn array(column: &str) -> String {
+/// Reads a JSON column on SQLite. Invalid JSON is read as an empty array, because it would otherwise fail the whole
+/// statement.
+pub(in crate::store) fn array(column: &str) -> String {
     format!("CASE WHEN json_valid({column}) THEN {column} ELSE '[]' END")
 }
 
@@ -39,13 +42,15 @@ impl<'a> NotificationList<'a> {
     }
 
     pub(in crate::store) fn start(&self) -> Position {
-        let newest = self.filter.to.map_or(Position::START, Position::before);
+        let newest = self.filter.until.map_or(Position::START, Position::before);
         self.filter.before.map_or(newest, |before| before.further(newest))
     }
 
-    /// The smallest index that covers all matches. `None` is the table of notifications itself.
-    fn leading_scan(&self, parameters: &mut SqlParameters) -> Option<IndexScan> {
-        let status = self.filter.status.as_deref();
+    /// Returns scans of smaller tables or indexes that still cover all matches. Empty means that the notification table
+    /// itself is read.
+    fn leading_scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
+        let wanted = &self.filter.states;
+        let is_live = |state: &String| DeliveryState::LIVE.iter().any(|live| live.name() == state);
         if let (Some(key), None) = (&self.filter.idempotency_key, self.stuck_since) {
             let key = parameters.add(key.as_str());
             let which = if self.dialect == Dialect::Postgres {
@@ -53,24 +58,25 @@ impl<'a> NotificationList<'a> {
             } else {
                 format!(" AND k.key = {key}")
             };
-            return Some(IndexScan { table: "idempotency", id: "notification_id", which });
+            return vec![IndexScan { table: "idempotency", id: "notification_id", which }];
         }
-        if self.stuck_since.is_some()
-            || status.is_some_and(|status| DeliveryState::LIVE.iter().any(|live| live.name() == status))
-        {
-            return Some(IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() });
+        if let (Some(recipient), None) = (&self.filter.recipient, self.stuck_since) {
+            return RecipientFilter(recipient).scans(self.dialect, parameters);
         }
-        if status == Some("parked") {
-            return Some(IndexScan {
+        if self.stuck_since.is_some() || (!wanted.is_empty() && wanted.iter().all(is_live)) {
+            return vec![IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() }];
+        }
+        if wanted == &["parked"] {
+            return vec![IndexScan {
                 table: "delivery_ledger",
                 id: "notification_id",
                 which: " AND k.state = 'parked'".into(),
-            });
+            }];
         }
-        None
+        vec![]
     }
 
-    /// The conditions on the columns of the notification.
+    /// Returns the conditions on the notification's own columns.
     fn own_conditions(&self, parameters: &mut SqlParameters) -> String {
         let mut on = String::new();
         let f = self.filter;
@@ -107,29 +113,29 @@ impl<'a> NotificationList<'a> {
         on
     }
 
-    /// The conditions on the deliveries of the notification. Each compares a scalar subquery and none is an EXISTS,
-    /// which the planner could turn into a join with the whole history.
+    /// Returns the conditions on the notification's deliveries. Each compares a scalar subquery. EXISTS is avoided,
+    /// because the planner could turn it into a join with the whole history.
     fn delivery_conditions(&self, parameters: &mut SqlParameters) -> String {
         let of_note = format!(
-            "(SELECT {LIVE_STATE} AS state, q.attempts, q.channel
+            "(SELECT {LIVE_STATE} AS state, q.attempts, q.channel, q.target
              FROM postcommit.delivery_queue q
              WHERE q.tenant = note.tenant AND q.notification_id = note.id
-             UNION ALL SELECT l.state, l.attempts, l.channel
+             UNION ALL SELECT l.state, l.attempts, l.channel, l.target
              FROM postcommit.delivery_ledger l
              WHERE l.tenant = note.tenant AND l.notification_id = note.id) x"
         );
         let mut on = String::new();
-        if let Some(status) = &self.filter.status {
-            let (strpos, states, status) = (
-                self.dialect.strpos(),
-                DeliveryState::LEAST_FINISHED_FIRST.map(DeliveryState::name).join(" "),
-                parameters.add(status.as_str()),
-            );
+        if !self.filter.states.is_empty() {
+            let (strpos, states) =
+                (self.dialect.strpos(), DeliveryState::LEAST_FINISHED_FIRST.map(DeliveryState::name).join(" "));
+            let wanted: Vec<String> = self.filter.states.iter().map(|state| parameters.add(state.as_str())).collect();
             on.push_str(&format!(
                 " AND coalesce((SELECT x.state FROM {of_note} ORDER BY {strpos}('{states}', x.state) LIMIT 1),
-                 'skipped') = {status}"
+                 'skipped') IN ({})",
+                wanted.join(", ")
             ));
         }
+        on.push_str(&self.recipient_condition(&of_note, parameters));
         if let Some(attempts) = self.filter.attempts {
             on.push_str(&format!(
                 " AND coalesce((SELECT sum(x.attempts) FROM {of_note}), 0) >= {}",
@@ -137,7 +143,7 @@ impl<'a> NotificationList<'a> {
             ));
         }
         if let Some(channel) = &self.filter.channel {
-            let channel = parameters.add(channel.as_str());
+            let channel = parameters.add(channel_name(channel));
             let asked_for = match self.dialect {
                 Dialect::Postgres => format!("{channel} = ANY (note.channels)"),
                 Dialect::Sqlite => format!(
@@ -152,11 +158,21 @@ impl<'a> NotificationList<'a> {
         on
     }
 
-    /// Whether every row of the index matches.
+    /// Returns the condition that the notification names the recipient, or that one of its deliveries goes to the
+    /// recipient.
+    fn recipient_condition(&self, of_note: &str, parameters: &mut SqlParameters) -> String {
+        let Some(recipient) = &self.filter.recipient else { return String::new() };
+        let (named, target) =
+            (RecipientFilter(recipient).of_note(self.dialect, parameters), parameters.add(recipient.as_str()));
+        format!(" AND ({named} OR (SELECT count(*) FROM {of_note} WHERE x.target = {target}) > 0)")
+    }
+
+    /// Returns whether every row of the scanned index matches the filter.
     fn matches_all(&self) -> bool {
         let f = self.filter;
         self.words.is_empty()
-            && [&f.status, &f.event_type, &f.list, &f.channel].iter().all(|wanted| wanted.is_none())
+            && f.states.is_empty()
+            && [&f.event_type, &f.list, &f.channel, &f.recipient].iter().all(|wanted| wanted.is_none())
             && f.attempts.is_none()
             && f.priority.is_none()
             && f.stuck.is_none()
@@ -175,7 +191,11 @@ impl ListQuery for NotificationList<'_> {
 
     fn scans(&self, parameters: &mut SqlParameters) -> Vec<IndexScan> {
         let all = || IndexScan { table: "notification", id: "id", which: String::new() };
-        let scan = self.leading_scan(parameters).unwrap_or_else(|| match (&self.filter.entity, &self.filter.site) {
+        let leading = self.leading_scans(parameters);
+        if !leading.is_empty() {
+            return leading;
+        }
+        vec![match (&self.filter.entity, &self.filter.site) {
             (Some(entity), _) => {
                 IndexScan { which: format!(" AND k.entity = {}", parameters.add(entity.as_str())), ..all() }
             }
@@ -183,19 +203,54 @@ impl ListQuery for NotificationList<'_> {
                 IndexScan { which: format!(" AND k.source ->> 'site' = {}", parameters.add(site.as_str())), ..all() }
             }
             (None, None) => all(),
-        });
-        vec![scan]
+        }]
     }
 
     fn matches(&self, dialect: Dialect, from: &str, window: &WindowBounds, parameters: &mut SqlParameters) -> String {
+        let mut leading: Vec<_> = self.leading_scans(parameters).into_iter().map(Some).collect();
+        if leading.is_empty() {
+            leading.push(None);
+        }
+        let select = |scan| self.select(dialect, from, window, scan, parameters);
+        // UNION and DISTINCT remove duplicates, because the queue and the ledger have one row per target of a
+        // notification.
+        leading.into_iter().map(select).collect::<Vec<_>>().join(" UNION ")
+    }
+
+    fn filters_rows(&self) -> bool {
+        !self.words.is_empty()
+    }
+
+    fn keep(&self, row: &Row) -> bool {
+        let title =
+            if self.words.is_empty() { String::new() } else { row.get::<String>(3).unwrap_or_default().to_lowercase() };
+        self.words.iter().all(|word| title.contains(word.as_str()))
+    }
+
+    fn first_window(&self, limit: i64) -> i64 {
+        if self.matches_all() { limit.saturating_add(1) } else { limit.saturating_mul(SPARE) }
+    }
+}
+
+impl NotificationList<'_> {
+    /// Returns the statement for the matching notifications. With `scan` it begins with the rows of that index.
+    fn select(
+        &self,
+        dialect: Dialect,
+        from: &str,
+        window: &WindowBounds,
+        scan: Option<IndexScan>,
+        parameters: &mut SqlParameters,
+    ) -> String {
         let title = if self.words.is_empty() { "" } else { ", note.title" };
         let inside = window.holds("note.id");
-        let steps = match self.leading_scan(parameters) {
+        let steps = match scan {
             Some(IndexScan { table, id, which }) => {
-                // The size of the window does not take this into account: no index covers it.
+                // The window's size is computed without this condition, because no index covers it.
                 let stuck = self.stuck_since.filter(|_| table == "delivery_queue").map(|since| parameters.add(since));
-                let stuck =
-                    stuck.map(|since| format!(" AND k.lease_token IS NULL AND k.due_at < {since}")).unwrap_or_default();
+                let stuck = stuck
+                    .map(|since| format!(" AND k.lease_token IS NULL AND {} < {since}", first_due("k")))
+                    .unwrap_or_default();
                 let lead = dialect.step(
                     table,
                     "k",
@@ -211,22 +266,7 @@ impl ListQuery for NotificationList<'_> {
                 &format!("note.tenant = t.id AND {inside}{}", self.own_conditions(parameters)),
             ),
         };
-        // DISTINCT, because a notification is in the queue once per target.
         let delivery_conditions = self.delivery_conditions(parameters);
         format!("SELECT DISTINCT note.tenant, note.id, 0 AS n{title} {from}{steps} WHERE 1 = 1{delivery_conditions}")
-    }
-
-    fn filters_rows(&self) -> bool {
-        !self.words.is_empty()
-    }
-
-    fn keep(&self, row: &Row) -> bool {
-        let title =
-            if self.words.is_empty() { String::new() } else { row.get::<String>(3).unwrap_or_default().to_lowercase() };
-        self.words.iter().all(|word| title.contains(word.as_str()))
-    }
-
-    fn first_window(&self, limit: i64) -> i64 {
-        if self.matches_all() { limit.saturating_add(1) } else { limit.saturating_mul(SPARE) }
     }
 }

@@ -6,26 +6,26 @@ use serde_json::json;
 use crate::db::{Db, DbError, Row, Value, sqlite};
 use crate::store::Store;
 
-/// A query for one row of a list by its key: $1 is the tenant, $2 the notification, $3 the number of the target.
-/// `{provider}` among the columns stands for the name of the provider.
+/// A query for one row of a list by its key: `$1` is the tenant, `$2` the notification and `$3` the target's number.
+/// `{provider}` in the columns is replaced with the expression for the provider's name.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::store) struct RowQuery {
     pub columns: &'static str,
     pub of_one: &'static str,
 }
 
-/// The provider's name by the lane of the row that was found. Joined to the rows of the view, it would invite the
-/// planner to read the queue in the order of lanes.
+/// Looks up the provider's name by the lane of the row `k` that was found. If the view joined the provider instead, the
+/// planner might read the queue in the order of lanes.
 const PROVIDER_OF_K: &str = "(SELECT p.name FROM postcommit.provider p WHERE p.tenant = k.tenant AND p.id = k.lane)";
 
 impl RowQuery {
-    /// The statement for one row.
+    /// Returns the statement that reads one row.
     pub(in crate::store) fn statement(self) -> String {
         format!("SELECT {} FROM {}", self.columns.replace("{provider}", "provider"), self.of_one)
     }
 
-    /// PostgreSQL: finds keys and reads their rows in one statement. With two, a notification that is expanded in
-    /// between would be missing, because its rows get other keys.
+    /// On PostgreSQL, returns one statement that finds the keys and reads their rows. With two statements, a
+    /// notification that is expanded between them would be missing, because its rows get new keys.
     pub(in crate::store) fn joined_to(self, found: &str) -> String {
         format!(
             "SELECT k.tenant, k.id, k.n, s.*
@@ -36,8 +36,8 @@ impl RowQuery {
         )
     }
 
-    /// SQLite: finds keys and reads their rows in one transaction. There a join to a view of two tables does not use
-    /// their indexes.
+    /// On SQLite, finds the keys and reads their rows in one transaction. One statement would be slow, because SQLite
+    /// uses no indexes when it joins a view of two tables.
     pub(in crate::store) async fn read(
         self,
         db: &sqlite::Sqlite,
@@ -66,7 +66,8 @@ impl RowQuery {
 }
 
 impl Store {
-    /// Reads the rows of notifications, in the order of `keys`. Notifications keep their keys, so all are still there.
+    /// Reads notifications by key, in the order of `keys`. This may be a second statement, because a notification's key
+    /// never changes.
     pub(in crate::store) async fn read_rows(
         &self,
         keys: &[DeliveryKey],

@@ -1,25 +1,23 @@
-//! KPIs: the present state of the queue, and the outcomes of the last interval. They are read from the queue, the index
-//! of parked rows and the roll-ups, and never from the history.
+//! KPIs: the present state of the queue, and the outcomes of the last interval. They are computed from the queue, the
+//! index of parked rows and the roll-ups, and never from the whole history.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::SITE_CHARS;
 use serde::{Deserialize, Serialize};
 
-use crate::db::{DbError, Value};
-use crate::store::numbers::rollups::{OTHER, of_tenant};
+use crate::db::{DbError, Row, Value};
+use crate::store::numbers::groups::{DELETED, Groups, KpiGroup, KpiGrouping};
+use crate::store::numbers::rollups::of_tenant;
+use crate::store::queue::row::first_due;
 use crate::store::{ClosedCount, Store};
-
-/// The most sites of a list, the busiest first. The rest is added up as `other`.
-pub const SITES_LISTED: usize = 1000;
 
 /// The settings section `[kpi]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KpiSettings {
-    /// After how many seconds a due delivery counts as stuck: 1 to 2,592,000. Default 600.
+    /// How many seconds after it was first due a delivery counts as stuck: 1 to 2,592,000. Default 600.
     pub stuck_after_s: u64,
     /// Over how many seconds delivered and failed are counted: 60 to 172,800. Default 3,600.
     pub interval_s: u64,
@@ -51,13 +49,13 @@ impl KpiSettings {
         in_range("hours_kept_d", self.hours_kept_d, 7, 3660)
     }
 
-    /// After how long a due delivery counts as stuck.
+    /// Returns how long after its first due time a delivery counts as stuck.
     #[must_use]
     pub fn stuck_after(&self) -> Duration {
         Duration::from_secs(self.stuck_after_s)
     }
 
-    /// The interval over which delivered and failed are counted.
+    /// Returns the interval over which delivered and failed deliveries are counted.
     #[must_use]
     pub fn interval(&self) -> Duration {
         Duration::from_secs(self.interval_s)
@@ -72,7 +70,7 @@ impl KpiSettings {
     }
 }
 
-/// KPIs in total and by site.
+/// KPIs in total and by group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Kpis {
@@ -80,26 +78,18 @@ pub struct Kpis {
     pub at: Timestamp,
     /// Over how many seconds delivered and failed were counted.
     pub interval_s: u64,
-    /// After how many seconds a delivery counts as stuck.
+    /// How many seconds after it was first due a delivery counts as stuck.
     pub stuck_after_s: u64,
-    /// All sites together.
+    /// All groups together.
     pub total: Kpi,
     /// Lanes and hosts that are paused or held: their deliveries are not sent.
     pub shut: ClosedCount,
-    /// By source site, the busiest first; empty unless asked for. At most 1,000 sites and `other`.
+    /// What the groups stand for, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<KpiGrouping>,
+    /// The groups, the busiest first; empty unless asked for. At most 1,000 and `other`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub sites: Vec<SiteKpi>,
-}
-
-/// The KPIs of one site.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct SiteKpi {
-    /// The site. Empty for notifications without a site.
-    pub site: String,
-    /// KPIs.
-    #[serde(flatten)]
-    pub kpi: Kpi,
+    pub groups: Vec<KpiGroup>,
 }
 
 /// KPIs.
@@ -108,15 +98,18 @@ pub struct SiteKpi {
 pub struct Kpi {
     /// Live deliveries by state.
     pub queue: Depth,
-    /// Deliveries that are pending or retrying and have been due for longer than the threshold.
+    /// Deliveries that are pending or retrying and were first due longer ago than the threshold. Retries do not make a
+    /// delivery younger; an operator's retry of a parked one begins anew.
     pub stuck: i64,
     /// Parked deliveries, by reason.
     pub parked: Parked,
-    /// Sent or delivered in the interval. A later receipt does not count again.
+    /// Sent or delivered in the interval.
     pub delivered: i64,
+    /// Recorded in the interval by a driver for development, and not sent. They do not count as delivered.
+    pub captured: i64,
     /// Parked in the interval.
     pub failed: i64,
-    /// For how many seconds the oldest delivery that is pending or retrying has been due; 0 if none is due.
+    /// How many seconds ago the oldest delivery that is not finished was first due; 0 if none is due.
     pub oldest_pending_s: i64,
 }
 
@@ -126,7 +119,7 @@ pub struct Kpi {
 pub struct Depth {
     /// The total.
     pub total: i64,
-    /// Due and not tried yet.
+    /// Due and not tried yet. Includes deliveries that wait for a held or paused host.
     pub pending: i64,
     /// Being sent.
     pub sending: i64,
@@ -152,167 +145,182 @@ pub struct Parked {
     pub config: i64,
 }
 
-/// The condition that a row `q` of the queue is stuck (E11). `$2` is now minus the threshold. As in lists: due for
-/// longer than that and not being sent. Deliveries on a paused lane count too, because an operator must act. Scheduled
-/// deliveries and those that wait for their next attempt are not due.
-const IS_STUCK: &str = "q.lease_token IS NULL AND q.due_at < $2";
-
 impl Store {
-    /// Reads the KPIs. `None` is all tenants. By site, the notification of each live and parked row is looked up;
-    /// otherwise none is.
+    /// Computes the KPIs of a tenant, or of all tenants if `tenant` is `None`. Grouping by site or by event type looks
+    /// up the notification of each live and parked row. The other groupings need no notification.
     pub async fn kpis(
         &self,
         tenant: Option<i32>,
-        by_site: bool,
+        by: Option<KpiGrouping>,
         stuck_after: Duration,
         interval: Duration,
     ) -> Result<Kpis, DbError> {
         let now = self.now().await?;
-        let (of, mut sites) = (KpiScope { tenant, by_site }, Sites::new());
-        self.read_queue(&mut sites, of, now, stuck_after).await?;
-        self.read_parked(&mut sites, of).await?;
-        self.read_rollups(&mut sites, of, before(now, interval)).await?;
-        let total = sites.values().fold(Kpi::default(), Kpi::plus);
-        let sites = if by_site { busiest(sites) } else { vec![] };
+        let (of, mut groups) = (KpiScope { tenant, by }, Groups::default());
+        self.read_queue(&mut groups, of, now, stuck_after).await?;
+        self.read_parked(&mut groups, of).await?;
+        self.read_rollups(&mut groups, of, before(now, interval)).await?;
+        let total = groups.total();
+        let groups = match by {
+            None => vec![],
+            Some(KpiGrouping::Provider) => self.name_lanes(groups, tenant).await?.busiest(),
+            Some(_) => groups.busiest(),
+        };
+        let (interval_s, stuck_after_s) = (interval.as_secs(), stuck_after.as_secs());
         let shut = self.count_closed(tenant).await?;
-        Ok(Kpis { at: now, interval_s: interval.as_secs(), stuck_after_s: stuck_after.as_secs(), total, shut, sites })
+        Ok(Kpis { at: now, interval_s, stuck_after_s, total, shut, by, groups })
     }
 
     async fn read_queue(
         &self,
-        sites: &mut Sites,
+        groups: &mut Groups,
         of: KpiScope,
         now: Timestamp,
         stuck_after: Duration,
     ) -> Result<(), DbError> {
         for row in self.db.query(&queue(of), of.with([now.into(), before(now, stuck_after).into()])).await? {
-            let kpi = sites.entry(row.get(0)?).or_default();
-            kpi.queue = Depth {
-                total: row.get(1)?,
-                pending: row.get(2)?,
-                sending: row.get(3)?,
-                retrying: row.get(4)?,
-                scheduled: row.get(5)?,
+            let queue = Depth {
+                total: row.get(2)?,
+                pending: row.get(3)?,
+                sending: row.get(4)?,
+                retrying: row.get(5)?,
+                scheduled: row.get(6)?,
             };
-            kpi.stuck = row.get(6)?;
-            kpi.oldest_pending_s = row.get::<Option<Timestamp>>(7)?.map_or(0, |since| seconds(now.since(since)));
+            let oldest_pending_s = row.get::<Option<Timestamp>>(8)?.map_or(0, |since| seconds(now.since(since)));
+            let more = Kpi { queue, stuck: row.get(7)?, oldest_pending_s, ..Kpi::default() };
+            groups.add(row.get(0)?, row.get(1)?, &more);
         }
         Ok(())
     }
 
-    async fn read_parked(&self, sites: &mut Sites, of: KpiScope) -> Result<(), DbError> {
+    async fn read_parked(&self, groups: &mut Groups, of: KpiScope) -> Result<(), DbError> {
         for row in self.db.query(&parked(of), of.with([])).await? {
-            let parked = &mut sites.entry(row.get(0)?).or_default().parked;
-            let (reason, count): (String, i64) = (row.get(1)?, row.get(2)?);
-            parked.total += count;
+            let (reason, count): (String, i64) = (row.get(2)?, row.get(3)?);
+            let mut parked = Parked { total: count, ..Parked::default() };
             match reason.as_str() {
-                "rejected" => parked.rejected += count,
-                "exhausted" => parked.exhausted += count,
-                "outcome_unknown" => parked.outcome_unknown += count,
-                _ => parked.config += count,
+                "rejected" => parked.rejected = count,
+                "exhausted" => parked.exhausted = count,
+                "outcome_unknown" => parked.outcome_unknown = count,
+                _ => parked.config = count,
             }
+            groups.add(row.get(0)?, row.get(1)?, &Kpi { parked, ..Kpi::default() });
         }
         Ok(())
     }
 
-    /// Adds the roll-ups of slots that began after `since`, including the present slot.
-    async fn read_rollups(&self, sites: &mut Sites, of: KpiScope, since: Timestamp) -> Result<(), DbError> {
+    /// Adds the counts of slots that began after `since`, including the current slot.
+    async fn read_rollups(&self, groups: &mut Groups, of: KpiScope, since: Timestamp) -> Result<(), DbError> {
         for row in self.db.query(&ended(of), of.with([since.into()])).await? {
-            let kpi = sites.entry(row.get(0)?).or_default();
-            (kpi.delivered, kpi.failed) = (row.get(1)?, row.get(2)?);
+            let more = Kpi { delivered: row.get(1)?, failed: row.get(2)?, captured: row.get(3)?, ..Kpi::default() };
+            groups.add(row.get(0)?, String::new(), &more);
         }
         Ok(())
     }
 
-    /// The statements of KPIs, for a test that checks their plans. The parameters are times, then the tenant's number
-    /// if it is for one tenant.
+    /// Replaces lane numbers with the names of their providers. Providers with the same name in several tenants form
+    /// one group.
+    async fn name_lanes(&self, groups: Groups, tenant: Option<i32>) -> Result<Groups, DbError> {
+        let sql = format!("SELECT p.id, p.name FROM postcommit.provider p WHERE true {}", of_tenant("p", tenant, 1));
+        let rows = self.db.query(&sql, tenant.map(Value::from).into_iter().collect()).await?;
+        let named = |row: &Row| Some((row.get::<i32>(0).ok()?, row.get::<String>(1).ok()?));
+        let names: BTreeMap<i32, String> = rows.iter().filter_map(named).collect();
+        // A label that is not a number is not a lane: it is empty or stands for the remaining groups.
+        let name = |label: &str| match label.parse() {
+            Ok(lane) => names.get(&lane).map_or(DELETED, String::as_str).to_owned(),
+            Err(_) => label.to_owned(),
+        };
+        Ok(groups.renamed(name))
+    }
+
+    /// Returns the statements for the KPIs. A test checks their plans. Their parameters are times, followed by the
+    /// tenant's number if there is one.
     #[doc(hidden)]
     #[must_use]
-    pub fn kpi_statements(tenant: Option<i32>, by_site: bool) -> [(&'static str, String); 3] {
-        let of = KpiScope { tenant, by_site };
+    pub fn kpi_statements(tenant: Option<i32>, by: Option<KpiGrouping>) -> [(&'static str, String); 3] {
+        let of = KpiScope { tenant, by };
         [("queue", queue(of)), ("parked", parked(of)), ("ended", ended(of))]
     }
 }
 
-/// KPIs by site. One entry with an empty name if they are not grouped by site.
-type Sites = BTreeMap<String, Kpi>;
-
-/// The tenant of the KPIs, and whether they are grouped by site.
+/// The tenant whose KPIs are computed, and how they are grouped.
 #[derive(Clone, Copy)]
 struct KpiScope {
     tenant: Option<i32>,
-    by_site: bool,
+    by: Option<KpiGrouping>,
 }
 
 impl KpiScope {
-    /// The parameters of a statement, the tenant last.
+    /// Returns the parameters of a statement, with the tenant last.
     fn with<const N: usize>(self, others: [Value; N]) -> Vec<Value> {
         others.into_iter().chain(self.tenant.map(Value::from)).collect()
     }
 
-    /// An expression for the site of a row; `known` is a column of the row that may hold it. It is looked up row by
-    /// row: a join could make the planner scan the whole history.
-    fn site(self, alias: &str, known: &str) -> String {
-        if !self.by_site {
-            return "''".into();
+    /// Returns the SQL for the label and the error code of a row in the queue or the ledger. The code is empty unless
+    /// the KPIs are grouped by error.
+    fn label_and_code(self, alias: &str, site: &str) -> String {
+        let label = self.by.map_or("''".into(), |by| by.of_row(alias, site));
+        match self.by {
+            Some(KpiGrouping::Error) => format!("{label}, CAST(coalesce({alias}.code, '') AS TEXT)"),
+            _ => format!("{label}, ''"),
         }
-        let note = format!(
-            "FROM postcommit.notification note
-             WHERE note.tenant = {alias}.tenant AND note.id = {alias}.notification_id"
-        );
-        format!("coalesce({known}, (SELECT substr(CAST(note.source ->> 'site' AS TEXT), 1, {SITE_CHARS}) {note}), '')")
     }
 }
 
+/// Counts the queue by state. `$1` is now, and `$2` is now minus the threshold of stuck deliveries (E11). As in lists,
+/// a delivery that is being sent is not stuck. A delivery that waits for its next attempt, for a paused lane or for a
+/// closed host can be stuck, because an operator should look at it.
 fn queue(of: KpiScope) -> String {
-    let site = of.site("q", "NULL");
+    let (group, first_due) = (of.label_and_code("q", "NULL"), first_due("q"));
     let untried = "q.lease_token IS NULL AND q.attempts = 0 AND q.losses = 0";
     format!(
-        "SELECT {site}, count(*), count(*) FILTER (WHERE {untried} AND q.due_at <= $1),
+        "SELECT {group}, count(*), count(*) FILTER (WHERE {untried} AND {first_due} <= $1),
            count(*) FILTER (WHERE q.lease_token IS NOT NULL),
            count(*) FILTER (WHERE q.lease_token IS NULL AND (q.attempts > 0 OR q.losses > 0)),
-           count(*) FILTER (WHERE {untried} AND q.due_at > $1), count(*) FILTER (WHERE {IS_STUCK}),
-           min(q.due_at) FILTER (WHERE q.lease_token IS NULL AND q.due_at <= $1)
+           count(*) FILTER (WHERE {untried} AND {first_due} > $1),
+           count(*) FILTER (WHERE q.lease_token IS NULL AND {first_due} < $2),
+           min({first_due}) FILTER (WHERE {first_due} <= $1)
          FROM postcommit.delivery_queue q
          WHERE true {}
-         GROUP BY 1",
+         GROUP BY 1, 2",
         of_tenant("q", of.tenant, 3)
     )
 }
 
 fn parked(of: KpiScope) -> String {
-    let site = of.site("l", "l.site");
+    let group = of.label_and_code("l", "l.site");
     let of_tenant = of_tenant("l", of.tenant, 1);
     format!(
-        "SELECT {site}, l.reason, count(*)
+        "SELECT {group}, l.reason, count(*)
          FROM postcommit.delivery_ledger l
          WHERE l.state = 'parked' {of_tenant}
-         GROUP BY 1, 2"
+         GROUP BY 1, 2, 3"
     )
 }
 
 fn ended(of: KpiScope) -> String {
-    let site = if of.by_site { "f.site" } else { "''" };
+    let (minutes, label, of_kind) = of.by.map_or(("rollup_minute", "''", String::new()), KpiGrouping::of_minute);
+    let fresh = of.by.map_or("''".into(), KpiGrouping::of_fresh);
     let of_tenant = of_tenant("f", of.tenant, 2);
-    let part = |table: &str| {
+    let part = |table: &str, label: &str, which: &str| {
         format!(
-            "SELECT {site} AS site, f.state, f.count
+            "SELECT {label} AS label, f.state, f.count
              FROM postcommit.{table} f
-             WHERE f.slot > $1 {of_tenant} AND f.state IN ('sent', 'delivered', 'parked')"
+             WHERE f.slot > $1 {of_tenant} {which} AND f.state IN ('sent', 'delivered', 'captured', 'parked')"
         )
     };
     format!(
-        "SELECT site, CAST(coalesce(sum(count) FILTER (WHERE state <> 'parked'), 0) AS BIGINT),
-           CAST(coalesce(sum(count) FILTER (WHERE state = 'parked'), 0) AS BIGINT)
+        "SELECT label, CAST(coalesce(sum(count) FILTER (WHERE state IN ('sent', 'delivered')), 0) AS BIGINT),
+           CAST(coalesce(sum(count) FILTER (WHERE state = 'parked'), 0) AS BIGINT),
+           CAST(coalesce(sum(count) FILTER (WHERE state = 'captured'), 0) AS BIGINT)
          FROM ({} UNION ALL {}) both_of_them
-         GROUP BY site",
-        part("rollup_minute"),
-        part("rollup_fresh")
+         GROUP BY label",
+        part(minutes, label, &of_kind),
+        part("rollup_fresh", &fresh, "")
     )
 }
 
 impl Kpi {
-    fn plus(mut self, other: &Self) -> Self {
+    pub(in crate::store) fn plus(mut self, other: &Self) -> Self {
         let (queue, parked) = (&mut self.queue, &mut self.parked);
         queue.total += other.queue.total;
         queue.pending += other.queue.pending;
@@ -326,24 +334,11 @@ impl Kpi {
         parked.config += other.parked.config;
         self.stuck += other.stuck;
         self.delivered += other.delivered;
+        self.captured += other.captured;
         self.failed += other.failed;
         self.oldest_pending_s = self.oldest_pending_s.max(other.oldest_pending_s);
         self
     }
-}
-
-fn busiest(sites: Sites) -> Vec<SiteKpi> {
-    let mut listed: Vec<SiteKpi> = sites.into_iter().map(|(site, kpi)| SiteKpi { site, kpi }).collect();
-    listed.sort_by_key(|s| std::cmp::Reverse((s.kpi.queue.total, s.kpi.parked.total, s.kpi.delivered)));
-    if listed.len() > SITES_LISTED {
-        let rest = listed.split_off(SITES_LISTED);
-        let kpi = rest.iter().fold(Kpi::default(), |sum, one| sum.plus(&one.kpi));
-        match listed.iter_mut().find(|s| s.site == OTHER) {
-            Some(other) => other.kpi = std::mem::take(&mut other.kpi).plus(&kpi),
-            None => listed.push(SiteKpi { site: OTHER.into(), kpi }),
-        }
-    }
-    listed
 }
 
 pub(in crate::store) fn before(now: Timestamp, long: Duration) -> Timestamp {

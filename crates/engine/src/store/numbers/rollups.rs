@@ -1,4 +1,4 @@
-//! Roll-ups: outcomes are counted when deliveries end, folded into minutes and hours, and read as series
+//! Roll-ups: outcomes are counted when deliveries end, summed up by minute and hour, and read as time series
 //! (docs/decisions/0023).
 
 use std::collections::BTreeMap;
@@ -8,20 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::db::{Db, DbError, Value};
 use crate::store::Store;
+use crate::store::numbers::groups::KpiGrouping;
 use crate::store::numbers::kpis::KpiSettings;
 
-/// The most sites of a tenant with counts of their own, by order of arrival. The rest counts as [`OTHER`].
+/// How many sites of a tenant are counted separately. The first ones to appear are. All others count as [`OTHER`].
 pub const SITES: i64 = 1000;
-/// The most channels of a tenant with counts of their own.
+/// How many channels of a tenant are counted separately.
 pub const CHANNELS: i64 = 100;
-/// The label of the sites, channels or lines beyond the limit.
+/// How many event types of a tenant are counted separately. The same limit applies to providers and to error classes.
+pub const GROUPS: i64 = 1000;
+/// The label for everything beyond a limit.
 pub const OTHER: &str = "other";
-/// The most slots of a series: two days of minutes, or 120 days of hours.
+/// How many slots a series may have: two days of minutes, or 120 days of hours.
 pub const SLOTS: usize = 2880;
-/// The most lines of a series. The smaller ones are added up as [`OTHER`].
+/// How many lines a series has at most. The smallest are added up as [`OTHER`].
 pub const LINES: usize = 20;
 
-/// New labels within the limits. `{fresh}` is the table or CTE of new counts.
+/// Selects labels that are new and still within the limits. `{fresh}` is the table or CTE of new counts.
 const NEW_LABELS: &str = "
     SELECT tenant, kind, label FROM (
       SELECT f.tenant, f.kind, f.label, row_number() OVER (PARTITION BY f.tenant, f.kind ORDER BY f.label)
@@ -29,14 +32,15 @@ const NEW_LABELS: &str = "
       FROM (
         SELECT tenant, 'site' AS kind, site AS label FROM {fresh}
         UNION SELECT tenant, 'channel', channel FROM {fresh}
+        UNION SELECT f.tenant, f.kind, f.label FROM ({groups}) f
       ) f
       WHERE f.label <> '' AND NOT EXISTS (SELECT 1
         FROM postcommit.rollup_label k
         WHERE k.tenant = f.tenant AND k.kind = f.kind AND k.label = f.label)
     ) ranked
-    WHERE place <= CASE kind WHEN 'site' THEN {sites} ELSE {channels} END";
+    WHERE place <= CASE kind WHEN 'site' THEN {sites} WHEN 'channel' THEN {channels} ELSE {most} END";
 
-/// The new counts, with labels beyond the limits replaced. `{known}` are the known labels.
+/// Selects the new counts, with labels beyond the limits replaced by `other`. `{known}` contains the known labels.
 const KEPT: &str = "
     SELECT f.tenant, {slot} AS slot, f.state,
       CASE WHEN f.channel = ''
@@ -50,10 +54,23 @@ const KEPT: &str = "
     WHERE true
     GROUP BY 1, 2, 3, 4, 5";
 
-/// Adds the new counts. Always in the same order, so that concurrent transactions do not deadlock.
+/// Adds the new counts to a roll-up table. The rows are sorted, so that concurrent transactions do not deadlock.
 const ADD: &str = "INSERT INTO postcommit.rollup_{per} AS r (tenant, slot, state, channel, site, count) {kept}
     ORDER BY 1, 2, 3, 4, 5
     ON CONFLICT (tenant, slot, state, channel, site) DO UPDATE SET count = r.count + excluded.count";
+
+/// Adds the new counts by event type, provider and error class, which the roll-ups by minute do not contain.
+const ADD_GROUPS: &str = "INSERT INTO postcommit.rollup_group AS r (tenant, slot, kind, state, label, count)
+    SELECT f.tenant, f.slot, f.kind, f.state,
+      CASE WHEN f.label = ''
+          OR EXISTS (SELECT 1 FROM {known} k WHERE k.tenant = f.tenant AND k.kind = f.kind AND k.label = f.label)
+        THEN f.label ELSE '{other}' END,
+      CAST(sum(f.count) AS BIGINT)
+    FROM ({groups}) f
+    WHERE true
+    GROUP BY 1, 2, 3, 4, 5
+    ORDER BY 1, 2, 3, 4, 5
+    ON CONFLICT (tenant, slot, kind, state, label) DO UPDATE SET count = r.count + excluded.count";
 
 /// The length of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +84,7 @@ pub enum SlotLength {
 }
 
 impl SlotLength {
-    /// The name, as in the name of the table.
+    /// Returns the name of the slot length, as it is used in the table's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -83,14 +100,14 @@ impl SlotLength {
         }
     }
 
-    /// The start of the slot that contains `at`.
+    /// Returns the start of the slot that contains `at`.
     #[must_use]
     pub fn floor(self, at: Timestamp) -> Timestamp {
         let micros = at.as_micros();
         Timestamp::from_micros(micros - micros.rem_euclid(self.micros()))
     }
 
-    /// An expression for the start of the slot, from the start of the minute of row `f`.
+    /// Returns the SQL for the start of the slot that contains the minute of row `f`.
     fn of_minute(self, postgres: bool) -> &'static str {
         match (self, postgres) {
             (Self::Minute, _) => "f.slot",
@@ -123,7 +140,7 @@ impl GroupBy {
     }
 }
 
-/// A range of slots, of bounded length.
+/// A range of at most [`SLOTS`] slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeRange {
     per: SlotLength,
@@ -132,21 +149,24 @@ pub struct TimeRange {
 }
 
 impl TimeRange {
-    /// From the slot that contains `from` to the last slot that begins before `to`.
+    /// Creates the range from the slot that contains `from` to the last slot that begins before `to`.
     pub fn new(per: SlotLength, from: Timestamp, to: Timestamp) -> Result<Self, String> {
         let from = per.floor(from);
         let length = to.as_micros().saturating_sub(from.as_micros());
         if length <= 0 {
-            return Err("to: must be later than from".into());
+            return Err("until: must be later than from".into());
         }
         let slots = usize::try_from(length.saturating_add(per.micros() - 1) / per.micros()).unwrap_or(usize::MAX);
         if slots > SLOTS {
-            return Err(format!("from: {slots} slots of a {} until to; at most {SLOTS} are allowed", per.name()));
+            return Err(format!(
+                "from: the range has {slots} slots of one {}; at most {SLOTS} are allowed",
+                per.name()
+            ));
         }
         Ok(Self { per, from, slots })
     }
 
-    /// The last 60 slots before `to`.
+    /// Creates the range of the last 60 slots before `to`.
     pub fn last(per: SlotLength, to: Timestamp) -> Result<Self, String> {
         Self::new(per, Timestamp::from_micros(to.as_micros().saturating_sub(60 * per.micros())), to)
     }
@@ -181,8 +201,8 @@ pub struct SeriesLine {
 }
 
 impl Store {
-    /// Folds new counts into minutes and hours in one transaction, so that a crash loses nothing and counts nothing
-    /// twice. Then deletes slots that are too old.
+    /// Adds the new counts to the roll-ups by minute and hour in one transaction, so that a crash loses nothing and
+    /// counts nothing twice. Then deletes slots that are too old.
     pub async fn fold_rollups_once(&self, settings: &KpiSettings) -> Result<u64, DbError> {
         let fold = match &self.db {
             Db::Postgres(_) => vec![fold_postgres()],
@@ -190,21 +210,21 @@ impl Store {
         };
         let folded = self.db.execute(fold.into_iter().map(|sql| (sql, vec![])).collect()).await?;
         let now = self.now().await?;
-        for (per, kept) in [(SlotLength::Minute, settings.minutes_kept()), (SlotLength::Hour, settings.hours_kept())] {
+        let (minutes, hours) = (settings.minutes_kept(), settings.hours_kept());
+        for (table, kept) in [("minute", minutes), ("group", minutes), ("hour", hours)] {
             let old = now.as_micros() - i64::try_from(kept.as_micros()).unwrap_or(i64::MAX);
-            // Tenant by tenant, because the tenant is the first column of the key.
+            // The tenants are listed in the condition, because the tenant is the first column of the key.
             let sql = format!(
-                "DELETE FROM postcommit.rollup_{}
-                    WHERE tenant IN (SELECT id FROM postcommit.tenant) AND slot < $1",
-                per.name()
+                "DELETE FROM postcommit.rollup_{table}
+                    WHERE tenant IN (SELECT id FROM postcommit.tenant) AND slot < $1"
             );
             self.db.execute_one(&sql, vec![Timestamp::from_micros(old).into()]).await?;
         }
         Ok(folded.iter().sum())
     }
 
-    /// How many deliveries entered which state, by slot. `None` is all tenants. By channel and site only deliveries
-    /// that were sent, delivered or parked count: a sum over all states would say nothing.
+    /// Returns how many deliveries entered each state, by slot. `None` means all tenants. Lines by channel and by site
+    /// count only deliveries that were sent, delivered or parked, because a sum over all states would have no meaning.
     pub async fn series(&self, tenant: Option<i32>, span: TimeRange, by: GroupBy) -> Result<KpiSeries, DbError> {
         let TimeRange { per, from, slots } = span;
         let postgres = self.db.kind() == "postgres";
@@ -227,7 +247,7 @@ impl Store {
         parameters.extend(tenant.map(Value::from));
         let mut lines: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for row in self.db.query(&sql, parameters).await? {
-            // An unreadable count is missing from the sums; `doctor` names its column.
+            // Unreadable counts are left out of the sums. `doctor` reports their column.
             let (Ok(slot), Ok(label), Ok(count)) = (row.get::<Timestamp>(0), row.get::<String>(1), row.get::<i64>(2))
             else {
                 continue;
@@ -244,7 +264,8 @@ impl Store {
     }
 }
 
-/// The condition on the tenant. For all tenants it lists them, because the tenant is the first column of every key.
+/// Returns the condition on the tenant. For all tenants it lists every tenant, because the tenant is the first column
+/// of every key.
 pub(in crate::store) fn of_tenant(alias: &str, tenant: Option<i32>, parameter: usize) -> String {
     match tenant {
         Some(_) => format!("AND {alias}.tenant = ${parameter}"),
@@ -261,7 +282,7 @@ fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<SeriesLine> {
             sum.iter_mut().zip(&line.counts).for_each(|(sum, count)| *sum += count);
             sum
         };
-        // A site may have this name, too.
+        // A site may be named `other` as well.
         match lines.iter_mut().find(|line| line.label == OTHER) {
             Some(line) => line.counts = rest.iter().fold(std::mem::take(&mut line.counts), add),
             None => {
@@ -276,8 +297,23 @@ fn largest(lines: BTreeMap<String, Vec<i64>>) -> Vec<SeriesLine> {
 fn new_labels(fresh: &str) -> String {
     NEW_LABELS
         .replace("{fresh}", fresh)
+        .replace("{groups}", &groups(fresh))
         .replace("{sites}", &SITES.to_string())
         .replace("{channels}", &CHANNELS.to_string())
+        .replace("{most}", &GROUPS.to_string())
+}
+
+/// Returns the SQL that repeats the new counts for each kind of group.
+fn groups(fresh: &str) -> String {
+    let of_kind = |by: KpiGrouping| {
+        let (kind, label) = (by.name(), by.of_fresh());
+        format!("SELECT f.tenant, f.slot, '{kind}' AS kind, f.state, {label} AS label, f.count FROM {fresh} f")
+    };
+    [KpiGrouping::EventType, KpiGrouping::Provider, KpiGrouping::Error].map(of_kind).join(" UNION ALL ")
+}
+
+fn add_groups(fresh: &str, known: &str) -> String {
+    ADD_GROUPS.replace("{groups}", &groups(fresh)).replace("{known}", known).replace("{other}", OTHER)
 }
 
 fn kept(fresh: &str, known: &str, slot: &str) -> String {
@@ -288,7 +324,8 @@ fn add(per: SlotLength, kept: &str) -> String {
     ADD.replace("{per}", per.name()).replace("{kept}", kept)
 }
 
-/// One statement: two would see different states of counts that are added concurrently.
+/// Returns the roll-up for PostgreSQL as one statement. Separate statements would not see the same rows if counts are
+/// added concurrently.
 fn fold_postgres() -> String {
     let known = "(SELECT * FROM postcommit.rollup_label UNION ALL SELECT * FROM new_label)";
     let [minute, hour] =
@@ -299,18 +336,20 @@ fn fold_postgres() -> String {
            SELECT tenant, kind, label
            FROM new_label
            ON CONFLICT DO NOTHING),
-         minute AS ({minute}) {hour}",
-        new_labels("gone")
+         minute AS ({minute}), grouped AS ({}) {hour}",
+        new_labels("gone"),
+        add_groups("gone", known)
     )
 }
 
-/// SQLite needs several statements. Its write transaction is exclusive.
+/// Returns the roll-up for SQLite as several statements. They see the same rows, because a write transaction is
+/// exclusive.
 fn fold_sqlite() -> Vec<String> {
     let (fresh, known) = ("postcommit.rollup_fresh", "postcommit.rollup_label");
     let [minute, hour] =
         [SlotLength::Minute, SlotLength::Hour].map(|per| add(per, &kept(fresh, known, per.of_minute(false))));
     let labels = format!("INSERT INTO postcommit.rollup_label (tenant, kind, label) {}", new_labels(fresh));
-    vec![labels, minute, hour, format!("DELETE FROM {fresh}")]
+    vec![labels, minute, hour, add_groups(fresh, known), format!("DELETE FROM {fresh}")]
 }
 
 #[cfg(test)]
@@ -334,10 +373,10 @@ mod tests {
     #[test]
     fn a_span_is_bounded_both_ways() {
         let from = at("2026-07-01T10:00:00Z");
-        assert!(TimeRange::new(SlotLength::Minute, from, from).unwrap_err().starts_with("to: must be later"));
+        assert!(TimeRange::new(SlotLength::Minute, from, from).unwrap_err().starts_with("until: must be later"));
         assert!(TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:00Z")).is_ok());
         let problem = TimeRange::new(SlotLength::Minute, from, at("2026-07-03T10:00:01Z")).unwrap_err();
-        assert_eq!(problem, "from: 2881 slots of a minute until to; at most 2880 are allowed");
+        assert_eq!(problem, "from: the range has 2881 slots of one minute; at most 2880 are allowed");
         assert!(
             TimeRange::new(
                 SlotLength::Minute,

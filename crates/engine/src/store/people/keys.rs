@@ -1,4 +1,4 @@
-//! API keys: `pc_<id>_<secret>`. The secret is shown once, and only its hash is stored.
+//! API keys of the form `pc_<id>_<secret>`. The secret is shown once, and only its hash is stored.
 
 use postcommit::Timestamp;
 use postcommit_channel::clock;
@@ -11,7 +11,7 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::unreadable::{Reader, legible};
 
-/// The most characters of a key's name. The least is 1.
+/// The maximum length of a key's name in characters. The minimum is 1.
 pub const KEY_NAME_CHARS: usize = 255;
 
 /// Why a key was not created or not accepted.
@@ -20,16 +20,15 @@ pub enum KeyError {
     /// A field of the draft is invalid.
     #[error("{0}")]
     Refused(String),
-    /// Unknown id or wrong secret. One error for both, so that guessing reveals nothing.
-    #[error("the key is not known")]
+    /// The id is unknown or the secret is wrong. Both give the same error, so that guessing reveals nothing.
+    #[error("the API key is not known")]
     Unknown,
     /// The key has expired.
-    #[error("the key expired at {0}")]
+    #[error("the API key expired at {0}")]
     Expired(Timestamp),
     /// The key was revoked.
-    #[error("the key was revoked at {0}")]
+    #[error("the API key was revoked at {0}")]
     Revoked(Timestamp),
-    /// The database failed.
     #[error(transparent)]
     Database(#[from] DbError),
 }
@@ -37,16 +36,16 @@ pub enum KeyError {
 /// The description of a new key.
 #[derive(Debug, Clone)]
 pub struct KeyDraft {
-    /// The purpose: 1 to 255 characters, without line breaks.
+    /// The key's purpose in 1 to 255 characters, without line breaks.
     pub name: String,
-    /// The scopes; at least one.
+    /// The scopes of the key. At least one is required.
     pub scopes: Scopes,
-    /// When it expires. `None` is never.
+    /// When the key expires. `None` means never.
     pub expires_at: Option<Timestamp>,
 }
 
 impl KeyDraft {
-    /// Checks the limits.
+    /// Checks that the name, the scopes and the expiry are allowed.
     pub fn check(&self, now: Timestamp) -> Result<(), String> {
         let chars = self.name.chars().count();
         if !(1..=KEY_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
@@ -65,7 +64,6 @@ impl KeyDraft {
     }
 }
 
-/// A new key.
 #[derive(Debug, Clone)]
 pub struct NewKey {
     /// The public part of the key.
@@ -111,14 +109,14 @@ fn names<S: serde::Serializer>(scopes: &Scopes, serializer: S) -> Result<S::Ok, 
     scopes.names().serialize(serializer)
 }
 
-/// Which keys to list. The order is newest first.
+/// The filter for a list of keys. The newest come first.
 #[derive(Debug, Clone, Default)]
 pub struct KeyFilter {
-    /// Only this tenant. `None` is all tenants.
+    /// Only keys of this tenant. `None` means all tenants.
     pub tenant: Option<i32>,
-    /// The creation time and id of the last key of the page before.
+    /// The creation time and id of the last key on the previous page.
     pub before: Option<(Timestamp, String)>,
-    /// The most rows to return.
+    /// The maximum number of keys to return.
     pub limit: i64,
 }
 
@@ -152,10 +150,11 @@ impl Store {
         Ok(NewKey { id, token })
     }
 
-    /// The key of a token. The caller must check whether the tenant is suspended.
+    /// Finds the key of a token. The caller must check whether the tenant is suspended.
     ///
     /// # Errors
-    /// Why the token is not accepted. An expired or revoked key is reported as such only if the secret is right.
+    /// Returns why the token is not accepted. An expired or revoked key is reported as such only if the secret is
+    /// right.
     pub async fn find_key(&self, token: &str) -> Result<Key, KeyError> {
         let mut parts = token.splitn(3, '_');
         let (Some("pc"), Some(id), Some(secret)) = (parts.next(), parts.next(), parts.next()) else {
@@ -168,7 +167,7 @@ impl Store {
         if !row.get::<Hash>(11)?.is_of(&given) {
             return Err(KeyError::Unknown);
         }
-        let (key, now) = (listed(row)?, row.get::<Timestamp>(12)?);
+        let (key, now) = (readable(row)?, row.get::<Timestamp>(12)?);
         match (key.revoked_at, key.expires_at) {
             (Some(at), _) => Err(KeyError::Revoked(at)),
             (None, Some(at)) if at <= now => Err(KeyError::Expired(at)),
@@ -176,7 +175,7 @@ impl Store {
         }
     }
 
-    /// A page of keys, newest first, including revoked and expired ones.
+    /// Reads one page of keys, newest first, including revoked and expired ones.
     pub async fn key_rows(&self, filter: &KeyFilter) -> Result<Vec<Key>, DbError> {
         let mut parameters: Vec<Value> = vec![filter.limit.into()];
         let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE 1 = 1");
@@ -192,21 +191,21 @@ impl Store {
         Ok(legible("keys", self.db.query(&sql, parameters).await?.iter().map(shown)))
     }
 
-    /// One key. With a tenant, only if that tenant owns it.
+    /// Reads one key. With a tenant, it returns the key only if that tenant owns it.
     pub async fn key_row(&self, tenant: Option<i32>, id: &str) -> Result<Option<Key>, DbError> {
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE k.id = $1 AND k.tenant = coalesce($2, k.tenant)");
         self.db.query(&sql, vec![id.into(), tenant.into()]).await?.first().map(shown).transpose()
     }
 
-    /// Revokes a key, and with it the sessions and links that depend on it. Returns false if there is no such key or it
-    /// was revoked before.
+    /// Revokes a key. Sessions and sign-in links that depend on it become invalid. Returns false if the key does not
+    /// exist or was already revoked.
     pub async fn revoke_key(&self, tenant: i32, id: &str) -> Result<bool, DbError> {
         let sql =
             "UPDATE postcommit.api_key SET revoked_at = {now} WHERE tenant = $1 AND id = $2 AND revoked_at IS NULL";
         self.change(sql, vec![tenant.into(), id.into()], AuditEntry::new(tenant, "key.revoke", id)).await
     }
 
-    /// Records the use of keys, at most once a minute per key. Callers collect keys and call this rarely.
+    /// Records the last use of keys, at most once a minute per key. Callers collect keys and call this rarely.
     pub async fn note_keys_used(&self, ids: &[String]) -> Result<(), DbError> {
         let sql = match self.db.kind() {
             "postgres" => {
@@ -223,7 +222,7 @@ impl Store {
         self.db.execute_one(sql, vec![Value::Texts(ids.to_vec())]).await.map(drop)
     }
 
-    /// Whether there is a valid key. Without one, no client can authenticate.
+    /// Returns whether a valid key exists. Without one, no client can authenticate with a key.
     pub async fn any_key(&self) -> Result<bool, DbError> {
         let sql = "SELECT EXISTS (SELECT 1
              FROM postcommit.api_key
@@ -232,15 +231,29 @@ impl Store {
     }
 }
 
-/// 16 random hexadecimal digits, so that ids reveal nothing about the number of keys.
+/// Returns 16 random hexadecimal digits, so that ids do not reveal the number of keys.
 fn new_id() -> String {
     random::<8>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a key for display. Authentication reads it by [`listed`], which refuses unreadable columns.
+/// Reads a key for display. If a column is unreadable, the problem is appended to the key's name.
 fn shown(row: &Row) -> Result<Key, DbError> {
+    let (mut key, problem) = key(row)?;
+    if let Some(problem) = problem {
+        key.name = format!("{} ({problem})", key.name);
+    }
+    Ok(key)
+}
+
+/// Reads a key for authentication. A key with an unreadable column is refused.
+fn readable(row: &Row) -> Result<Key, DbError> {
+    let (key, problem) = key(row)?;
+    problem.map_or(Ok(key), |problem| Err(DbError::Unreadable(problem)))
+}
+
+fn key(row: &Row) -> Result<(Key, Option<String>), DbError> {
     let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
-    let mut key = Key {
+    let key = Key {
         id: row.get(0)?,
         tenant: row.get(1)?,
         tenant_name: row.get(2)?,
@@ -253,24 +266,7 @@ fn shown(row: &Row) -> Result<Key, DbError> {
         last_used_at: read.or(9, "last_used_at", None),
         revoked_at: read.or(10, "revoked_at", Some(never)),
     };
-    key.name = read.problem().map_or(key.name.clone(), |problem| format!("{} ({problem})", key.name));
-    Ok(key)
-}
-
-fn listed(row: &Row) -> Result<Key, DbError> {
-    Ok(Key {
-        id: row.get(0)?,
-        tenant: row.get(1)?,
-        tenant_name: row.get(2)?,
-        suspended: row.get(3)?,
-        name: row.get(4)?,
-        scopes: known(&row.get::<Vec<String>>(5)?),
-        created_at: row.get(6)?,
-        created_by: row.get(7)?,
-        expires_at: row.get(8)?,
-        last_used_at: row.get(9)?,
-        revoked_at: row.get(10)?,
-    })
+    Ok((key, read.problem()))
 }
 
 /// Reads stored scopes. A scope that this program does not know is ignored.

@@ -1,4 +1,5 @@
-//! Sign-in of people: links that sign in once, and sessions. Tokens are shown once, and only their hashes are stored.
+//! Sign-in for people: links that can be used once, and sessions. Tokens are shown once, and only their hashes are
+//! stored.
 
 use std::time::Duration;
 
@@ -11,64 +12,56 @@ use crate::store::AuditEntry;
 use crate::store::Store;
 use crate::store::people::keys::known;
 
-/// How many days after its beginning a session can be renewed.
+/// How many days after its creation a session ends at the latest, even if it is renewed.
 pub const SESSION_DAYS: u64 = 30;
 
-/// The identity behind a session.
+/// The identity and the rights of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Login {
-    /// The tenant.
     pub tenant: i32,
-    /// The key on which it depends, if any. It ends when the key is revoked or expires.
+    /// The key on which the session depends, if any. The session ends when the key is revoked or expires.
     pub key_id: Option<String>,
-    /// The actor in the audit log.
+    /// The name of the actor in the audit log.
     pub actor: String,
-    /// The scopes.
     pub scopes: Scopes,
 }
 
-/// A new session.
 #[derive(Debug, Clone)]
 pub struct NewSession {
-    /// The token for the cookie. It cannot be read again.
+    /// The token for the cookie. It cannot be read again later.
     pub token: Secret,
-    /// The token for forms; [`csrf_token`] derives it again.
+    /// The CSRF token for forms. [`csrf_token`] derives it again from the session's token.
     pub csrf: Secret,
 }
 
-/// A valid session.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// The identity.
     pub login: Login,
     /// The tenant's name.
     pub tenant_name: String,
     /// Whether the tenant is suspended.
     pub suspended: bool,
-    /// When it began.
     pub created_at: Timestamp,
-    /// When it was last renewed.
+    /// When the session was last renewed.
     pub last_seen_at: Timestamp,
-    /// When it expires unless it is renewed.
+    /// When the session expires unless it is renewed.
     pub expires_at: Timestamp,
     csrf: Hash,
 }
 
 impl Session {
-    /// Whether this is the CSRF token of the session.
-    #[must_use]
+    /// Returns whether this is the session's CSRF token.
     pub fn accepts_csrf(&self, given: &str) -> bool {
         Token::parse(given).is_some_and(|token| self.csrf.is_of(&token))
     }
 }
 
-/// Derives the CSRF token of a session from the token in its cookie. `None` if that is not a token.
-#[must_use]
+/// Derives a session's CSRF token from the token in its cookie. Returns `None` if `session` is not a token.
 pub fn csrf_token(session: &str) -> Option<Secret> {
     Token::parse(session).map(|token| token.derive("csrf").text())
 }
 
-/// The condition that the key of a row is valid, or that the row depends on no key.
+/// The condition that the key of a session or link is valid, or that the row depends on no key.
 const KEY_STANDS: &str = "({row}.key_id IS NULL
      OR EXISTS (SELECT 1
        FROM postcommit.api_key k
@@ -80,7 +73,7 @@ fn key_stands(row: &str) -> String {
 }
 
 impl Store {
-    /// Creates the token of a link that signs in once, within `lasts`.
+    /// Creates a sign-in link and returns its token. The link works once and expires after `lasts`.
     pub async fn create_login_link(&self, login: &Login, lasts: Duration) -> Result<Secret, DbError> {
         let token = Token::new();
         let insert = format!(
@@ -95,8 +88,8 @@ impl Store {
         Ok(token.text())
     }
 
-    /// Redeems a link and begins a session in one transaction: of concurrent calls only one succeeds. Returns `None` if
-    /// the link is used, expired or unknown, or its key is no longer valid.
+    /// Redeems a sign-in link and begins a session in one transaction, so that only one of several concurrent calls
+    /// succeeds. Returns `None` if the link is used, expired or unknown, or if its key is no longer valid.
     pub async fn redeem_login_link(&self, link: &str, lasts: Duration) -> Result<Option<NewSession>, DbError> {
         let Some(link) = Token::parse(link) else { return Ok(None) };
         let sql = "SELECT tenant, key_id, actor, scopes FROM postcommit.login_link WHERE hash = $1";
@@ -112,13 +105,13 @@ impl Store {
         self.begin_session(Some(used), &login, lasts).await
     }
 
-    /// Begins a session for a person who was authenticated otherwise.
+    /// Begins a session for a person. The caller has authenticated the person by other means.
     pub async fn create_session(&self, login: &Login, lasts: Duration) -> Result<NewSession, DbError> {
         let begun = self.begin_session(None, login, lasts).await?;
-        begun.ok_or_else(|| DbError::Unreadable("a session was not written".into()))
+        begun.ok_or_else(|| DbError::Unreadable("the row of a new session was not written".into()))
     }
 
-    /// Begins a session if `only_if` touches a row.
+    /// Begins a session. With `only_if`, it does so only if that statement changes a row.
     async fn begin_session(
         &self,
         only_if: Option<Statement>,
@@ -137,14 +130,14 @@ impl Store {
         parameters.extend([csrf.hash().into(), Value::Real(lasts.as_secs_f64())]);
         let mut statements = Vec::from_iter(only_if);
         statements.push((insert, parameters));
-        // The person signing in is the actor, because there was no session before.
+        // The actor of the audit entry is the person signing in, because there is no session yet.
         let signing_in = self.by(Actor { name: login.actor.clone(), request_id: self.actor.request_id.clone() });
         let entry = AuditEntry::new(login.tenant, "session.begin", login.actor.as_str());
         let begun = signing_in.change_all(statements, 0, entry).await?;
         Ok(begun.then(|| NewSession { token: token.text(), csrf: csrf.text() }))
     }
 
-    /// The valid session of a cookie.
+    /// Returns the session of a cookie's token, if it is valid.
     pub async fn find_session(&self, token: &str) -> Result<Option<Session>, DbError> {
         let Some(token) = Token::parse(token) else { return Ok(None) };
         let sql = format!(
@@ -158,7 +151,7 @@ impl Store {
         self.db.query(&sql, vec![token.hash().into()]).await?.first().map(session).transpose()
     }
 
-    /// Extends a session to `lasts` from now, but at most to 30 days after its beginning. It writes at most once a
+    /// Extends a session to `lasts` from now, but at most to 30 days after its creation. It writes at most once a
     /// minute, so it may be called for every request.
     pub async fn renew_session(&self, token: &str, lasts: Duration) -> Result<(), DbError> {
         let Some(token) = Token::parse(token) else { return Ok(()) };
@@ -177,7 +170,7 @@ impl Store {
         self.db.execute_one(&sql, vec![token.hash().into(), Value::Real(lasts.as_secs_f64())]).await.map(drop)
     }
 
-    /// Ends a session. Returns false if there is none.
+    /// Ends a session. Returns false if there is no valid session for the token.
     pub async fn end_session(&self, token: &str) -> Result<bool, DbError> {
         let Some(session) = self.find_session(token).await? else { return Ok(false) };
         let Some(token) = Token::parse(token) else { return Ok(false) };
@@ -186,7 +179,7 @@ impl Store {
         self.change(sql, vec![session.login.tenant.into(), token.hash().into()], entry).await
     }
 
-    /// Deletes expired sessions and links. Returns how many.
+    /// Deletes expired sessions and links, and returns how many.
     pub async fn purge_sessions_once(&self) -> Result<u64, DbError> {
         let purges = [
             "DELETE FROM postcommit.session WHERE expires_at <= {now}",

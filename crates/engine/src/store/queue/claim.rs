@@ -1,4 +1,4 @@
-//! Claiming under a lease, announcing a send, renewing.
+//! Claims due rows under a lease, records the intent to send, and renews leases.
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -23,61 +23,65 @@ use crate::store::queue::due_lanes::{
 };
 use crate::store::queue::row::{Leased, Places, claimed_postgres, claimed_sqlite};
 
-/// How much a lane can start now.
+/// A lane to claim from, and how many deliveries it can start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
-    /// The lane: a provider's, or below 0 that of what is not expanded of a tenant.
+    /// The lane's number. A positive number is a provider's lane. A negative number is a tenant's lane of notifications
+    /// that are not expanded yet.
     pub lane: i32,
-    /// Free slots.
+    /// How many deliveries the lane has free slots for.
     pub quota: i32,
 }
 
-/// A dated right to attempt a delivery.
+/// The right to attempt a delivery until the lease expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
-    /// Which one.
     pub key: DeliveryKey,
-    /// The token that fences.
+    /// The random token of this lease. Later writes to the row take effect only while the row still has this token.
     pub token: Uuid,
 }
 
 impl Lease {
-    /// Of the row that this delivery is held by.
-    #[must_use]
+    /// Returns the lease of a claimed delivery. Its key names the row that holds the delivery, which can be its
+    /// notification's row.
     pub fn of(delivery: &Delivery) -> Self {
         Self { key: DeliveryKey { n: delivery.row, ..delivery.key }, token: delivery.token }
     }
 }
 
-/// What a claim found.
+/// The result of a claim.
 #[derive(Debug, Clone, Default)]
 pub struct Claim {
-    /// Claimed under one new token, sorted by key.
+    /// The claimed deliveries, sorted by key. All of them have the same new token.
     pub deliveries: Vec<Delivery>,
-    /// The state of the providers that the claim saw; another number means that some provider has changed.
+    /// The version of the provider table at the time of the claim. If it differs from the version that the dispatcher
+    /// knows, a provider has changed.
     pub providers: i64,
-    /// Notifications behind them that the claim has read along, if any.
+    /// Notifications that the claim read in the same statement as their rows. It may be empty.
     pub notes: Vec<StoredNotification>,
-    /// What it came across where it searched.
+    /// The result of the search for other lanes with due rows.
     pub searched: Searched,
 }
 
-/// A free and due row `q` of the lane `want` and the priority `p`. `now()`, not the volatile clock, so that the index can be used.
+/// The condition that row `q` is due and not leased, for the lane `want` and the priority `p`. It uses `now()`, because
+/// a volatile clock function would prevent the use of the index.
 pub(in crate::store) const IS_DUE: &str = "q.lane = want.lane AND q.priority = p.priority AND q.due_at <= least(now(), $5::timestamptz)
             AND q.due_at >= coalesce(($6::timestamptz[])[10 * want.place - p.priority], '-infinity') AND (q.lease_until IS NULL OR q.lease_until < now())";
-/// Higher priorities first, each by equality: a range over priorities would walk what is scheduled for later. The outer LIMIT stops the
-/// loop before lower priorities are touched.
+/// Picks due rows, the highest priority first. Each priority is compared by equality, because a range over priorities
+/// would also read rows that are scheduled for later. The outer LIMIT stops the loop before lower priorities are read.
 pub(in crate::store) const PICK: &str = "SELECT c.ctid, want.lane FROM want CROSS JOIN LATERAL (
         SELECT r.ctid FROM generate_series(9, 0, -1) AS p (priority) CROSS JOIN LATERAL (
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {is_due} ORDER BY q.due_at LIMIT want.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT want.quota
       ) c";
-/// A lane whose rate is limited is claimed from by [`Store::claim_limited`] alone, whatever a dispatcher remembers of it.
+/// The lanes that the claim asks for and that are open. Rate-limited lanes are excluded here, even if a dispatcher
+/// still takes them for unlimited. Only [`Store::claim_limited`] claims from them.
 const WANT: &str = "want AS MATERIALIZED (
       SELECT w.lane, w.quota, w.place FROM unnest($1::int[], $2::int[]) WITH ORDINALITY AS w (lane, quota, place){commit}
       WHERE NOT EXISTS (SELECT 1 FROM postcommit.provider p WHERE p.id = w.lane AND {held})
     )";
-/// Those of one notification. Its rows first, by their key alone: next to a due time or a lane the planner might walk along the index by those.
+/// Finds the rows of one notification by key alone. The due time and the lane are checked in a second step, because the
+/// planner could otherwise choose the index on those columns.
 pub(in crate::store) const OF_IT: &str = "
     WITH of_it AS MATERIALIZED (
       SELECT r.ctid, r.lane, r.due_at, r.lease_until FROM postcommit.delivery_queue r WHERE r.tenant = $1 AND r.notification_id = $2 FOR UPDATE SKIP LOCKED
@@ -86,11 +90,13 @@ const PICKED_OF_IT: &str = "picked AS MATERIALIZED (
       SELECT r.ctid FROM due r WHERE NOT EXISTS (
         SELECT 1 FROM postcommit.provider p WHERE p.id = r.lane AND {held})
     )";
-/// A claim leaves closed lanes alone, and rate-limited ones to [`Store::claim_limited`].
+/// The condition that a claim skips the lane of provider `p`: the lane is closed or rate-limited.
+/// [`Store::claim_limited`] claims from rate-limited lanes.
 fn held_postgres() -> String {
     format!("({} OR p.rate_per_s IS NOT NULL)", closed_postgres("p"))
 }
-/// By `ctid` of rows locked in this very statement, so that no statistics can turn the plan.
+/// Leases the picked rows. It finds them by `ctid`, which is safe because the same statement has locked them. So the
+/// plan does not depend on statistics.
 const LEASE: &str = "
     UPDATE postcommit.delivery_queue q
     SET lease_token = $3, lease_until = clock_timestamp() + $4::float8 * interval '1 second', leased_at = clock_timestamp(),
@@ -98,7 +104,7 @@ const LEASE: &str = "
     WHERE q.ctid = ANY (ARRAY(SELECT ctid FROM picked))
     RETURNING ";
 
-/// Leases what was picked, and returns it.
+/// The SQL that leases the picked rows and returns them.
 pub(in crate::store) fn lease() -> String {
     format!("{LEASE}{}", claimed_postgres())
 }
@@ -108,14 +114,15 @@ pub(in crate::store) static CLAIM_POSTGRES: LazyLock<String> = LazyLock::new(|| 
 });
 pub(in crate::store) static CLAIM_NOTIFICATION_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{OF_IT}, {} {}", PICKED_OF_IT.replace("{held}", &held_postgres()), lease()));
-/// Those of the lanes asked for that are open.
+/// The SQL for the open lanes among the lanes that the claim asks for. `commit` is inserted into the FROM clause.
 pub(in crate::store) fn want(commit: &str) -> String {
     WANT.replace("{commit}", commit).replace("{held}", &held_postgres())
 }
 
-/// The same for one lane and priority, in two statements: what is free, in the order of the index, then a lease for all up to the last of those. The writer
-/// thread is the only claimer of its process, and `BEGIN IMMEDIATE` keeps others out. UPDATE … RETURNING copies each row on the way: 6.8 µs
-/// a row against 5.7, under perf.
+/// The claim on SQLite takes two statements for each lane and priority. This one reads the free rows in index order.
+/// [`LEASE_SQLITE`] then leases every free row up to the last one that was read. No other claim can come between them:
+/// the writer thread is the only claimer of its process, and `BEGIN IMMEDIATE` excludes other processes. UPDATE …
+/// RETURNING would copy each row and takes 6.8 µs per row instead of 5.7, measured with perf.
 static DUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let free = "lane = ?2 AND priority = ?3 AND due_at <= ?4 AND (lease_until IS NULL OR lease_until < ?1)";
     format!(
@@ -131,7 +138,8 @@ static LEASE_SQLITE: LazyLock<String> = LazyLock::new(|| {
 });
 pub(in crate::store) const IS_DUE_SQLITE: &str = "SELECT 1 FROM postcommit_delivery_queue
     WHERE lane = ?1 AND priority = ?2 AND due_at <= ?3 AND (lease_until IS NULL OR lease_until < ?4) LIMIT 1";
-/// Whether a lane is left alone by a claim of limited lanes, or by one of those that are not.
+/// Returns a row if the claim must skip the lane. A claim of rate-limited lanes (`?3` is true) skips lanes without a
+/// limit, and every other claim skips lanes with one.
 static HELD_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let closed = closed_sqlite("p", "?2");
     format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND ({closed} OR (p.rate_per_s IS NOT NULL) <> ?3)")
@@ -155,8 +163,8 @@ static LEASE_OF_NOTIFICATION_SQLITE: LazyLock<String> =
     LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE {}", *OF_NOTIFICATION_SQLITE));
 
 impl Store {
-    /// Claims what is due on these lanes, at most each one's quota, under one new random token. `due_before` bounds a pass: what becomes due
-    /// while it runs is left for the next.
+    /// Claims due rows of these lanes, at most the quota of each, under one new random token. `due_before` is the end
+    /// of a pass: rows that become due after it are left for the next pass.
     pub async fn claim(
         &self,
         wants: &[Want],
@@ -166,7 +174,8 @@ impl Store {
         self.claim_and_search(wants, &Search::default(), lease, due_before).await
     }
 
-    /// The same, and looks for other lanes that have something due. What is found that is not expanded yet is claimed at once.
+    /// Claims like [`Store::claim`], and also searches for other lanes with due rows. If the search finds notifications
+    /// that are not expanded yet, the same statement (on SQLite, the same transaction) claims them.
     pub async fn claim_and_search(
         &self,
         wants: &[Want],
@@ -235,8 +244,8 @@ impl Store {
         due_before: Option<Timestamp>,
     ) -> Result<Claim, DbError> {
         let (wants, search) = (wants.to_vec(), search.clone());
-        // Looking first on a read connection leaves the write lock to the application while nothing is due. Where a claim has just found
-        // something the next one will, too.
+        // While nothing is due, a check on a read connection leaves the write lock to the application. If the last
+        // claim found rows, the next one probably finds some as well and skips this check.
         if !self.found.load(Ordering::Relaxed) {
             let (wants, search) = (wants.clone(), search.clone());
             let look = move |connection: &Connection| {
@@ -262,13 +271,17 @@ impl Store {
         written.await
     }
 
-    /// Makes what waits of one notification due at once.
+    /// Makes the waiting deliveries of one notification due immediately. If a delivery was scheduled for later, its
+    /// first due time becomes now as well.
     pub async fn bring_forward(&self, tenant: i32, id: Uuid) -> Result<(), DbError> {
-        let sql = "UPDATE postcommit.delivery_queue SET due_at = {now} WHERE tenant = $1 AND notification_id = $2 AND lease_token IS NULL AND due_at > {now}";
+        let sql = "UPDATE postcommit.delivery_queue
+            SET due_at = {now}, first_due_at = CASE WHEN first_due_at > {now} THEN {now} ELSE first_due_at END
+            WHERE tenant = $1 AND notification_id = $2 AND lease_token IS NULL AND due_at > {now}";
         self.db.execute_one(sql, vec![tenant.into(), id.into()]).await.map(drop)
     }
 
-    /// Claims what is due of one notification, unless its lane is paused or held: for a pass by hand.
+    /// Claims the due deliveries of one notification, except in lanes that are closed or rate-limited. It serves a pass
+    /// that an operator starts for this notification.
     pub async fn claim_notification(
         &self,
         tenant: i32,
@@ -302,13 +315,15 @@ impl Store {
         }
     }
 
-    /// The database's clock, which alone decides what is due.
+    /// Returns the time of the database's clock. Only this clock decides which rows are due.
     pub async fn now(&self) -> Result<Timestamp, DbError> {
         let rows = self.db.query("SELECT {now}", vec![]).await?;
-        rows.first().map_or(Err(DbError::Unreadable("no time".into())), |row| row.get(0))
+        rows.first()
+            .map_or(Err(DbError::Unreadable("the query for the current time returned no row".into())), |row| row.get(0))
     }
 
-    /// Announces at_most_once sends before their first byte. Returns those that may go ahead; the others lost their lease.
+    /// Records the intent to send `at_most_once` deliveries, before their first byte is sent. Returns the deliveries
+    /// that may be sent. The others have lost their lease.
     pub async fn announce(&self, leases: &[Lease]) -> Result<Vec<DeliveryKey>, DbError> {
         crash_point!("intent.before");
         let announced = match &self.db {
@@ -334,7 +349,7 @@ impl Store {
         announced
     }
 
-    /// Prolongs leases that are still held. Returns those that are.
+    /// Renews leases that are still held, and returns the keys of the renewed ones.
     pub async fn renew(&self, leases: &[Lease], lease: Duration) -> Result<Vec<DeliveryKey>, DbError> {
         match &self.db {
             Db::Postgres(db) => {
@@ -363,7 +378,8 @@ impl Store {
     }
 }
 
-/// Written only while token and lease both hold: without either, a sender that slept could announce what another has begun.
+/// Records the intent only while the token matches and the lease has not expired. Otherwise a sender that was suspended
+/// for a while could record an intent for a delivery that another worker has begun.
 pub(in crate::store) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_queue q SET intent = g.token
     FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
     WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token AND q.lease_until > clock_timestamp()
@@ -371,7 +387,8 @@ pub(in crate::store) const INTENT_POSTGRES: &str = "UPDATE postcommit.delivery_q
 const INTENT_SQLITE: &str = "UPDATE postcommit_delivery_queue SET intent = ?4
     WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 AND lease_until > {now} RETURNING tenant, notification_id, n";
 
-/// A row that another transaction has locked is left for the next renewal: waiting for it would let all other leases run out.
+/// Renews leases and skips rows that another transaction has locked. They are renewed next time, because waiting for
+/// one locked row would let all other leases expire.
 pub(in crate::store) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
       SELECT r.ctid FROM unnest($1::int[], $2::uuid[], $3::int[], $4::uuid[]) AS g (tenant, notification_id, n, token)
       JOIN postcommit.delivery_queue r ON r.tenant = ANY (ARRAY[g.tenant]) AND r.notification_id = g.notification_id AND r.n = g.n AND r.lease_token = g.token
@@ -383,7 +400,7 @@ pub(in crate::store) const RENEW_POSTGRES: &str = "WITH kept AS MATERIALIZED (
 const HELD: &str =
     "WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING tenant, notification_id, n";
 
-/// Whether a claim would find anything.
+/// Returns whether a claim of these lanes would find a due row.
 pub(in crate::store) fn is_due(
     connection: &Connection,
     wants: &[Want],
@@ -403,13 +420,13 @@ pub(in crate::store) fn is_due(
     Ok(false)
 }
 
-/// What is due, and what is due for a pass.
+/// Returns the present time, and the latest due time that this pass may claim.
 fn times(connection: &Connection, due_before: Option<Timestamp>) -> Result<(Timestamp, Timestamp), DbError> {
     let now = sqlite::now(connection)?;
     Ok((now, due_before.map_or(now, |before| before.min(now))))
 }
 
-/// A lease to be, and what is due for it.
+/// The terms of a new lease: its token, when it begins and ends, and the latest due time of the rows it may cover.
 pub(in crate::store) struct Term {
     pub token: Uuid,
     pub now: Timestamp,
@@ -440,7 +457,8 @@ pub(in crate::store) fn claim_lane_sqlite(
     Ok(rows)
 }
 
-/// Those that want something, are neither paused nor held, and are limited or not, as asked.
+/// Returns the lanes that have free slots and are not closed. With `limited`, only rate-limited lanes are returned,
+/// otherwise only lanes without a limit.
 pub(in crate::store) fn open_lanes(
     connection: &Connection,
     wants: &[Want],
@@ -469,7 +487,7 @@ fn each_lease(connection: &Connection, leases: &[Lease], sql: &str) -> Result<Ve
     Ok(rows)
 }
 
-/// Leases as the arrays that PostgreSQL unnests, sorted by key so that two batches cannot deadlock.
+/// Turns leases into one array per column for `unnest`, sorted by key so that two batches cannot deadlock.
 fn columns(leases: &[Lease]) -> (Vec<i32>, Vec<Uuid>, Vec<i32>, Vec<Uuid>) {
     let mut sorted = leases.to_vec();
     sorted.sort_by_key(|lease| lease.key);
@@ -500,7 +518,7 @@ pub(in crate::store) fn found(rows: impl IntoIterator<Item = Leased>) -> Claim {
     Claim { deliveries, providers, ..Claim::default() }
 }
 
-/// The notifications that a reading claim has read along.
+/// Reads the notifications that the claim returned next to their queue rows.
 fn notes_along(rows: &[tokio_postgres::Row]) -> Result<Vec<StoredNotification>, DbError> {
     let (places, tenant) = (places::<StoredNotification>(rows, NOTE)?, place(rows, &format!("{NOTE}tenant"))?);
     let is_read =

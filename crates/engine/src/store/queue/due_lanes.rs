@@ -1,5 +1,6 @@
-//! Looking for lanes that have something due, without asking each: from one to the next along the claim's index. So it costs in proportion to the lanes that
-//! have rows, not to those that exist, and it is done in pieces: a claim looks at so many places at most, and the next goes on from there.
+//! Finds lanes with due rows without a query for each lane. The search steps from one lane to the next along the
+//! claim's index, so its cost grows with the number of lanes that have rows and not with the number of all lanes. One
+//! claim examines a bounded number of index positions, and the next claim continues there.
 
 use std::sync::LazyLock;
 
@@ -16,32 +17,35 @@ use crate::store::queue::claim::{IS_DUE, IS_DUE_SQLITE, PICK, Term, claim_lane_s
 use crate::store::queue::closed::{closed_postgres, closed_sqlite};
 use crate::store::queue::row::{Leased, width};
 
-/// Where a claim looks for lanes with due work beside those it asks for.
+/// Where a claim searches for lanes with due rows, besides the lanes it claims from.
 #[derive(Debug, Clone, Default)]
 pub struct Search {
-    /// Lanes after the first and before the second number; none: no search. What is not expanded yet is below 0, providers are above.
+    /// The ranges of lanes to search, both ends excluded. If empty, there is no search. Lanes below 0 hold
+    /// notifications that are not expanded yet, and lanes above 0 belong to providers.
     pub between: Vec<(i32, i32)>,
-    /// Lanes that are left out, sorted: those the claim asks for, and those of which is known that they wait.
+    /// Lanes that the search skips, sorted: the lanes the claim asks for, and lanes that are known to wait.
     pub around: Vec<i32>,
-    /// Places of the index that are looked at, at most, in each of these; more than there are priorities.
+    /// How many index positions to examine in each range. It must exceed the number of priorities.
     pub visits: i32,
-    /// How much of what is not expanded may be claimed at once of what is found, in all.
+    /// How many unexpanded notifications the search may claim in total.
     pub quota: i32,
-    /// And of one tenant.
+    /// How many unexpanded notifications the search may claim per tenant.
     pub each: i32,
 }
 
-/// What a search came across.
+/// The result of a search.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Searched {
-    /// Providers' lanes with something due and free that are neither paused nor held. Nothing of them is claimed yet.
+    /// Providers' lanes that are open and have due rows. The search claims nothing from them.
     pub lanes: Vec<i32>,
-    /// How far it came, by the end that it was given: when it reached that, there is nothing more.
+    /// For each range, its end and the lane where the search stopped. If both are equal, the range was searched
+    /// completely.
     pub reached: Vec<(i32, i32)>,
 }
 
-/// From a lane and priority to the next that has a row, over the lanes that are left out. `$7` and `$8` are where to begin and to end, `$9` what to leave
-/// out, `$10` how many places to look at. A row whose time is not known was only jumped to.
+/// Steps from one lane and priority to the next that has a row, and skips the lanes in `$9`. `$7` and `$8` are the
+/// beginnings and ends of the ranges, and `$10` is how many positions to examine. A result without a due time is not a
+/// queue row: it is the beginning of a range, a skipped lane or the end.
 const SCAN: &str = "scan (until, lane, priority, due_at, visit) AS (
       SELECT side.until, side.after, 32767::smallint, NULL::timestamptz, 0 FROM unnest($7::int[], $8::int[]) AS side (after, until){commit}
       UNION ALL
@@ -53,7 +57,8 @@ const SCAN: &str = "scan (until, lane, priority, due_at, visit) AS (
       ) next ON true
       WHERE s.visit < $10::int AND s.lane < s.until
     ), due AS MATERIALIZED (SELECT s.lane, s.priority FROM scan s WHERE s.due_at <= least(now(), $5::timestamptz))";
-/// What is found of what is not expanded is claimed at once: each tenant gets the same, at least one more than would do if all had as much.
+/// Computes how many unexpanded notifications to claim for each tenant that has due ones. The total quota is divided
+/// evenly among the tenants, plus one, up to the limit per tenant.
 const FRESH: &str = "fresh AS MATERIALIZED (
       SELECT due.lane, array_agg(due.priority ORDER BY due.priority DESC) AS priorities, least($11::int / count(*) OVER () + 1, $12::int) AS quota
       FROM due WHERE due.lane < 0 GROUP BY due.lane ORDER BY due.lane
@@ -64,7 +69,8 @@ const PICK_FRESH: &str = "SELECT c.ctid, fresh.lane FROM fresh CROSS JOIN LATERA
           SELECT q.ctid FROM postcommit.delivery_queue q WHERE {free} ORDER BY q.due_at LIMIT fresh.quota FOR UPDATE SKIP LOCKED
         ) r LIMIT fresh.quota
       ) c LIMIT $11";
-/// Of providers' lanes it is told that they have something: how much they can start, their dispatcher knows. Those whose rate is limited are told, too.
+/// Reports where the search stopped and which providers' lanes have due rows, including rate-limited ones. It claims
+/// nothing from them, because only their dispatcher knows how many deliveries they can start.
 const SEEN: &str = "seen AS (
       SELECT max(s.lane) AS lane, s.until FROM scan s GROUP BY s.until
       UNION ALL
@@ -72,14 +78,15 @@ const SEEN: &str = "seen AS (
       WHERE due.lane > 0 AND NOT EXISTS (
         SELECT FROM postcommit.provider p WHERE p.id = due.lane AND {closed})
     )";
-/// Stands before the names of a notification's columns, where a claim reads it along.
+/// The prefix of the notification's columns in a claim that also reads the notification.
 pub(in crate::store) const NOTE: &str = "note_";
 
-/// A claim that searches as well.
+/// The claim with a search for other lanes.
 pub(in crate::store) static CLAIM_SEARCHING_POSTGRES: LazyLock<String> =
     LazyLock::new(|| format!("{} SELECT * FROM told", searching("")));
-/// A claim that reads what it claims along, as far as it is not expanded yet, and whose commit does not wait for the disk (docs/decisions/0015). On a quiet
-/// day that saves an exchange and a wait on the way of each notification. In a backlog there is nothing to save: meanwhile others are sent and settled.
+/// The claim with a search that also reads the unexpanded notifications, and whose commit does not wait for the disk
+/// (docs/decisions/0015). With little traffic it saves one round trip and one wait for the disk per notification. In a
+/// backlog it would save nothing, because other deliveries are sent and settled during the wait.
 pub(in crate::store) static CLAIM_READING_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let read = reading_postgres("told.n = 0 AND note.tenant = told.tenant AND note.id = told.notification_id");
     let told = searching(", set_config('synchronous_commit', 'off', true)");
@@ -102,7 +109,7 @@ fn free(of: &str, p: &str) -> String {
     FREE.replace("{of}", of).replace("{p}", p)
 }
 
-/// Takes what was come across out of the rows of a claim.
+/// Separates the claimed rows from the rows that report the search.
 pub(in crate::store) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tokio_postgres::Row>, Searched), DbError> {
     let mut searched = Searched::default();
     let mut leased = Vec::with_capacity(rows.len());
@@ -117,13 +124,15 @@ pub(in crate::store) fn split(rows: Vec<tokio_postgres::Row>) -> Result<(Vec<tok
     Ok((leased, searched))
 }
 
-/// A row whose place was edited into something that is no number stands in nobody's way: it is passed over, and `doctor` tells of it.
+/// Finds the next lane and priority that has a row. A row with a lane, priority or due time of the wrong type is
+/// skipped, so that it blocks no other row. `doctor` reports such rows.
 const NEXT_SQLITE: &str = "SELECT lane, priority, due_at FROM postcommit_delivery_queue WHERE (lane, priority) > (?1, ?2) AND lane < ?3
     AND typeof(lane) = 'integer' AND typeof(priority) = 'integer' AND +priority BETWEEN 0 AND 9 AND typeof(due_at) = 'integer' ORDER BY lane, priority, due_at LIMIT 1";
 static CLOSED_SQLITE: LazyLock<String> =
     LazyLock::new(|| format!("SELECT 1 FROM postcommit_provider p WHERE p.id = ?1 AND {}", closed_sqlite("p", "?2")));
 
-/// The same on SQLite, apart from the claim: lanes of tenants that have something to expand, and what is told of the rest.
+/// Searches on SQLite without claiming. Returns the tenants' lanes with notifications to expand, and the other lanes
+/// with due rows.
 pub(in crate::store) fn search_sqlite(
     connection: &Connection,
     search: &Search,
@@ -166,7 +175,7 @@ pub(in crate::store) fn search_sqlite(
     Ok((fresh, searched))
 }
 
-/// Claims what is found of what is not expanded, as [`FRESH`] does.
+/// Claims the unexpanded notifications that the search found, with the same shares as [`FRESH`].
 pub(in crate::store) fn claim_fresh_sqlite(
     connection: &Connection,
     fresh: &[i32],

@@ -1,9 +1,11 @@
-//! Expansion: a notification's own row becomes one row per target, in one transaction, fenced by its token.
+//! Expansion: replaces a notification's own row with one row per target, in one transaction and only while the lease
+//! token matches.
 
 use std::sync::LazyLock;
 
-use postcommit_channel::model::{Facts, Fate, Target};
+use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, Fate, Target};
 use rusqlite::{Connection, params};
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::crash_point;
@@ -13,17 +15,26 @@ use crate::db::{Cells, Db, DbError, postgres, sqlite};
 use crate::store::queue::row::{FactArrays, fact_values};
 use crate::store::{Lease, Store};
 
-/// A notification's targets.
+/// The targets of one notification.
 #[derive(Debug, Clone)]
 pub struct Expanded {
-    /// The right to expand it; its key has n = 0.
+    /// The lease on the notification's own row, whose key has n = 0.
     pub lease: Lease,
-    /// Numbered from 1 in this order.
+    /// The targets, in the order of their numbers.
     pub targets: Vec<Target>,
+    /// The number of the first target: 1, or more for a later chunk of a large expansion.
+    pub first: i32,
+}
+
+impl Expanded {
+    /// All targets of a notification.
+    pub fn new(lease: Lease, targets: Vec<Target>) -> Self {
+        Self { lease, targets, first: 1 }
+    }
 }
 
 arrays! {
-    /// One target of a notification, beside its facts.
+    /// One target of a notification, without its facts.
     struct Given<'a>, GivenArrays {
         tenant: i32,
         notification_id: Uuid,
@@ -33,16 +44,38 @@ arrays! {
         state: Option<&'a str>,
         reason: Option<&'a str>,
         code: Option<&'a str>,
+        error_class: Option<&'a str>,
         detail: Option<&'a str>,
     }
 }
-/// What names the notification's row, among the columns of a target.
+arrays! {
+    /// The send key of a target, only where a target of the batch has one.
+    struct Once, OnceArrays {
+        key_hash: Option<Uuid>,
+    }
+}
+/// The columns that identify the notification's row. All other columns belong to the target.
 const OF_NOTIFICATION: &str = "tenant, notification_id, token";
 
-/// New rows keep the notification's due time and priority: who waited longest goes first on every lane. A notification's targets travel with its row as
-/// arrays: joining them to it afterwards would compare every target with every notification.
-pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| {
-    let columns = [GivenArrays::COLUMNS, FactArrays::COLUMNS].concat();
+/// Replaces notifications' rows with the rows of their targets. The new rows keep the due times and the priority, so
+/// that the oldest is sent first in every lane. The targets of a notification are passed as arrays next to its row,
+/// because a later join would compare every target with every notification.
+pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, false));
+/// The same for a batch with send keys. A target is queued only if this statement entered its key. Concurrent expansions
+/// wait for each other at the key, and only one of them enters it.
+pub(in crate::store) static EXPAND_ONCE_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(LEAVE, true));
+/// The same for a part of a large expansion. The notification's row stays for the next part.
+pub(in crate::store) static EXPAND_PART_POSTGRES: LazyLock<String> = LazyLock::new(|| expand_postgres(STAY, true));
+
+const LEAVE: &str = "DELETE FROM postcommit.delivery_queue q USING given g";
+/// Progress resets the count of lost leases: a large expansion may lose several workers on its way.
+const STAY: &str = "UPDATE postcommit.delivery_queue q
+            SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
+            FROM given g";
+
+fn expand_postgres(leave: &str, once: bool) -> String {
+    let keys = if once { OnceArrays::COLUMNS } else { &[] };
+    let columns = [GivenArrays::COLUMNS, FactArrays::COLUMNS, keys].concat();
     let of_target =
         columns.iter().map(|(name, _)| *name).filter(|name| OF_NOTIFICATION.split(", ").all(|of_it| of_it != *name));
     let each = |write: fn(&str) -> String| of_target.clone().map(write).collect::<Vec<_>>().join(", ");
@@ -50,64 +83,106 @@ pub(in crate::store) static EXPAND_POSTGRES: LazyLock<String> = LazyLock::new(||
     let (gathered, passed_on) =
         (each(|name| format!("array_agg(g.{name}) AS all_{name}")), each(|name| format!("g.all_{name}")));
     let (apart, named) = (each(|name| format!("all_{name}")), each(str::to_owned));
+    // The keys are entered in their order, so that two batches cannot deadlock.
+    let (target, judged) = match once {
+        false => ("target", String::new()),
+        true => (
+            "judged",
+            format!(
+                "held AS (
+                  INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n)
+                  SELECT tenant, key_hash, notification_id, n
+                  FROM target
+                  WHERE state IS NULL AND key_hash IS NOT NULL
+                  ORDER BY tenant, key_hash, notification_id, n
+                  ON CONFLICT DO NOTHING
+                  RETURNING tenant, notification_id, n
+                ), judged AS MATERIALIZED (
+                  SELECT t.tenant, t.notification_id, t.n, t.lane, t.priority, t.due_at, t.first_due_at, {facts},
+                    CASE WHEN twice THEN 'skipped' ELSE state END AS state, CASE WHEN twice THEN NULL ELSE reason END AS reason,
+                    CASE WHEN twice THEN '{DUPLICATE}' ELSE code END AS code, CASE WHEN twice THEN {class} ELSE error_class END AS error_class,
+                    CASE WHEN twice THEN '{SENT_ALREADY}' ELSE detail END AS detail, twice
+                  FROM target t
+                  CROSS JOIN LATERAL (SELECT t.state IS NULL AND t.key_hash IS NOT NULL AND NOT EXISTS (
+                    SELECT 1 FROM held h WHERE h.tenant = t.tenant AND h.notification_id = t.notification_id AND h.n = t.n) AS twice) k
+                ), ",
+                class = ErrorClass::of_code(DUPLICATE).map_or("NULL".into(), |class| format!("'{}'", class.name())),
+            ),
+        ),
+    };
+    let duplicates = match once {
+        false => "ARRAY[]::int[], ARRAY[]::uuid[], ARRAY[]::int[]".to_owned(),
+        true => ["tenant", "notification_id", "n"].map(|name| format!("(SELECT coalesce(array_agg({name} ORDER BY tenant, notification_id, n), '{{}}') FROM judged WHERE twice)")).join(", "),
+    };
     format!(
         "WITH given AS MATERIALIZED (
           SELECT {OF_NOTIFICATION}, 0 AS n, {gathered} FROM {given} GROUP BY {OF_NOTIFICATION}
         ), gone AS (
-          DELETE FROM postcommit.delivery_queue q USING given g
+          {leave}
           WHERE q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token
-          RETURNING q.tenant, q.notification_id, q.priority, q.due_at, {passed_on}
+          RETURNING q.tenant, q.notification_id, q.priority, q.due_at, q.first_due_at, {passed_on}
         ), target AS (
-          SELECT gone.tenant, gone.notification_id, gone.priority, gone.due_at, t.* FROM gone CROSS JOIN LATERAL unnest({apart}) AS t ({named})
-        ), queued AS (
-          INSERT INTO postcommit.delivery_queue (tenant, notification_id, n, lane, priority, due_at, {facts})
-          SELECT tenant, notification_id, n, lane, priority, due_at, {facts} FROM target WHERE state IS NULL ORDER BY tenant, notification_id, n
+          SELECT gone.tenant, gone.notification_id, gone.priority, gone.due_at, gone.first_due_at, t.*
+          FROM gone CROSS JOIN LATERAL unnest({apart}) AS t ({named})
+        ), {judged}queued AS (
+          INSERT INTO postcommit.delivery_queue
+            (tenant, notification_id, n, lane, priority, due_at, first_due_at, {facts})
+          SELECT tenant, notification_id, n, lane, priority, due_at, first_due_at, {facts}
+          FROM {target} WHERE state IS NULL ORDER BY tenant, notification_id, n
         ), entered AS (
-          INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, finished_at, {facts})
-          SELECT tenant, notification_id, n, 0, state, reason, code, detail, 0, 0, clock_timestamp(), {facts} FROM target WHERE state IS NOT NULL
+          INSERT INTO postcommit.delivery_ledger (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, finished_at, {facts})
+          SELECT tenant, notification_id, n, 0, state, reason, code, error_class, detail, 0, 0, clock_timestamp(), {facts} FROM {target} WHERE state IS NOT NULL
           ORDER BY tenant, notification_id, n
         )
-        SELECT count(*) FROM gone"
+        SELECT (SELECT count(*) FROM gone), {duplicates}"
     )
-});
+}
+
+/// The code of a target whose send key another delivery holds.
+pub const DUPLICATE: &str = "duplicate";
+const SENT_ALREADY: &str = "the template is sent once per entity, and another delivery holds the send key";
+
+/// What an expansion has written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    /// How many notifications were replaced by their targets.
+    pub expanded: usize,
+    /// Targets that were skipped, because another delivery holds their send key.
+    pub duplicates: Vec<DeliveryKey>,
+}
 
 impl Store {
-    /// Replaces each notification's own row by its targets'. One whose lease is gone is left alone. Returns how many were replaced.
-    ///
-    /// # Errors
-    /// As the database says; nothing was written then.
-    pub async fn expand(&self, mut batch: Vec<Expanded>) -> Result<usize, DbError> {
+    /// Replaces each notification's own row with the rows of its targets. A notification whose lease is lost is skipped.
+    /// On an error nothing was written.
+    pub async fn expand(&self, mut batch: Vec<Expanded>) -> Result<Written, DbError> {
         crash_point!("expand.before");
         batch.sort_by_key(|e| e.lease.key);
-        let expanded = match &self.db {
+        let written = match &self.db {
             Db::Postgres(db) => {
+                let has_keys = batch.iter().flat_map(|one| &one.targets).any(|target| target.once.is_some());
+                let sql = if has_keys { &EXPAND_ONCE_POSTGRES } else { &EXPAND_POSTGRES };
                 let client = db.hot().await?;
-                let statement = client.prepare_cached(&EXPAND_POSTGRES).await.map_err(postgres::refused)?;
-                let targets =
-                    || batch.iter().flat_map(|one| (1..).zip(&one.targets).map(|(n, target)| (one.lease, n, target)));
-                let given: GivenArrays<'_> = targets().map(|(lease, n, target)| given(lease, n, target)).collect();
-                let facts: FactArrays<'_> = targets().map(|(_, _, target)| (&target.facts).into()).collect();
-                let parameters = [given.parameters(), facts.parameters()].concat();
-                let row = client.query_one(&statement, &parameters).await.map_err(postgres::refused)?;
-                usize::try_from(row.get::<_, i64>(0)).unwrap_or(0)
+                let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+                let told = Told::of(&batch, has_keys);
+                written(&client.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?)
             }
             Db::Sqlite(db) => {
                 db.write(move |connection| {
-                    let (mut expanded, now) = (0, sqlite::now(connection)?.as_micros());
+                    let (mut written, now) = (Written::default(), sqlite::now(connection)?.as_micros());
                     for one in &batch {
-                        expanded += usize::from(expand_sqlite(connection, one, now)?);
+                        expand_sqlite(connection, LEAVE_SQLITE, one, now, &mut written)?;
                     }
                     crash_point!("expand.in_tx");
-                    Ok(expanded)
+                    Ok(written)
                 })
                 .await?
             }
         };
         crash_point!("expand.after_commit");
-        Ok(expanded)
+        Ok(written)
     }
 
-    /// Moves an unrouted delivery into its lane. False when its lease is gone.
+    /// Moves a delivery into its provider's lane and releases its lease. Returns false if the lease is lost.
     pub async fn enter_lane(&self, lease: Lease, lane: i32) -> Result<bool, DbError> {
         let sql = "UPDATE postcommit.delivery_queue SET lane = $5, lease_token = NULL, lease_until = NULL
             WHERE tenant = $1 AND notification_id = $2 AND n = $3 AND lease_token = $4";
@@ -115,6 +190,39 @@ impl Store {
         let parameters =
             vec![key.tenant.into(), key.notification.into(), key.n.into(), lease.token.into(), lane.into()];
         Ok(self.db.execute_one(sql, parameters).await? > 0)
+    }
+}
+
+/// The parameters of an expansion on PostgreSQL.
+pub(in crate::store) struct Told<'a> {
+    given: GivenArrays<'a>,
+    facts: FactArrays<'a>,
+    keys: Option<OnceArrays>,
+}
+
+impl<'a> Told<'a> {
+    pub(in crate::store) fn of(batch: &'a [Expanded], has_keys: bool) -> Self {
+        let targets =
+            || batch.iter().flat_map(|one| (one.first..).zip(&one.targets).map(|(n, target)| (one.lease, n, target)));
+        Self {
+            given: targets().map(|(lease, n, target)| given(lease, n, target)).collect(),
+            facts: targets().map(|(_, _, target)| (&target.facts).into()).collect(),
+            keys: has_keys.then(|| targets().map(|(_, _, target)| Once { key_hash: target.once }).collect()),
+        }
+    }
+
+    pub(in crate::store) fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let keys = self.keys.as_ref().map(OnceArrays::parameters).unwrap_or_default();
+        [self.given.parameters(), self.facts.parameters(), keys].concat()
+    }
+}
+
+pub(in crate::store) fn written(row: &tokio_postgres::Row) -> Written {
+    let (tenants, ids, ns): (Vec<i32>, Vec<Uuid>, Vec<i32>) = (row.get(1), row.get(2), row.get(3));
+    let key = |((tenant, notification), n)| DeliveryKey { tenant, notification, n };
+    Written {
+        expanded: usize::try_from(row.get::<_, i64>(0)).unwrap_or(0),
+        duplicates: tenants.into_iter().zip(ids).zip(ns).map(key).collect(),
     }
 }
 
@@ -132,38 +240,63 @@ fn given(lease: Lease, n: i32, target: &Target) -> Given<'_> {
         state: ended.map(|(state, _, _)| state.name()),
         reason: ended.and_then(|(state, _, _)| state.reason()),
         code: ended.map(|(_, code, _)| code),
+        error_class: ended.and_then(|(_, code, _)| ErrorClass::of_code(code)).map(ErrorClass::name),
         detail: ended.map(|(_, _, detail)| detail),
     }
 }
 
-const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
-    WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at";
+pub(in crate::store) const LEAVE_SQLITE: &str = "DELETE FROM postcommit_delivery_queue
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at, first_due_at";
+pub(in crate::store) const STAY_SQLITE: &str = "UPDATE postcommit_delivery_queue
+    SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
+    WHERE tenant = ?1 AND notification_id = ?2 AND n = 0 AND lease_token = ?3 RETURNING priority, due_at, first_due_at";
 static QUEUE_SQLITE: LazyLock<String> = LazyLock::new(|| {
     insert(
         "postcommit_delivery_queue",
-        &format!("tenant, notification_id, n, lane, priority, due_at, {}", names::<Facts>("")),
+        &format!("tenant, notification_id, n, lane, priority, due_at, first_due_at, {}", names::<Facts>("")),
     )
 });
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let columns = "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, finished_at";
+    let columns =
+        "tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, finished_at";
     insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
 });
 
-fn expand_sqlite(connection: &Connection, one: &Expanded, now: i64) -> Result<bool, DbError> {
+const HOLD_SQLITE: &str = "INSERT INTO postcommit_send_key (tenant, key_hash, notification_id, n, created_at)
+    VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING";
+
+pub(in crate::store) fn expand_sqlite(
+    connection: &Connection,
+    leave: &str,
+    one: &Expanded,
+    now: i64,
+    written: &mut Written,
+) -> Result<(), DbError> {
     let (key, id) = (one.lease.key, Id::from(one.lease.key.notification));
-    let left = Prepared::on(connection, LEAVE_SQLITE)?
-        .rows(params![key.tenant, id, Id::from(one.lease.token)], |row| {
-            Ok((row.take::<i64>(0)?, row.take::<i64>(1)?))
-        })?;
-    let Some((priority, due_at)) = left.into_iter().next().transpose()? else { return Ok(false) };
-    for (n, target) in (1_i32..).zip(&one.targets) {
-        let given = given(one.lease, n, target);
+    let left = Prepared::on(connection, leave)?.rows(params![key.tenant, id, Id::from(one.lease.token)], |row| {
+        Ok((row.take::<i64>(0)?, row.take::<i64>(1)?, row.take::<Option<i64>>(2)?))
+    })?;
+    let Some((priority, due_at, first_due_at)) = left.into_iter().next().transpose()? else { return Ok(()) };
+    for (n, target) in (one.first..).zip(&one.targets) {
+        let mut given = given(one.lease, n, target);
+        if let (Some(hash), None) = (target.once, given.state)
+            && Prepared::on(connection, HOLD_SQLITE)?.run(params![key.tenant, Id::from(hash), id, n, now])? == 0
+        {
+            let class = ErrorClass::of_code(DUPLICATE).map(ErrorClass::name);
+            let (state, code, detail) = (Some("skipped"), Some(DUPLICATE), Some(SENT_ALREADY));
+            given = Given { state, code, detail, error_class: class, lane: 0, ..given };
+            written.duplicates.push(DeliveryKey { n, ..key });
+        }
         let own = params![given.tenant, id, n, given.lane];
         let (sql, rest) = match given.state {
-            None => (&QUEUE_SQLITE, params![priority, due_at]),
-            Some(_) => (&ENTER_SQLITE, params![given.state, given.reason, given.code, given.detail, 0, 0, now]),
+            None => (&QUEUE_SQLITE, params![priority, due_at, first_due_at]),
+            Some(_) => (
+                &ENTER_SQLITE,
+                params![given.state, given.reason, given.code, given.error_class, given.detail, 0, 0, now],
+            ),
         };
         Prepared::on(connection, sql)?.run([own, rest, &fact_values(&target.facts)].concat().as_slice())?;
     }
-    Ok(true)
+    written.expanded += 1;
+    Ok(())
 }

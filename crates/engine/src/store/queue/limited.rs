@@ -1,5 +1,6 @@
-//! Claiming from lanes whose rate is limited. The permits are taken by the claim itself, in its statement or transaction and by the database's clock: as many
-//! as rows were claimed, and no row without one. So the limit holds over all processes together, and nothing is ever reserved that might not be used.
+//! Claims from rate-limited lanes. The claim takes one permit for each claimed row, in the same statement or
+//! transaction and by the database's clock. So all processes together keep to the limit, and no process reserves
+//! permits in advance.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -21,30 +22,30 @@ use crate::store::queue::closed::closed_postgres;
 use crate::store::queue::row::{Leased, Places, claimed_sqlite};
 use crate::store::{Claim, Store, Want};
 
-/// What a claim met on a limited lane.
+/// The state of one rate-limited lane in a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metered {
-    /// The lane.
     pub lane: i32,
-    /// How many it might claim: free slots, or permits if there were fewer.
+    /// How many rows the claim could take: the free slots, or the permits if there were fewer.
     pub quota: i32,
     /// When the permits were taken, by the database's clock.
     pub taken_at: Timestamp,
-    /// How long to wait until asking is worth it again; zero when there are permits left.
+    /// How long to wait until the next claim can succeed. Zero while permits are left.
     pub wait: Duration,
 }
 
-/// What a claim found on limited lanes.
+/// The result of a claim from rate-limited lanes.
 #[derive(Debug, Clone, Default)]
 pub struct LimitedClaim {
-    /// As of any other lane.
+    /// The claimed deliveries.
     pub claim: Claim,
-    /// The lanes on which something was due. One that another process is just claiming from is left out.
+    /// The rate-limited lanes with due rows. A lane is left out while another process is claiming from it.
     pub lanes: Vec<Metered>,
 }
 
 impl LimitedClaim {
-    /// A lane without a permit was not looked at: that says nothing about where its due rows begin.
+    /// Returns the lanes that the claim really examined, with the quota it used. A lane without a permit was not
+    /// examined, so nothing is known about where its due rows begin.
     fn looked_at(&self, wants: &[Want]) -> Vec<Want> {
         let quota_of = |want: &Want| {
             self.lanes.iter().find(|metered| metered.lane == want.lane).map_or(want.quota, |metered| metered.quota)
@@ -53,8 +54,9 @@ impl LimitedClaim {
     }
 }
 
-/// The buckets of the lanes on which something is due, locked; and how many permits each has. The sum is that of [`Rate::refill`] and [`Rate::permits`].
-/// Never waits for another who claims from the same lane: other lanes would wait along.
+/// Locks the buckets of the lanes with due rows and computes the permits of each, like [`Rate::refill`] and
+/// [`Rate::permits`]. It skips a lane that another claim has locked, because waiting for it would delay the other
+/// lanes.
 const METER: &str = "locked AS MATERIALIZED (
       SELECT want.lane, want.quota, want.place, of_lane.rate_per_s AS per_s, of_lane.burst,
         greatest(r.used - of_lane.rate_per_s * greatest(extract(epoch FROM now() - r.as_of)::float8, 0), 0) AS used,
@@ -65,7 +67,7 @@ const METER: &str = "locked AS MATERIALIZED (
     ), want AS MATERIALIZED (
       SELECT lane, place, per_s, burst, used, as_of, greatest(least(quota, floor(coalesce(burst, greatest(floor(per_s), 1)) - used)), 0)::int AS quota FROM locked
     )";
-/// Takes the permits of what is picked, leases it, and tells of every lane that was looked at.
+/// Takes one permit for each picked row, leases the rows, and reports every examined lane.
 const SPEND_AND_LEASE: &str = "spent AS (
       UPDATE postcommit.lane_rate r SET used = want.used + (SELECT count(*) FROM picked WHERE picked.lane = want.lane), as_of = want.as_of FROM want WHERE r.lane = want.lane
     ), claimed AS ({lease})
@@ -84,7 +86,7 @@ pub(in crate::store) static CLAIM_LIMITED_POSTGRES: LazyLock<String> = LazyLock:
         spend_and_lease()
     )
 });
-/// Those of one notification, by its key.
+/// The claim for one notification, whose rows are found by its key.
 pub(in crate::store) static CLAIM_LIMITED_NOTIFICATION_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let wanted = "unnest($6::int[], $7::int[]) WITH ORDINALITY AS want (lane, quota, place)";
     let picked = "picked AS MATERIALIZED (
@@ -102,7 +104,7 @@ fn spend_and_lease() -> String {
 }
 
 const BUCKET_SQLITE: &str = "SELECT p.rate_per_s, p.burst, r.used, r.as_of FROM postcommit_provider p JOIN postcommit_lane_rate r ON r.lane = p.id WHERE p.id = ?1";
-/// They differ in the names of functions and in how they count time.
+/// Returns permits. SQLite has its own statement, because function names and time units differ.
 const GIVE_BACK_POSTGRES: &str = "UPDATE postcommit.lane_rate r
     SET used = greatest(r.used - greatest($2::float8 - p.rate_per_s * greatest(extract(epoch FROM r.as_of - $3::timestamptz)::float8, 0), 0), 0)
     FROM postcommit.provider p WHERE r.lane = $1 AND p.id = r.lane AND p.rate_per_s IS NOT NULL";
@@ -118,7 +120,8 @@ static LEASE_ONE_SQLITE: LazyLock<String> =
     LazyLock::new(|| format!("{SET_LEASE_SQLITE} WHERE tenant = ?4 AND notification_id = ?5 AND n = ?6"));
 
 impl Store {
-    /// Claims what is due on these lanes, at most each one's quota, and no more than its rate permits now. Lanes that are not limited are left alone.
+    /// Claims due rows of these lanes. From each lane it takes at most the quota, and no more than the rate permits
+    /// now. Lanes without a rate limit are skipped.
     pub async fn claim_limited(
         &self,
         wants: &[Want],
@@ -166,7 +169,8 @@ impl Store {
         Ok(claimed)
     }
 
-    /// The same for one notification: for a pass by hand.
+    /// Claims the due deliveries of one notification with the rules of [`Store::claim_limited`]. It serves a pass that
+    /// an operator starts for this notification.
     pub async fn claim_limited_notification(
         &self,
         (tenant, id): (i32, Uuid),
@@ -212,8 +216,9 @@ impl Store {
         }
     }
 
-    /// Gives permits back that were taken then and not used. What time has brought since is lost: it might have come into a full bucket, and no more than a
-    /// burst may ever be sent at once.
+    /// Returns permits that were taken at `taken_at` and not used. The bucket has refilled since then, and that many
+    /// permits are not returned. Otherwise more than a burst could be sent together, because the bucket may have been
+    /// full.
     pub async fn give_back_permits(&self, lane: i32, permits: usize, taken_at: Timestamp) -> Result<(), DbError> {
         let sql = match &self.db {
             Db::Postgres(_) => GIVE_BACK_POSTGRES,
@@ -223,7 +228,7 @@ impl Store {
     }
 }
 
-/// Reads what [`SPEND_AND_LEASE`] answers: at least a row for each lane.
+/// Reads the result of [`SPEND_AND_LEASE`], which has at least one row for each examined lane.
 fn metered(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<LimitedClaim, DbError> {
     let places = Places::in_postgres(&rows)?;
     let [claimed, lane, quota, per_s, burst, used, as_of, now] =
@@ -243,7 +248,7 @@ fn metered(rows: Vec<tokio_postgres::Row>, token: Uuid) -> Result<LimitedClaim, 
     Ok(LimitedClaim { claim: found(deliveries), lanes })
 }
 
-/// A lane's limit, and what is used of it now.
+/// A lane's rate limit, and how much of it is used now.
 struct Meter {
     rate: Rate,
     bucket: Bucket,
@@ -256,7 +261,7 @@ impl Meter {
     }
 }
 
-/// The write transaction is the lock.
+/// Claims from rate-limited lanes on SQLite. The write transaction serves as the lock on the buckets.
 fn claim_sqlite(
     connection: &Connection,
     wants: &[Want],

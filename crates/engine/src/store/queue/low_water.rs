@@ -1,8 +1,9 @@
-//! Low-water marks: where to begin looking for due work.
+//! Low-water marks: the due time from which a claim reads the index.
 //!
-//! While somebody's long transaction keeps vacuum away, the claim's index is full of entries whose rows are gone, and a claim from the beginning walks
-//! over all of them: in a trial of the idea at 1.1 million, 686 ms against 0.8 ms from a mark. A mark is a hint of this process
-//! and no more: what it hides, such as a row that a long transaction commits late, is found by the next full look, seconds later.
+//! While a long transaction keeps vacuum from removing rows, the claim's index is full of entries of deleted rows. A
+//! claim that reads from the beginning reads all of them: 686 ms in a trial with 1.1 million entries, instead of 0.8 ms
+//! from a mark. A mark is only a hint, kept in this process. It can hide a row, for example one that a long transaction
+//! commits late. The next full scan finds that row seconds later.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -13,50 +14,53 @@ use postcommit_channel::model::Delivery;
 
 use crate::store::Want;
 
-/// A full look is made at least so often.
+/// The usual time between two full scans of a lane.
 const LOOK: Duration = Duration::from_secs(2);
-/// But where it is slow, so seldom that it costs a hundredth of the time; and never more seldom than this.
+/// A slow full scan is repeated only after this many times its duration, so that it uses about 1 % of the time.
+/// [`LONGEST`] is the upper limit of this interval.
 const COST: u32 = 100;
 const LONGEST: Duration = Duration::from_secs(30);
-/// A full look that took longer than this walked over something: then marks are used even where the last claim found too little.
+/// A full scan that took longer than this has probably read entries of deleted rows. Then marks are used even for lanes
+/// whose last claim found fewer rows than its quota.
 const SLOW: Duration = Duration::from_millis(50);
-/// Lanes, and lanes with a priority, of which something is kept.
+/// The largest number of entries in each of the two maps.
 const LANES: usize = 10_000;
 
-/// Where each lane and priority begins.
+/// The marks of each lane and priority.
 #[derive(Debug, Default)]
 pub struct Marks {
     by_queue: HashMap<(i32, i16), Mark>,
-    /// Of each lane: not all of them are asked by the same claims, and a full look at one says nothing about another.
+    /// The next full scan of each lane. It is kept per lane, because a claim does not ask for all lanes.
     by_lane: HashMap<i32, FullLook>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct FullLook {
     next_at: Instant,
-    /// The last one took long.
+    /// Whether the last full scan was slow.
     slow: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Mark {
-    /// The earliest of the last batch.
+    /// The earliest due time in the last batch.
     from: Timestamp,
-    /// More was due than the batch could take: the next begins where this one did.
+    /// Whether the quota ended the batch, so that more rows are probably due. Then the next claim begins at `from`
+    /// again.
     more: bool,
 }
 
-/// Where one claim begins, for the priorities 9 to 0 of each lane in turn.
+/// The due times at which one claim begins: for each lane in turn, the priorities 9 to 0.
 #[derive(Debug)]
 pub struct Look {
     pub from: Vec<Option<Timestamp>>,
-    /// Lanes that are looked at in full.
+    /// Lanes that this claim scans in full.
     full: Vec<i32>,
     began: Instant,
 }
 
 impl Marks {
-    /// Where to begin now.
+    /// Returns where a claim of these lanes begins now.
     pub fn look(&mut self, lanes: &[i32]) -> Look {
         let began = clock::monotonic();
         let recent = |lane: i32| self.by_lane.get(&lane).filter(|look| look.next_at > began);
@@ -70,7 +74,8 @@ impl Marks {
         Look { from, full, began }
     }
 
-    /// Learns from what was found on the lanes that were looked at. A look that searched other lanes as well and was slow says nothing about these.
+    /// Updates the marks from the rows that a claim found in the examined lanes. If the claim also searched other lanes
+    /// and was slow, its duration says nothing about these lanes and is not recorded.
     pub fn note(&mut self, look: &Look, wants: &[Want], found: &[Delivery], searched: bool) {
         let took = look.began.elapsed();
         let full = FullLook { next_at: clock::monotonic() + (took * COST).clamp(LOOK, LONGEST), slow: took > SLOW };
@@ -85,7 +90,7 @@ impl Marks {
             self.by_lane.extend(look.full.iter().filter(|lane| quotas.contains_key(lane)).map(|lane| (*lane, full)));
         }
         for (queue, batch) in batches(found) {
-            // Only the last priority of a lane was cut short by the quota; those before it were emptied.
+            // The quota can cut short only the lowest priority found in a lane. The higher ones were emptied.
             if let Some(quota) = quotas.get(&queue.0) {
                 self.by_queue.insert(queue, Mark { from: batch.earliest, more: batch.so_far >= *quota });
             }
@@ -93,7 +98,7 @@ impl Marks {
         self.forget();
     }
 
-    /// Hints about lanes that are neither slow nor have more are worth little: there must not be ever more of them.
+    /// Limits the memory used: removes entries of lanes that are not slow and have no further due rows.
     fn forget(&mut self) {
         if self.by_lane.len() > LANES {
             self.by_lane.retain(|_, look| look.slow);
@@ -105,10 +110,10 @@ impl Marks {
     }
 }
 
-/// What was found of one priority of one lane.
+/// The rows that a claim found in one lane with one priority.
 struct Batch {
     earliest: Timestamp,
-    /// How many of this lane were found, this priority and those before it.
+    /// How many rows were found in this lane with this priority or a higher one.
     so_far: usize,
 }
 
@@ -121,7 +126,7 @@ fn batches(found: &[Delivery]) -> BTreeMap<(i32, i16), Batch> {
         batch.so_far += 1;
     }
     let mut before = (0, 0);
-    // From the highest priority of each lane down.
+    // Each lane from its highest priority down.
     for ((lane, _), batch) in batches.iter_mut().rev() {
         batch.so_far += if before.0 == *lane { before.1 } else { 0 };
         before = (*lane, batch.so_far);
@@ -132,38 +137,19 @@ fn batches(found: &[Delivery]) -> BTreeMap<(i32, i16), Batch> {
 #[cfg(test)]
 mod tests {
     use postcommit::Timestamp;
-    use uuid::Uuid;
 
     use super::*;
-    use postcommit_channel::model::{DeliveryKey, Facts};
+    use crate::store::delivery_in;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_micros(1_800_000_000_000_000 + second * 1_000_000)
     }
 
     fn found(lane: i32, priority: i16, second: i64) -> Delivery {
-        let key = DeliveryKey { tenant: 1, notification: Uuid::nil(), n: 0 };
-        let (due_at, leased_at) = (at(second), at(second));
-        Delivery {
-            key,
-            row: 0,
-            lane,
-            priority,
-            due_at,
-            leased_at,
-            attempts: 0,
-            losses: 0,
-            seq: 0,
-            lost_since: None,
-            intent_stands: false,
-            unclear: false,
-            first_try_at: None,
-            facts: Facts::default(),
-            token: Uuid::nil(),
-        }
+        Delivery { priority, due_at: at(second), leased_at: at(second), ..delivery_in(lane, 1) }
     }
 
-    /// Where the next claim of lane 1 begins, for the priorities 9 to 0.
+    /// Returns where the next claim of lane 1 begins, for the priorities 9 to 0.
     fn next(marks: &mut Marks) -> Vec<Option<Timestamp>> {
         marks.look(&[1]).from
     }
@@ -210,7 +196,7 @@ mod tests {
         claim(&mut marks, 1, &[found(1, 5, 7)]);
         let look = marks.look(&[2, 1]);
         assert_eq!((&look.full[..], look.from[14]), (&[2][..], Some(at(7))));
-        // Asked for and not looked at: the full look is still to come.
+        // The claim asked for lane 2 but did not examine it, so its full scan is still to come.
         marks.note(&look, &[Want { lane: 1, quota: 1 }], &[], false);
         assert_eq!(marks.look(&[2, 1]).full, [2]);
     }

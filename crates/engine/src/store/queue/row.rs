@@ -1,4 +1,4 @@
-//! The columns of a delivery, each declared once. A new one is added to the migrations, to the model and here.
+//! The columns of a delivery, each declared once. Add a new column to the migrations, to the model and here.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,8 @@ use uuid::Uuid;
 use crate::db::columns::{Columns, arrays, columns, list_postgres, list_sqlite, places};
 use crate::db::{Cells, DbError, FromValue, Value};
 
-/// What a delivery says of itself: in the queue and in the ledger under the same name, moved between them as it is.
+/// Declares the facts of a delivery. They have the same names in the queue and in the ledger, and are copied unchanged
+/// from one to the other.
 macro_rules! facts {
     ($($column:ident: $type:ty = $text:literal),* $(,)?) => {
         columns! { impl Facts { $($column: $text),* } }
@@ -21,7 +22,7 @@ macro_rules! facts {
             }
         }
 
-        /// As parameters of SQLite.
+        /// Returns the facts as SQLite parameters.
         pub(in crate::store) fn fact_values(facts: &Facts) -> Vec<&dyn rusqlite::ToSql> {
             vec![$(&facts.$column),*]
         }
@@ -34,11 +35,14 @@ facts! {
     template: Option<String> = "q.template",
     template_version: Option<i32> = "q.template_version",
     language: Option<String> = "q.language",
+    user_id: Option<String> = "q.user_id",
+    context: Option<String> = "q.context",
+    send_key: Option<String> = "q.send_key",
 }
 
 columns! {
-    /// A row `q` of the queue as a claim returns it, with the facts behind it. PostgreSQL reads it after the lease was
-    /// written, SQLite before.
+    /// A row `q` of the queue as a claim returns it. The columns of the facts follow it. PostgreSQL reads the row after
+    /// the lease is written and SQLite before, so some columns have a second expression for SQLite.
     struct Claimed {
         tenant: i32 = "q.tenant",
         notification_id: Uuid = "q.notification_id",
@@ -61,16 +65,23 @@ columns! {
     }
 }
 
-/// A claimed row, and the version of the provider table that comes along with it.
+/// The SQL for the time at which a queue row was first due: when it was enqueued, the time it was scheduled for, or
+/// when an operator retried it. Automatic retries do not change it. Rows that are older than this column and were never
+/// postponed have only `due_at`.
+pub(in crate::store) fn first_due(alias: &str) -> String {
+    format!("coalesce({alias}.first_due_at, {alias}.due_at)")
+}
+
+/// A claimed row with the version of the provider table, or why the row could not be read.
 pub(in crate::store) type Leased = Result<(Delivery, i64), DbError>;
 
-/// Where a claim's columns stand in an answer.
+/// The positions of a claim's columns in a result.
 pub(in crate::store) struct Places {
     claimed: Vec<usize>,
     facts: Vec<usize>,
 }
 
-/// SQLite answers with these columns and no others.
+/// The positions on SQLite, where a claim returns exactly these columns in this order.
 static IN_ORDER: LazyLock<Places> = LazyLock::new(|| {
     let (own, all) = (Claimed::COLUMNS.len(), width());
     Places { claimed: (0..own).collect(), facts: (own..all).collect() }
@@ -87,12 +98,12 @@ impl Places {
 
     pub(in crate::store) fn leased(&self, row: &mut impl Cells, token: Uuid) -> Leased {
         let mut claimed = Claimed::read(row, &self.claimed)?;
-        // A version that cannot be read is none that a dispatcher knows: it reads the providers anew.
+        // An unreadable version becomes 0. No dispatcher knows that version, so it reads the providers again.
         let providers = i64::from_value(std::mem::replace(&mut claimed.providers, Value::Null)).unwrap_or_default();
         Ok((claimed.delivery(Facts::read(row, &self.facts)?, token), providers))
     }
 
-    /// Where a row of SQLite stands in the claim's index: due time and key, whatever the database holds there.
+    /// Returns a SQLite row's position in the claim's index: its due time and key. The values are not checked.
     pub(in crate::store) fn rank(row: &mut impl Cells) -> [Value; 4] {
         RANK.map(|place| row.take(place).unwrap_or(Value::Null))
     }
@@ -103,17 +114,18 @@ static RANK: LazyLock<[usize; 4]> = LazyLock::new(|| {
     ["due_at", "tenant", "notification_id", "n"].map(place)
 });
 
-/// How many columns a claim returns.
+/// Returns how many columns a claim returns.
 pub(in crate::store) fn width() -> usize {
     Claimed::COLUMNS.len() + Facts::COLUMNS.len()
 }
 
-/// What a claim of PostgreSQL returns of a row `q`.
+/// The columns that a claim on PostgreSQL returns for row `q`.
 pub(in crate::store) fn claimed_postgres() -> String {
     format!("{}, {}", list_postgres::<Claimed>(), list_postgres::<Facts>())
 }
 
-/// What a claim of SQLite reads of a row `q`, as the lease will leave it. `?1` is the time.
+/// The columns that a claim on SQLite reads of row `q`, with the values that the lease will give them. `?1` is the
+/// present time.
 pub(in crate::store) fn claimed_sqlite() -> String {
     format!("{}, {}", list_sqlite::<Claimed>(), list_sqlite::<Facts>())
 }

@@ -1,4 +1,5 @@
-//! Settle: what became of a batch of attempts, written at once, fenced by each one's token.
+//! Settling: writes the outcomes of a batch of attempts in one transaction. Each write takes effect only if the row
+//! still has the attempt's lease token.
 
 mod postgres;
 mod sqlite;
@@ -6,7 +7,7 @@ mod sqlite;
 use std::sync::Arc;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, Evidence, Facts, Finish, FinishedState, InboxMessage};
+use postcommit_channel::model::{DeliveryKey, ErrorClass, Evidence, Facts, Finish, FinishedState, InboxMessage};
 
 pub(in crate::store) use postgres::{AGAIN_POSTGRES, END_POSTGRES};
 
@@ -15,74 +16,81 @@ use crate::db::{Db, DbError};
 use crate::store::inbox::Received;
 use crate::store::{Lease, Store};
 
-/// What became of one claimed delivery.
+/// The outcome of one claimed delivery.
 #[derive(Debug, Clone)]
 pub struct Settlement {
-    /// The right under which it was attempted.
+    /// The lease under which the delivery was attempted.
     pub lease: Lease,
-    /// For a target without a row of its own, which is held by its notification's row: what its row would say.
+    /// Set if the target has no row of its own and was sent from its notification's row: the values its own row would
+    /// have.
     pub place: Option<Place>,
-    /// What happens to it.
+    /// How the delivery continues: ended, to be tried again, or returned to the queue.
     pub finish: Finish,
-    /// The attempt to log; none when it was never begun (expired, cancelled, returned).
+    /// The attempt to log. None if no attempt was begun, because the delivery expired, was cancelled or was returned.
     pub attempt: Option<Attempted>,
-    /// The code to show; the attempt's, or why it was never begun.
+    /// The code to show: that of the attempt, or the reason why no attempt was begun.
     pub code: Option<String>,
-    /// The sentence to show.
+    /// The class of failure that the code belongs to. None if the code is not a failure.
+    pub class: Option<ErrorClass>,
+    /// The explanation to show.
     pub detail: Option<String>,
-    /// It may have arrived without our knowing.
+    /// Whether the message may have arrived although the attempt did not confirm it.
     pub unclear: bool,
-    /// What `in_app` delivers: written if, and when, the delivery leaves the queue as delivered.
+    /// Whether the message was captured instead of sent.
+    pub captured: bool,
+    /// The message that an `in_app` delivery puts into an inbox. It is written in the same transaction, and only if the
+    /// delivery ends as delivered.
     pub message: Option<Box<InboxMessage>>,
-    /// Its notification's site, as [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label) says; empty when it has none. None: not looked
-    /// up, the database does.
+    /// The site of its notification, from
+    /// [`StoredNotification::site_label`](postcommit_channel::model::StoredNotification::site_label). Empty if it has
+    /// none. None if it was not looked up, in which case the database does it.
     pub site: Option<Box<str>>,
+    /// The event type of its notification. It is given together with the site.
+    pub event_type: Option<Box<str>>,
 }
 
-/// What a target's row would say. A notification with one target is sent from its own row; a row of the target's own is only written when it must wait.
+/// The values that a target's own row would have. A notification with one target is sent from the notification's row,
+/// which becomes the target's row only if the delivery must wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The target's number.
+    /// The target's number within its notification.
     pub n: i32,
-    /// Its provider's lane.
+    /// The lane of the target's provider.
     pub lane: i32,
-    /// What it would say of itself.
+    /// The target's facts.
     pub facts: Facts,
 }
 
-/// One attempt, as logged.
+/// One attempt, as it is logged.
 #[derive(Debug, Clone)]
 pub struct Attempted {
-    /// When it began.
+    /// When the attempt began.
     pub at: Timestamp,
     /// The provider's name.
     pub provider: Arc<str>,
-    /// The outcome's name.
+    /// The name of the outcome.
     pub outcome: &'static str,
-    /// How long it took.
+    /// How long the attempt took, in milliseconds.
     pub latency_ms: i32,
-    /// What backs it.
+    /// The evidence of the outcome, such as the provider's reference.
     pub evidence: Evidence,
 }
 
-/// Which settlements took effect.
+/// The deliveries whose settlements took effect, and those whose settlements came too late.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Written.
+    /// Settlements that were written.
     pub applied: Vec<DeliveryKey>,
-    /// Refused: the lease had gone to someone else. Kept as evidence.
+    /// Settlements that were refused because the lease was lost. They are recorded in `stale_settle`.
     pub stale: Vec<DeliveryKey>,
 }
 
-/// What is logged of an attempt.
-const ATTEMPT: &str =
-    "tenant, notification_id, n, seq, at, provider, outcome, code, detail, latency_ms, provider_ref, excerpt, token";
+/// The columns of the attempt log.
+const ATTEMPT: &str = "tenant, notification_id, n, seq, at, provider, outcome, code, error_class, detail, latency_ms, provider_ref, excerpt, captured, token";
 
 impl Store {
-    /// Writes a batch of results. A stale token changes nothing and is counted.
-    ///
-    /// # Errors
-    /// As the database says; nothing of the batch was written then.
+    /// Writes a batch of outcomes. An outcome whose lease token is no longer valid changes nothing and is returned as
+    /// stale. On an error nothing of the batch was written.
     pub async fn settle(&self, batch: impl Into<Arc<[Settlement]>>) -> Result<Settled, DbError> {
         let batch = batch.into();
         crash_point!("settle.before");
@@ -105,14 +113,19 @@ impl Store {
             batch.iter().filter(|s| !applied.contains(&s.lease.key)).collect()
         };
         let stale = self.not_our_own(stale).await?;
-        // Evidence alone: what is written stays written without it.
+        // The record of stale results is only evidence. If it fails, the settled batch stays written.
         if let Err(problem) = self.note_stale(&stale).await {
-            tracing::warn!(%problem, results = stale.len(), "could not note results that came too late");
+            tracing::warn!(
+                %problem, results = stale.len(),
+                "could not record results of sends that came after their leases had gone to other workers"
+            );
         }
         Ok(Settled { stale: stale.iter().map(|s| s.lease.key).collect(), applied })
     }
 
-    /// A batch whose commit was not heard of is written again, and finds its own rows gone. That is no late result: the log holds its token.
+    /// Removes settlements from `stale` that this process has already written. After a lost connection during a commit,
+    /// the batch is written again and no longer finds its rows. Such a settlement is not late: the attempt log holds
+    /// its token.
     async fn not_our_own<'a>(&self, stale: Vec<&'a Settlement>) -> Result<Vec<&'a Settlement>, DbError> {
         let mut strangers = Vec::new();
         for settlement in stale {
@@ -152,7 +165,7 @@ impl Store {
 }
 
 impl Settlement {
-    /// Without an attempt.
+    /// Creates a settlement without an attempt.
     #[must_use]
     pub fn unbegun(lease: Lease, finish: Finish) -> Self {
         Self {
@@ -161,20 +174,23 @@ impl Settlement {
             finish,
             attempt: None,
             code: None,
+            class: None,
             detail: None,
             unclear: false,
+            captured: false,
             message: None,
             site: None,
+            event_type: None,
         }
     }
 
-    /// The message for an inbox that it brings, if it does.
+    /// Returns the inbox message to write, if the delivery ends as delivered and has one.
     fn received(&self) -> Option<Received<'_>> {
         let delivered = self.finish == Finish::Ended(FinishedState::Delivered);
         self.message.as_deref().filter(|_| delivered).map(|message| Received { key: self.key(), message })
     }
 
-    /// Which delivery it is about.
+    /// Returns the key of the delivery that this settlement is about.
     #[must_use]
     pub fn key(&self) -> DeliveryKey {
         DeliveryKey { n: self.place.as_ref().map_or(self.lease.key.n, |place| place.n), ..self.lease.key }

@@ -1,4 +1,4 @@
-//! The doorbell's other side: a dispatcher says that it sleeps, so that enqueue knows someone would hear the bell.
+//! Records which dispatchers are idle, so that an enqueue notifies them only when one is waiting.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use crate::db::{Db, DbError};
 use crate::store::Store;
 
 impl Store {
-    /// Says that `worker` sleeps for so long. On SQLite there is nothing to say: the file's version is watched.
+    /// Records that `worker` is idle for the duration `nap`. On SQLite it does nothing, because there the dispatcher
+    /// watches the file's version.
     pub async fn fall_idle(&self, worker: Uuid, nap: Duration) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         let sql = "INSERT INTO postcommit.idle (worker, until) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 second')
@@ -16,7 +17,7 @@ impl Store {
         self.db.execute_one(sql, vec![worker.into(), crate::db::Value::Real(nap.as_secs_f64())]).await.map(drop)
     }
 
-    /// Says that `worker` is awake.
+    /// Records that `worker` is busy again. Also deletes records that ended more than an hour ago.
     pub async fn wake_up(&self, worker: Uuid) -> Result<(), DbError> {
         let Db::Postgres(_) = self.db else { return Ok(()) };
         self.db

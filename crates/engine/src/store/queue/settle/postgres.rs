@@ -1,8 +1,8 @@
-//! A batch on PostgreSQL: a statement for what ended, and one for what goes on.
+//! Settles a batch on PostgreSQL: one statement for deliveries that ended, and one for deliveries that stay queued.
 
 use std::sync::LazyLock;
 
-use postcommit_channel::model::{DeliveryKey, Facts};
+use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -13,13 +13,15 @@ use crate::db::postgres::{self, Postgres};
 use crate::store::inbox;
 
 arrays! {
-    /// What a statement is told of each settlement. From `as_n` on it is what the row of a target without one would say.
+    /// The parameters for each settlement. The columns from `as_n` on are set only for a target without a row of its
+    /// own, and hold the values its row would have.
     struct Given<'a>, GivenArrays {
         tenant: i32,
         notification_id: Uuid,
         n: i32,
         token: Uuid,
         code: Option<&'a str>,
+        error_class: Option<&'a str>,
         detail: Option<&'a str>,
         at: postgres::Time,
         sent_by: Option<&'a str>,
@@ -28,6 +30,7 @@ arrays! {
         provider_ref: Option<&'a str>,
         excerpt: Option<&'a str>,
         unclear: bool,
+        captured: bool,
         as_n: Option<i32>,
         lane: Option<i32>,
         channel: Option<&'a str>,
@@ -36,15 +39,16 @@ arrays! {
     }
 }
 arrays! {
-    /// What is told of one that ended.
+    /// Further parameters for a delivery that ended.
     struct Ended<'a>, EndedArrays {
         state: &'a str,
         reason: Option<&'a str>,
         site: Option<&'a str>,
+        event_type: Option<&'a str>,
     }
 }
 arrays! {
-    /// What is told of one that goes on.
+    /// Further parameters for a delivery that stays in the queue.
     struct GoesOn, GoesOnArrays {
         due: postgres::Time,
         counted: i32,
@@ -53,7 +57,8 @@ arrays! {
 
 const HELD: &str = "q.tenant = ANY (ARRAY[g.tenant]) AND q.notification_id = g.notification_id AND q.n = g.n AND q.lease_token = g.token";
 
-/// What ended moves by DELETE … RETURNING, so that nothing can enter the ledger that did not leave the queue under its token.
+/// Moves ended deliveries from the queue to the ledger. Because it uses DELETE … RETURNING, a delivery enters the
+/// ledger only if it left the queue under its lease token.
 pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let given = unnest(&[GivenArrays::COLUMNS, EndedArrays::COLUMNS].concat());
     let (facts, left, log, answer) =
@@ -64,24 +69,27 @@ pub(in crate::store) static END_POSTGRES: LazyLock<String> = LazyLock::new(|| {
           WHERE {HELD}
           RETURNING q.tenant, q.notification_id, q.n AS row, coalesce(g.as_n, q.n) AS n, coalesce(g.lane, q.lane) AS lane, {left},
             q.attempts + (g.outcome IS NOT NULL)::int AS attempts, q.seq + (g.outcome IS NOT NULL)::int AS seq, q.unclear OR g.unclear AS unclear,
-            g.token, g.state, g.reason, g.code, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt, g.site
+            g.token, g.state, g.reason, g.code, g.error_class, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt,
+            g.captured, g.site, g.event_type
         ), entered AS (
           INSERT INTO postcommit.delivery_ledger
-            (tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site, {facts})
-          SELECT tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref,
+            (tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at,
+              finished_at, site, {facts})
+          SELECT tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref,
             CASE WHEN state IN ('sent', 'delivered') THEN now() END, now(), site, {facts} FROM ended
         ), counted AS (
           -- With a site the ledger's trigger leaves it to us.
-          INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count)
-          SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''), state, count(*) FROM ended
-          WHERE site IS NOT NULL GROUP BY tenant, site, channel, state
+          INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count, event_type, lane, error_class)
+          SELECT tenant, date_trunc('minute', now()), site, coalesce(channel, ''),
+            CASE WHEN captured THEN 'captured' ELSE state END, count(*), event_type, lane, error_class
+          FROM ended WHERE site IS NOT NULL GROUP BY tenant, site, channel, state, captured, event_type, lane, error_class
         ), logged AS ({log})
         {answer}"
     )
 });
 
-/// What is to be tried again stays in the queue; a target without a row of its own gets the notification's. Without an attempt nobody has judged yet what a
-/// lease that ran out before means: that is not forgotten.
+/// Releases deliveries that stay in the queue. A target without a row of its own takes over the notification's row. If
+/// no attempt was made, an earlier lost lease is still to be judged, so `lost_since` and `intent` are kept.
 pub(in crate::store) static AGAIN_POSTGRES: LazyLock<String> = LazyLock::new(|| {
     let given = unnest(&[GivenArrays::COLUMNS, GoesOnArrays::COLUMNS].concat());
     let (facts, log, answer) = (each_fact(|name| format!("{name} = {}", settled(name))), log("again"), answer("again"));
@@ -93,12 +101,13 @@ pub(in crate::store) static AGAIN_POSTGRES: LazyLock<String> = LazyLock::new(|| 
             intent = CASE WHEN g.outcome IS NULL AND q.lost_since IS NOT NULL THEN q.intent END,
             attempts = q.attempts + g.counted, seq = q.seq + (g.outcome IS NOT NULL)::int, unclear = q.unclear OR g.unclear,
             code = coalesce(g.code, q.code), detail = coalesce(g.detail, q.detail),
+            error_class = CASE WHEN g.code IS NULL THEN q.error_class ELSE g.error_class END,
             first_try_at = CASE WHEN g.outcome IS NULL THEN q.first_try_at ELSE coalesce(q.first_try_at, q.leased_at) END,
             n = coalesce(g.as_n, q.n), lane = coalesce(g.lane, q.lane), {facts}
           FROM {given}
           WHERE {HELD}
           RETURNING q.tenant, q.notification_id, g.n AS row, q.n, q.seq,
-            g.token, g.code, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt
+            g.token, g.code, g.error_class, g.detail, g.at, g.sent_by, g.outcome, g.latency_ms, g.provider_ref, g.excerpt, g.captured
         ), logged AS ({log})
         {answer}"
     )
@@ -108,7 +117,8 @@ fn each_fact(write: impl Fn(&str) -> String) -> String {
     Facts::COLUMNS.iter().map(|column| write(column.name)).collect::<Vec<_>>().join(", ")
 }
 
-/// A fact as it is from now on. Those that a target without a row of its own can have are given.
+/// The SQL for the new value of a fact. Facts that a target without a row of its own can have are parameters of the
+/// statement.
 fn settled(fact: &str) -> String {
     match GivenArrays::COLUMNS.iter().any(|(given, _)| *given == fact) {
         true => format!("coalesce(g.{fact}, q.{fact})"),
@@ -121,7 +131,8 @@ fn log(from: &str) -> String {
     format!("INSERT INTO postcommit.attempt ({ATTEMPT}) SELECT {read} FROM {from} WHERE outcome IS NOT NULL")
 }
 
-/// How many rows were reached, as `n` of the first row. Which ones follows only when some were not, since nearly always all are.
+/// The SQL for the result of a statement. The first row holds the number of settled rows as `n`. Their keys follow only
+/// if some settlements found no row, because nearly always all of them do.
 fn answer(from: &str) -> String {
     format!(
         "SELECT NULL::int AS tenant, NULL::uuid AS notification_id, (SELECT count(*)::int FROM {from}) AS n
@@ -129,9 +140,10 @@ fn answer(from: &str) -> String {
     )
 }
 
-/// What ended and what goes on are a statement each, and so are messages for inboxes; only a batch that has several needs a transaction around them.
+/// Settles a batch. Ended deliveries, queued deliveries and inbox messages take one statement each. A transaction is
+/// opened only for a batch that needs several of them.
 pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
-    // In one order for everybody: two batches must not deadlock.
+    // Every batch is sorted in the same order, so that two batches cannot deadlock.
     let mut sorted: Vec<&Settlement> = batch.iter().collect();
     sorted.sort_unstable_by_key(|s| s.lease.key);
     let (ended, again): (Vec<_>, Vec<_>) = sorted.into_iter().partition(|s| state_of(s.finish).is_some());
@@ -147,7 +159,7 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     let transaction = client.transaction().await.map_err(postgres::refused)?;
     let mut keys = applied(&ended, transaction.query(&end, &Told::of(&ended).parameters()).await)?;
     if has_messages {
-        // Only what left the queue under its token has been delivered.
+        // A message is written only for a delivery that left the queue under its lease token.
         let all = keys.len() == ended.len();
         let delivered: Vec<_> =
             ended.iter().filter(|s| all || keys.contains(&s.lease.key)).filter_map(|s| s.received()).collect();
@@ -160,7 +172,8 @@ pub(in crate::store) async fn settle(db: &Postgres, batch: &[Settlement]) -> Res
     Ok(keys)
 }
 
-/// The keys that a statement has reached: the first row tells how many, and the others, unless it was all, which.
+/// Returns the keys of the rows that a statement settled. The first row holds their number, and their keys follow
+/// unless all were settled.
 fn applied(
     part: &[&Settlement],
     answer: Result<Vec<tokio_postgres::Row>, tokio_postgres::Error>,
@@ -178,7 +191,7 @@ fn applied(
     Ok(answer.iter().skip(1).map(key).collect())
 }
 
-/// A part of the batch, all ended or all to be tried again.
+/// The parameters of one part of the batch, in which all deliveries ended or all stay queued.
 #[derive(Default)]
 struct Told<'a> {
     given: GivenArrays<'a>,
@@ -198,6 +211,7 @@ impl<'a> Told<'a> {
                         state: state.name(),
                         reason: state.reason(),
                         site: settlement.site.as_deref(),
+                        event_type: settlement.event_type.as_deref(),
                     });
                 }
                 None => {
@@ -223,6 +237,7 @@ fn given(s: &Settlement) -> Given<'_> {
         n: s.lease.key.n,
         token: s.lease.token,
         code: s.code.as_deref(),
+        error_class: s.class.map(ErrorClass::name),
         detail: s.detail.as_deref(),
         at: postgres::Time(attempt.map(|a| a.at)),
         sent_by: attempt.map(|a| &*a.provider),
@@ -231,6 +246,7 @@ fn given(s: &Settlement) -> Given<'_> {
         provider_ref: attempt.and_then(|a| a.evidence.provider_ref.as_deref()),
         excerpt: attempt.and_then(|a| a.evidence.excerpt.as_deref()),
         unclear: s.unclear,
+        captured: s.captured,
         as_n: place.map(|p| p.n),
         lane: place.map(|p| p.lane),
         channel: place.and_then(|p| p.facts.channel.as_deref()),

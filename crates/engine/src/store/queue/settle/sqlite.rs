@@ -1,9 +1,9 @@
-//! A batch on SQLite: row by row, in one piece of work for the writer.
+//! Settles a batch on SQLite, row by row in one write transaction.
 
 use std::sync::LazyLock;
 
 use postcommit::Timestamp;
-use postcommit_channel::model::{DeliveryKey, Facts, FinishedState};
+use postcommit_channel::model::{DeliveryKey, ErrorClass, Facts, FinishedState};
 use rusqlite::{Connection, params};
 
 use super::{ATTEMPT, Settlement, due_of, state_of};
@@ -13,11 +13,11 @@ use crate::db::{Cells, DbError};
 use crate::store::inbox;
 use crate::store::queue::row::fact_values;
 
-/// Microseconds.
+/// One minute in microseconds.
 const MINUTE: i64 = 60_000_000;
 
 columns! {
-    /// What the queue says of a delivery that ends. Its facts stand behind it.
+    /// The columns read from the queue row of a delivery that ends. The columns of its facts follow them.
     struct Left {
         lane: i32 = "q.lane",
         attempts: i64 = "q.attempts",
@@ -34,29 +34,31 @@ static LOOK_SQLITE: LazyLock<String> = LazyLock::new(|| {
 const LEAVE_SQLITE: &str =
     "DELETE FROM postcommit_delivery_queue WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3";
 static ENTER_SQLITE: LazyLock<String> = LazyLock::new(|| {
-    let columns = "tenant, notification_id, n, lane, state, reason, code, detail, attempts, seq, unclear, provider_ref, sent_at, finished_at, site";
+    let columns = "tenant, notification_id, n, lane, state, reason, code, error_class, detail, attempts, seq, unclear, captured, provider_ref, sent_at, finished_at, site";
     insert("postcommit_delivery_ledger", &format!("{columns}, {}", names::<Facts>("")))
 });
-static COUNT_SQLITE: LazyLock<String> =
-    LazyLock::new(|| insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count"));
+static COUNT_SQLITE: LazyLock<String> = LazyLock::new(|| {
+    insert("postcommit_rollup_fresh", "tenant, slot, site, channel, state, count, event_type, lane, error_class")
+});
 static LOG_SQLITE: LazyLock<String> = LazyLock::new(|| insert("postcommit_attempt", ATTEMPT));
-/// `?1` to `?12`, and behind them the facts of a target without a row of its own.
+/// Releases a delivery that stays in the queue. From `?14` on the parameters are the facts of a target without a row of
+/// its own.
 static AGAIN_SQLITE: LazyLock<String> = LazyLock::new(|| {
     let fact = |(place, column): (i32, &Column)| format!("{0} = coalesce(?{place}, {0})", column.name);
-    let facts: Vec<String> = (13..).zip(Facts::COLUMNS).map(fact).collect();
+    let facts: Vec<String> = (14..).zip(Facts::COLUMNS).map(fact).collect();
     format!(
         "UPDATE postcommit_delivery_queue SET lease_token = NULL, lease_until = NULL, due_at = coalesce(?5, due_at),
            lost_since = CASE WHEN ?7 = 0 THEN lost_since END, intent = CASE WHEN ?7 = 0 AND lost_since IS NOT NULL THEN intent END,
            attempts = attempts + ?6, first_try_at = CASE WHEN ?7 = 0 THEN first_try_at ELSE coalesce(first_try_at, leased_at) END,
            seq = seq + ?7, unclear = unclear OR ?8, code = coalesce(?9, code), detail = coalesce(?10, detail),
-           n = coalesce(?11, n), lane = coalesce(?12, lane), {}
+           error_class = CASE WHEN ?9 IS NULL THEN error_class ELSE ?13 END, n = coalesce(?11, n), lane = coalesce(?12, lane), {}
          WHERE tenant = ?1 AND notification_id = ?2 AND n = ?3 AND lease_token = ?4 RETURNING seq",
         facts.join(", ")
     )
 });
 
-/// Row by row with prepared statements: on SQLite there is no round trip to save. Looking at a row before it is deleted is no slower than RETURNING, for
-/// which SQLite makes a table each time.
+/// Settles each row with prepared statements, because SQLite has no round trip to save. A SELECT before the DELETE is
+/// no slower than RETURNING, for which SQLite creates a temporary table each time.
 pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) -> Result<Vec<DeliveryKey>, DbError> {
     let mut pen = Pen::on(connection)?;
     let mut applied = Vec::with_capacity(batch.len());
@@ -77,7 +79,18 @@ pub(in crate::store) fn settle(connection: &Connection, batch: &[Settlement]) ->
     Ok(applied)
 }
 
-/// What a batch is written with.
+/// The labels of one counter of finished deliveries.
+struct Outcome {
+    tenant: i32,
+    lane: i32,
+    state: &'static str,
+    class: Option<ErrorClass>,
+    site: String,
+    channel: String,
+    event_type: Option<String>,
+}
+
+/// The prepared statements and the counters of one batch.
 struct Pen<'c> {
     look: Prepared<'c>,
     leave: Prepared<'c>,
@@ -85,8 +98,8 @@ struct Pen<'c> {
     again: Prepared<'c>,
     log: Prepared<'c>,
     now: i64,
-    /// What ended, by tenant, site, channel and state: few, so they are looked through one by one.
-    counts: Vec<(i32, String, String, &'static str, i64)>,
+    /// How many deliveries ended with each set of labels. There are few sets, so they are searched one by one.
+    counts: Vec<(Outcome, i64)>,
 }
 
 impl<'c> Pen<'c> {
@@ -102,7 +115,8 @@ impl<'c> Pen<'c> {
         })
     }
 
-    /// From the queue into the ledger. Returns the attempt's number; none when the lease was gone.
+    /// Moves a delivery from the queue into the ledger. Returns the number of its last attempt, or none if the lease
+    /// was lost.
     fn end(&mut self, s: &Settlement, state: FinishedState) -> Result<Option<i64>, DbError> {
         let (key, id) = (s.lease.key, Id::from(s.lease.key.notification));
         let left = self.look.first(params![key.tenant, id, key.n, Id::from(s.lease.token)], |row| {
@@ -113,30 +127,50 @@ impl<'c> Pen<'c> {
         let place = s.place.as_ref();
         let facts = place.map_or(&facts, |p| &p.facts);
         let began = i64::from(s.attempt.is_some());
+        let lane = place.map_or(left.lane, |p| p.lane);
         let sent_at = matches!(state, FinishedState::Sent | FinishedState::Delivered).then_some(self.now);
         let own = params![
             key.tenant,
             id,
             place.map_or(key.n, |p| p.n),
-            place.map_or(left.lane, |p| p.lane),
+            lane,
             state.name(),
             state.reason(),
             s.code,
+            s.class.map(ErrorClass::name),
             s.detail,
             left.attempts + began,
             left.seq + began,
             left.unclear || s.unclear,
+            s.captured,
             s.attempt.as_ref().and_then(|a| a.evidence.provider_ref.as_deref()),
             sent_at,
             self.now,
             s.site,
         ];
         self.enter.run([own, &fact_values(facts)].concat().as_slice())?;
-        // With a site the ledger's trigger leaves it to us.
+        // For a row with a site, the ledger's trigger counts nothing, so it is counted here.
         if let Some(site) = &s.site {
-            add(&mut self.counts, key.tenant, site, facts.channel(), state.name());
+            let counted_as = if s.captured { "captured" } else { state.name() };
+            let labels = (&**site, facts.channel(), s.event_type.as_deref());
+            self.add((key.tenant, lane, counted_as, s.class), labels);
         }
         Ok(Some(left.seq + began))
+    }
+
+    fn add(&mut self, of: (i32, i32, &'static str, Option<ErrorClass>), labels: (&str, &str, Option<&str>)) {
+        let ((tenant, lane, state, class), (site, channel, event_type)) = (of, labels);
+        let is_same = |one: &Outcome| {
+            (one.tenant, one.lane, one.state, one.class) == of
+                && (&*one.site, &*one.channel, one.event_type.as_deref()) == labels
+        };
+        match self.counts.iter_mut().find(|(one, _)| is_same(one)) {
+            Some((_, many)) => *many += 1,
+            None => {
+                let (site, channel, event_type) = (site.to_owned(), channel.to_owned(), event_type.map(str::to_owned));
+                self.counts.push((Outcome { tenant, lane, state, class, site, channel, event_type }, 1));
+            }
+        }
     }
 
     fn count(self, connection: &Connection) -> Result<(), DbError> {
@@ -144,8 +178,12 @@ impl<'c> Pen<'c> {
             return Ok(());
         }
         let mut count = Prepared::on(connection, &COUNT_SQLITE)?;
-        for (tenant, site, channel, state, many) in self.counts {
-            count.run(params![tenant, self.now - self.now % MINUTE, site, channel, state, many])?;
+        for (one, many) in self.counts {
+            let slot = self.now - self.now % MINUTE;
+            let class = one.class.map(ErrorClass::name);
+            let labels =
+                params![one.tenant, slot, one.site, one.channel, one.state, many, one.event_type, one.lane, class];
+            count.run(labels)?;
         }
         Ok(())
     }
@@ -165,6 +203,7 @@ impl<'c> Pen<'c> {
             s.detail,
             place.map(|p| p.n),
             place.map(|p| p.lane),
+            s.class.map(ErrorClass::name),
         ];
         let nothing = Facts::default();
         let facts = fact_values(place.map_or(&nothing, |p| &p.facts));
@@ -183,32 +222,19 @@ impl<'c> Pen<'c> {
             &*attempt.provider,
             attempt.outcome,
             s.code,
+            s.class.map(ErrorClass::name),
             s.detail,
             attempt.latency_ms,
             attempt.evidence.provider_ref,
             attempt.evidence.excerpt,
+            s.captured,
             Id::from(s.lease.token),
         ]);
         logged.map(drop)
     }
 }
 
-fn add(
-    counts: &mut Vec<(i32, String, String, &'static str, i64)>,
-    tenant: i32,
-    site: &str,
-    channel: &str,
-    state: &'static str,
-) {
-    let known =
-        counts.iter_mut().find(|(t, s, c, what, _)| *t == tenant && *what == state && c == channel && s == site);
-    match known {
-        Some((.., many)) => *many += 1,
-        None => counts.push((tenant, site.to_owned(), channel.to_owned(), state, 1)),
-    }
-}
-
-/// Where both stand in the answer of [`LOOK_SQLITE`].
+/// The positions of `Left` and of the facts in the result of [`LOOK_SQLITE`].
 static LEFT: LazyLock<(Vec<usize>, Vec<usize>)> = LazyLock::new(|| {
     let left = in_order::<Left>();
     let facts = in_order::<Facts>().iter().map(|place| place + left.len()).collect();

@@ -1,0 +1,105 @@
+//! The description of a job, and how many deliveries it concerns.
+
+use postcommit::Timestamp;
+use serde::Serialize;
+
+use crate::db::DbError;
+use crate::store::lists::deliveries::DeliveryList;
+use crate::store::lists::keyset::Dialect;
+use crate::store::{Act, DeliveryFilter, Store};
+
+/// Counting stops after this many examined rows.
+const COUNTED: i64 = 100_000;
+
+/// The description of a new job.
+#[derive(Debug, Clone)]
+pub struct JobDraft {
+    /// The action to perform.
+    pub act: Act,
+    /// The filter that selects the deliveries. Its states, position and page size are ignored. Retry and discard act on
+    /// parked deliveries, and cancel acts on waiting ones.
+    pub filter: DeliveryFilter,
+    /// Whether to retry deliveries that may have arrived. Otherwise a retry leaves them out and counts them separately.
+    pub unclear: bool,
+    /// The pace in deliveries per second, from 1 to [`crate::store::PACE_MOST`]. `None` means [`crate::store::PACE`].
+    pub pace_per_s: Option<i32>,
+}
+
+/// How many deliveries a job would touch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct JobCount {
+    /// How many deliveries match.
+    pub total: i64,
+    /// How many more match, but may have arrived: a retry leaves them out unless it is asked for them.
+    pub left_out: i64,
+    /// `false`: the counts are lower bounds.
+    pub is_exact: bool,
+}
+
+impl JobDraft {
+    /// Returns whether the job leaves out deliveries that may have arrived although its filter includes them.
+    fn leaves_out(&self) -> bool {
+        self.act == Act::Retry && !self.unclear && self.filter.unclear != Some(false)
+    }
+
+    /// Returns the filter for the deliveries that the job acts on.
+    pub(in crate::store) fn wanted(&self) -> DeliveryFilter {
+        let unclear = if self.leaves_out() { Some(false) } else { self.filter.unclear };
+        DeliveryFilter { unclear, ..self.filter.clone() }
+    }
+
+    /// Returns the filter for the deliveries that are left out, if there can be any.
+    fn left_out(&self) -> Option<DeliveryFilter> {
+        self.leaves_out().then(|| DeliveryFilter { unclear: Some(true), ..self.filter.clone() })
+    }
+}
+
+impl Store {
+    /// Counts the deliveries that the job would act on if it were created now.
+    pub async fn count_for_job(&self, tenant: Option<i32>, draft: &JobDraft) -> Result<JobCount, DbError> {
+        self.count_at(tenant, draft, self.now().await?).await
+    }
+
+    pub(in crate::store) async fn count_at(
+        &self,
+        tenant: Option<i32>,
+        draft: &JobDraft,
+        bound: Timestamp,
+    ) -> Result<JobCount, DbError> {
+        let count = async |filter| self.count_for(draft.act, &DeliveryFilter { tenant, ..filter }, bound).await;
+        let (total, is_exact) = count(draft.wanted()).await?;
+        let (left_out, all_out) = match draft.left_out() {
+            Some(filter) => count(filter).await?,
+            None => (0, true),
+        };
+        Ok(JobCount { total, left_out, is_exact: is_exact && all_out })
+    }
+
+    async fn count_for(&self, act: Act, filter: &DeliveryFilter, bound: Timestamp) -> Result<(i64, bool), DbError> {
+        let filter = bounded(act, filter, bound);
+        let list = list_of(act, &filter, bound, self.dialect());
+        self.count(&list, list.start(), COUNTED).await
+    }
+}
+
+/// Returns the filter of a job: with the states that its action allows and, for a cancel, only deliveries that were
+/// enqueued before `bound`.
+pub(in crate::store) fn bounded(act: Act, filter: &DeliveryFilter, bound: Timestamp) -> DeliveryFilter {
+    let states = act.states();
+    // Rounded down to milliseconds, because that is the resolution of the ids.
+    let cut = |until: Timestamp| Timestamp::from_micros(until.min(bound).as_micros() / 1000 * 1000);
+    let until = if act == Act::Cancel { Some(cut(filter.until.unwrap_or(bound))) } else { filter.until };
+    DeliveryFilter { states, until, before: None, stuck: None, ..filter.clone() }
+}
+
+pub(in crate::store) fn list_of(
+    act: Act,
+    filter: &DeliveryFilter,
+    bound: Timestamp,
+    dialect: Dialect,
+) -> DeliveryList<'_> {
+    let mut list = DeliveryList::new(filter, None, dialect);
+    list.ended_before = (act != Act::Cancel).then_some(bound);
+    list
+}

@@ -1,0 +1,250 @@
+//! Declared event types: a sample payload, the placeholders that templates may use, and whether users can opt out.
+//! Declaring an event type is optional.
+
+use std::collections::BTreeSet;
+
+use postcommit::{Recipient, Timestamp, check, limits};
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use crate::db::{DbError, Row, Value};
+use crate::store::edit::{EditError, Subject, TRIES, field, text};
+use crate::store::unreadable::{Reader, legible};
+use crate::store::{AuditEntry, Store};
+
+/// How many placeholders an event type may have.
+pub const PLACEHOLDERS: usize = 500;
+/// The maximum length of a description in characters. The minimum is 1.
+pub const DESCRIPTION_CHARS: usize = 1000;
+
+/// What is declared of an event type.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EventTypeDraft {
+    /// What it is for.
+    pub description: Option<String>,
+    /// A payload as the application sends it, for previews: at most 262,144 bytes of JSON.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
+    pub sample: Option<Json>,
+    /// The names that templates of this event type may use.
+    pub placeholders: Vec<String>,
+    /// Whether users cannot opt out of it. Suppressed addresses stay suppressed.
+    pub mandatory: bool,
+}
+
+/// The fields to set. Others keep their values. `Some(None)` removes a value.
+#[derive(Debug, Clone, Default)]
+pub struct EventTypeChange {
+    pub description: Option<Option<String>>,
+    pub sample: Option<Option<Json>>,
+    pub placeholders: Option<Vec<String>>,
+    pub mandatory: Option<bool>,
+}
+
+/// A declared event type.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EventTypeRow {
+    /// The tenant that owns it.
+    pub tenant: String,
+    /// The number of the tenant.
+    #[serde(skip)]
+    pub tenant_id: i32,
+    /// The event type, as in notifications.
+    pub name: String,
+    #[serde(flatten)]
+    pub event_type: EventTypeDraft,
+    /// Counts the changes.
+    pub revision: i32,
+    /// When it was declared.
+    pub created_at: Timestamp,
+    /// When it was last changed.
+    pub updated_at: Timestamp,
+}
+
+impl EventTypeDraft {
+    fn check(&self) -> Result<(), EditError> {
+        text("description", self.description.as_deref(), DESCRIPTION_CHARS)?;
+        if let Some(sample) = &self.sample {
+            if !sample.is_object() {
+                return Err(EditError::Refused("sample: must be an object".into()));
+            }
+            field("sample", check::json(sample, limits::PAYLOAD_BYTES).map(drop))?;
+        }
+        let count = self.placeholders.len();
+        if count > PLACEHOLDERS {
+            return Err(EditError::Refused(format!("placeholders: has {count}; at most {PLACEHOLDERS} are allowed")));
+        }
+        let mut seen = BTreeSet::new();
+        for (place, name) in self.placeholders.iter().enumerate() {
+            text(&format!("placeholders[{place}]"), Some(name), limits::NAME_CHARS)?;
+            if !seen.insert(name) {
+                return Err(EditError::Refused(format!("placeholders[{place}]: {name:?} is given twice")));
+            }
+        }
+        Ok(())
+    }
+
+    fn with(&self, change: &EventTypeChange) -> Self {
+        let change = change.clone();
+        Self {
+            description: change.description.unwrap_or_else(|| self.description.clone()),
+            sample: change.sample.unwrap_or_else(|| self.sample.clone()),
+            placeholders: change.placeholders.unwrap_or_else(|| self.placeholders.clone()),
+            mandatory: change.mandatory.unwrap_or(self.mandatory),
+        }
+    }
+}
+
+/// Checks a name that is part of URL paths, by the rules of users' ids.
+pub(in crate::store) fn path_name(name: &str) -> Result<(), EditError> {
+    field("name", Recipient::user(name).check())
+}
+
+/// The filter for a list of event types, ordered by tenant and name.
+#[derive(Debug, Clone, Default)]
+pub struct EventTypeFilter {
+    /// Only event types of this tenant. `None` means all tenants.
+    pub tenant: Option<i32>,
+    /// The tenant's number and the name of the last event type on the previous page.
+    pub after: Option<(i32, String)>,
+    /// The maximum number of event types to return.
+    pub limit: i64,
+}
+
+const SELECT: &str =
+    "SELECT e.tenant, t.name, e.name, e.description, e.sample, e.placeholders, e.mandatory, e.revision,
+      e.created_at, e.updated_at
+    FROM postcommit.event_type e
+    JOIN postcommit.tenant t ON t.id = e.tenant
+    WHERE e.deleted_at IS NULL";
+/// Declares it, or declares a deleted one again. The deleted one stays as a row, so that dispatchers hear of it.
+const DECLARE: &str =
+    "INSERT INTO postcommit.event_type AS known (tenant, name, description, sample, placeholders, mandatory,
+      created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, {now}, {now})
+    ON CONFLICT (tenant, name) DO UPDATE
+    SET description = excluded.description, sample = excluded.sample, placeholders = excluded.placeholders,
+      mandatory = excluded.mandatory, created_at = excluded.created_at, updated_at = excluded.updated_at,
+      revision = known.revision + 1, deleted_at = NULL
+    WHERE known.deleted_at IS NOT NULL";
+const UPDATE: &str = "UPDATE postcommit.event_type
+    SET description = $3, sample = $4, placeholders = $5, mandatory = $6, revision = revision + 1, updated_at = {now}
+    WHERE tenant = $1 AND name = $2 AND deleted_at IS NULL AND revision = $7";
+
+impl Store {
+    /// Declares an event type.
+    pub async fn create_event_type(
+        &self,
+        tenant: i32,
+        name: &str,
+        draft: &EventTypeDraft,
+    ) -> Result<EventTypeRow, EditError> {
+        path_name(name)?;
+        draft.check()?;
+        let entry = AuditEntry::new(tenant, "event_type.create", name).details(json!({"mandatory": draft.mandatory}));
+        if !self.change(DECLARE, columns(tenant, name, draft), entry).await? {
+            return Err(Subject("event type", name).exists());
+        }
+        self.known_event_type(tenant, name).await
+    }
+
+    /// Changes the given fields. With a revision, it does so only if the event type still has that revision.
+    pub async fn update_event_type(
+        &self,
+        tenant: i32,
+        name: &str,
+        revision: Option<i32>,
+        change: &EventTypeChange,
+    ) -> Result<EventTypeRow, EditError> {
+        for _ in 0..TRIES {
+            let from = self.known_event_type(tenant, name).await?;
+            Subject("event type", name).is_still(revision, from.revision)?;
+            let to = from.event_type.with(change);
+            if to == from.event_type {
+                return Ok(from);
+            }
+            to.check()?;
+            let mut parameters = columns(tenant, name, &to);
+            parameters.push(from.revision.into());
+            let details = json!({"mandatory": to.mandatory});
+            let entry = AuditEntry::new(tenant, "event_type.update", name).details(details);
+            if self.change(UPDATE, parameters, entry).await? {
+                return self.known_event_type(tenant, name).await;
+            }
+        }
+        Err(Subject("event type", name).overtaken())
+    }
+
+    /// Deletes the declaration. Notifications of the event type are accepted as before.
+    pub async fn delete_event_type(&self, tenant: i32, name: &str) -> Result<(), EditError> {
+        path_name(name).map_err(|_| Subject("event type", name).unknown())?;
+        let sql = "UPDATE postcommit.event_type
+            SET deleted_at = {now}, updated_at = {now}, revision = revision + 1
+            WHERE tenant = $1 AND name = $2 AND deleted_at IS NULL";
+        let entry = AuditEntry::new(tenant, "event_type.delete", name);
+        let is_deleted = self.change(sql, vec![tenant.into(), name.into()], entry).await?;
+        if is_deleted { Ok(()) } else { Err(Subject("event type", name).unknown()) }
+    }
+
+    async fn known_event_type(&self, tenant: i32, name: &str) -> Result<EventTypeRow, EditError> {
+        self.event_type(tenant, name).await?.ok_or_else(|| Subject("event type", name).unknown())
+    }
+
+    /// Reads one declared event type.
+    pub async fn event_type(&self, tenant: i32, name: &str) -> Result<Option<EventTypeRow>, DbError> {
+        if name.contains('\0') {
+            return Ok(None);
+        }
+        let sql = format!("{SELECT} AND e.tenant = $1 AND e.name = $2");
+        self.db.query(&sql, vec![tenant.into(), name.into()]).await?.first().map(listed).transpose()
+    }
+
+    /// Reads one page of declared event types, ordered by tenant and name.
+    pub async fn event_type_rows(&self, filter: &EventTypeFilter) -> Result<Vec<EventTypeRow>, DbError> {
+        let mut sql = SELECT.to_owned();
+        let mut parameters: Vec<Value> = vec![filter.limit.into()];
+        if let Some(tenant) = filter.tenant {
+            parameters.push(tenant.into());
+            sql.push_str(&format!(" AND e.tenant = ${}", parameters.len()));
+        }
+        if let Some((tenant, name)) = &filter.after {
+            parameters.extend([Value::from(*tenant), name.as_str().into()]);
+            sql.push_str(&format!(" AND (e.tenant, e.name) > (${}, ${})", parameters.len() - 1, parameters.len()));
+        }
+        sql.push_str(" ORDER BY e.tenant, e.name LIMIT $1");
+        Ok(legible("event types", self.db.query(&sql, parameters).await?.iter().map(listed)))
+    }
+}
+
+fn columns(tenant: i32, name: &str, draft: &EventTypeDraft) -> Vec<Value> {
+    vec![
+        tenant.into(),
+        name.into(),
+        draft.description.as_deref().into(),
+        draft.sample.clone().into(),
+        Value::Texts(draft.placeholders.clone()),
+        draft.mandatory.into(),
+    ]
+}
+
+fn listed(row: &Row) -> Result<EventTypeRow, DbError> {
+    let (mut read, never) = (Reader::of(row), Timestamp::from_micros(0));
+    let event_type = EventTypeDraft {
+        description: row.get(3)?,
+        sample: row.get(4)?,
+        placeholders: row.get(5)?,
+        mandatory: read.or(6, "mandatory", false),
+    };
+    let mut listed = EventTypeRow {
+        tenant_id: row.get(0)?,
+        tenant: row.get(1)?,
+        name: row.get(2)?,
+        event_type,
+        revision: read.or(7, "revision", 0),
+        created_at: read.or(8, "created_at", never),
+        updated_at: read.or(9, "updated_at", never),
+    };
+    listed.event_type.description = read.problem().or(listed.event_type.description);
+    Ok(listed)
+}

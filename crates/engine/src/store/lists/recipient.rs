@@ -1,0 +1,68 @@
+//! Filters a list by recipient: a user id or an address that must match exactly. An index of the ledger finds ended
+//! deliveries. A delivery that is not expanded has no address yet, so the recipients of its notification are compared.
+
+use super::keyset::{Dialect, IndexScan, SqlParameters};
+use super::notifications::array;
+
+/// The recipient that a list filters by.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::store) struct RecipientFilter<'a>(pub &'a str);
+
+impl RecipientFilter<'_> {
+    /// Returns the index scans that cover all rows of the recipient: the whole queue, the recipient's rows in the
+    /// ledger, and ledger rows that ended before they were expanded.
+    pub(in crate::store) fn scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> Vec<IndexScan> {
+        let queue = IndexScan { table: "delivery_queue", id: "notification_id", which: String::new() };
+        std::iter::once(queue).chain(self.ledger_scans(dialect, parameters)).collect()
+    }
+
+    /// Returns only the scans of the ledger: the recipient's rows, and rows that ended before they were expanded.
+    pub(in crate::store) fn ledger_scans(self, dialect: Dialect, parameters: &mut SqlParameters) -> [IndexScan; 2] {
+        let scan = |which| IndexScan { table: "delivery_ledger", id: "notification_id", which };
+        [scan(self.indexed(dialect, "k", parameters)), scan(Self::unexpanded("k"))]
+    }
+
+    /// Returns the condition for ledger rows of the recipient that an index can serve.
+    pub(in crate::store) fn indexed(self, dialect: Dialect, row: &str, parameters: &mut SqlParameters) -> String {
+        let recipient = parameters.add(self.0);
+        match dialect {
+            Dialect::Postgres => {
+                format!(" AND {row}.recipient_hash = hashtext({recipient}::text) AND {row}.target = {recipient}::text")
+            }
+            Dialect::Sqlite => format!(" AND {row}.target = {recipient}"),
+        }
+    }
+
+    /// Returns the condition for ledger rows without an address. Both databases have an index for it.
+    pub(in crate::store) fn unexpanded(row: &str) -> String {
+        format!(" AND {row}.target IS NULL")
+    }
+
+    /// Returns the condition that delivery `q` goes to the recipient. If the delivery is not expanded, its notification
+    /// `note` must name the recipient.
+    pub(in crate::store) fn of_row(self, dialect: Dialect, parameters: &mut SqlParameters) -> String {
+        let recipient = parameters.add(self.0);
+        format!("(q.target = {recipient} OR (q.target IS NULL AND {}))", named(dialect, &recipient))
+    }
+
+    /// Returns the condition that the notification `note` names the recipient.
+    pub(in crate::store) fn of_note(self, dialect: Dialect, parameters: &mut SqlParameters) -> String {
+        let recipient = parameters.add(self.0);
+        named(dialect, &recipient)
+    }
+}
+
+/// Returns the condition that `note.recipients` contains the recipient. Every value in it is compared, except the name
+/// of a provider.
+fn named(dialect: Dialect, recipient: &str) -> String {
+    match dialect {
+        Dialect::Postgres => format!(
+            "jsonb_path_exists(note.recipients, '$[*] ? (@.type() == \"object\").keyvalue() ? (@.key != \"provider\" && @.value == $r)',
+               jsonb_build_object('r', {recipient}::text), true)"
+        ),
+        Dialect::Sqlite => format!(
+            "(SELECT count(*) FROM json_tree({}) r WHERE r.atom = {recipient} AND r.key IS NOT 'provider') > 0",
+            array("note.recipients")
+        ),
+    }
+}

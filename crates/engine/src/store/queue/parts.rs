@@ -1,0 +1,233 @@
+//! Large expansions, in parts. The members of the lists are copied when the expansion begins, so that later changes of
+//! the lists do not count. Each part is a transaction: it writes its targets, removes its members from the copy, and
+//! gives the notification's row back. A worker that is lost between two parts loses nothing.
+//!
+//! How far the expansion is follows from the rows themselves: the next target has the number after the highest one, and
+//! the next members are the first of the copy. So it also goes on after the notification was parked and retried.
+
+use std::collections::HashSet;
+
+use postcommit_channel::model::{ListMember, comparable};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::crash_point;
+use crate::db::{Db, DbError, Row, Statement, Value, postgres, sqlite};
+use crate::store::audience::INSIDE;
+use crate::store::queue::expand::{
+    EXPAND_ONCE_POSTGRES, EXPAND_PART_POSTGRES, Expanded, LEAVE_SQLITE, STAY_SQLITE, Told, Written, expand_sqlite,
+    written,
+};
+use crate::store::unreadable::legible;
+use crate::store::{Lease, Store};
+
+/// What the next part of a large expansion begins with.
+#[derive(Debug, Clone)]
+pub struct NextPart {
+    /// The number of its first target.
+    pub first: i32,
+    /// The next members of the copy.
+    pub members: Vec<ListMember>,
+    /// The position of the last of them.
+    pub until: i32,
+    /// Whether the copy has no further members.
+    pub is_last: bool,
+}
+
+/// A part of a large expansion, ready to be written.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub expanded: Expanded,
+    /// The position of the last member that it expands.
+    pub until: i32,
+    /// Whether the notification's row is not needed any more.
+    pub is_last: bool,
+}
+
+impl Store {
+    /// Returns which of these notifications are being expanded in parts.
+    pub async fn in_parts(&self, notifications: &[(i32, Uuid)]) -> Result<HashSet<Uuid>, DbError> {
+        if notifications.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let given = match &self.db {
+            Db::Postgres(_) => "jsonb_to_recordset($1::jsonb) AS g (tenant int, id uuid)",
+            Db::Sqlite(_) => "(SELECT value ->> 'tenant' AS tenant, value ->> 'id' AS id FROM json_each($1)) AS g",
+        };
+        let sql = format!(
+            "SELECT g.id
+             FROM {given}
+             WHERE EXISTS (SELECT 1 FROM postcommit.expansion_member e
+               WHERE e.tenant = g.tenant AND e.notification_id = g.id)"
+        );
+        let keys: Vec<_> = notifications.iter().map(|(tenant, id)| json!({"tenant": tenant, "id": id})).collect();
+        let rows = self.db.query(&sql, vec![Value::Json(json!(keys).to_string())]).await?;
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Begins a large expansion: copies the recipients and the members of the lists, and gives the row back. Returns
+    /// false if the lease is lost.
+    pub async fn begin_parts(&self, lease: Lease, named: &[ListMember], lists: &[String]) -> Result<bool, DbError> {
+        crash_point!("expand.before");
+        let (key, token) = (lease.key, lease.token);
+        let give_back = "UPDATE postcommit.delivery_queue
+            SET lease_token = NULL, lease_until = NULL, lost_since = NULL, losses = 0
+            WHERE tenant = $1 AND notification_id = $2 AND n = 0 AND lease_token = $3";
+        let statements = vec![
+            (give_back.to_owned(), vec![key.tenant.into(), key.notification.into(), token.into()]),
+            self.copied_names(lease, named),
+            self.copied_members(lease, named.len(), lists),
+        ];
+        let begun = self.db.execute_if(statements, 0).await?;
+        crash_point!("expand.after_commit");
+        Ok(begun)
+    }
+
+    fn copied_names(&self, lease: Lease, named: &[ListMember]) -> Statement {
+        let given = match &self.db {
+            Db::Postgres(_) => "jsonb_array_elements($3::jsonb) WITH ORDINALITY AS g (value, place)",
+            Db::Sqlite(_) => "(SELECT value, key + 1 AS place FROM json_each($3)) AS g",
+        };
+        let sql = format!(
+            "INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member, channel)
+             SELECT $1, $2, g.place, g.value ->> 0, g.value ->> 1, g.value ->> 2 FROM {given}"
+        );
+        let named: Vec<_> = named.iter().map(|one| json!([one.kind, one.member, one.channel])).collect();
+        let named = Value::Json(json!(named).to_string());
+        (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), named])
+    }
+
+    fn copied_members(&self, lease: Lease, after: usize, lists: &[String]) -> Statement {
+        let (given, inside) = match &self.db {
+            Db::Postgres(_) => (
+                "(SELECT $1::int AS tenant, value #>> '{}' AS a FROM jsonb_array_elements($3::jsonb)) AS g",
+                INSIDE.to_owned(),
+            ),
+            Db::Sqlite(_) => (
+                "(SELECT $1 AS tenant, value AS a FROM json_each($3)) AS g",
+                INSIDE.replace("= ANY (ARRAY[g.tenant])", "= g.tenant"),
+            ),
+        };
+        let inside = inside.replace("{given}", given);
+        let of_it = inside.as_str();
+        let sql = format!(
+            "WITH {of_it}
+             INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member, channel)
+             SELECT $1, $2, $4 + row_number() OVER (ORDER BY kind, member, channel), kind, member, channel
+             FROM (SELECT DISTINCT m.kind, m.member, m.channel
+               FROM inside g
+               JOIN postcommit.list_member m ON m.tenant = g.tenant AND m.list = g.list
+               WHERE m.kind <> 'list') each"
+        );
+        let after = i64::try_from(after).unwrap_or_default();
+        let lists = Value::Json(json!(lists).to_string());
+        (sql, vec![lease.key.tenant.into(), lease.key.notification.into(), lists, Value::Int(after)])
+    }
+
+    /// Reads the next part of a large expansion, with at most `size` members.
+    pub async fn next_part(&self, tenant: i32, id: Uuid, size: usize) -> Result<NextPart, DbError> {
+        let highest = "SELECT max(n)
+            FROM (SELECT max(q.n) AS n FROM postcommit.delivery_queue q WHERE q.tenant = $1 AND q.notification_id = $2
+              UNION ALL
+              SELECT max(l.n) FROM postcommit.delivery_ledger l WHERE l.tenant = $1 AND l.notification_id = $2) each";
+        let members = "SELECT position, kind, member, channel
+            FROM postcommit.expansion_member
+            WHERE tenant = $1 AND notification_id = $2
+            ORDER BY position
+            LIMIT $3";
+        let key = || vec![tenant.into(), id.into()];
+        let limit = i64::try_from(size + 1).unwrap_or(i64::MAX);
+        let highest = self.db.query(highest, key()).await?;
+        let rows = self.db.query(members, [key(), vec![Value::Int(limit)]].concat()).await?;
+        let read = |row: &Row| {
+            Ok((row.get::<i32>(0)?, ListMember { kind: row.get(1)?, member: row.get(2)?, channel: row.get(3)? }))
+        };
+        let mut read = legible("members of an expansion", rows.iter().map(read));
+        let is_last = read.len() <= size;
+        read.truncate(size);
+        let until = read.last().map_or(i32::MAX, |(position, _)| *position);
+        let highest: Option<i32> = highest.first().map_or(Ok(None), |row| row.get(0))?;
+        let members = read.into_iter().map(|(_, member)| member).collect();
+        Ok(NextPart { first: highest.unwrap_or(0).max(0) + 1, members, until, is_last })
+    }
+
+    /// Returns which of these addresses a notification was sent to already, by channel. They are compared like
+    /// [`comparable`] does.
+    pub async fn addresses_of(
+        &self,
+        tenant: i32,
+        id: Uuid,
+        addresses: &[&str],
+    ) -> Result<HashSet<(String, String)>, DbError> {
+        let given = match &self.db {
+            Db::Postgres(_) => "SELECT value #>> '{}' FROM jsonb_array_elements($3::jsonb)",
+            Db::Sqlite(_) => "SELECT value FROM json_each($3)",
+        };
+        let of_it =
+            format!("tenant = $1 AND notification_id = $2 AND (target IN ({given}) OR lower(target) IN ({given}))");
+        let sql = format!(
+            "SELECT channel, target FROM postcommit.delivery_queue WHERE {of_it}
+             UNION ALL SELECT channel, target FROM postcommit.delivery_ledger WHERE {of_it} AND state <> 'skipped'"
+        );
+        let addresses: Vec<_> = addresses.iter().map(|address| comparable(address)).collect();
+        let rows =
+            self.db.query(&sql, vec![tenant.into(), id.into(), Value::Json(json!(addresses).to_string())]).await?;
+        let read = |row: &Row| Ok((row.get::<String>(0)?, comparable(&row.get::<String>(1)?).into_owned()));
+        Ok(legible("targets", rows.iter().map(read)).into_iter().collect())
+    }
+
+    /// Writes a part of a large expansion. If the lease is lost, nothing is written.
+    pub async fn expand_part(&self, part: Part) -> Result<Written, DbError> {
+        crash_point!("expand.before");
+        let key = part.expanded.lease.key;
+        let remove = "DELETE FROM postcommit.expansion_member
+            WHERE tenant = $1 AND notification_id = $2 AND position <= $3";
+        let removed = vec![key.tenant.into(), key.notification.into(), part.until.into()];
+        let done = match &self.db {
+            Db::Postgres(db) => {
+                let sql = if part.is_last { &EXPAND_ONCE_POSTGRES } else { &EXPAND_PART_POSTGRES };
+                let mut client = db.hot().await?;
+                let statement = client.prepare_cached(sql).await.map_err(postgres::refused)?;
+                let transaction = client.transaction().await.map_err(postgres::refused)?;
+                let batch = [part.expanded];
+                let told = Told::of(&batch, true);
+                let row = transaction.query_one(&statement, &told.parameters()).await.map_err(postgres::refused)?;
+                let done = written(&row);
+                if done.expanded > 0 {
+                    postgres::run(&transaction, &(remove.to_owned(), removed)).await?;
+                }
+                crash_point!("expand.in_tx");
+                transaction.commit().await.map_err(postgres::refused)?;
+                done
+            }
+            Db::Sqlite(db) => {
+                let remove = sqlite::dialect(remove);
+                db.write(move |connection| {
+                    let (mut done, now) = (Written::default(), sqlite::now(connection)?.as_micros());
+                    let leave = if part.is_last { LEAVE_SQLITE } else { STAY_SQLITE };
+                    expand_sqlite(connection, leave, &part.expanded, now, &mut done)?;
+                    if done.expanded > 0 {
+                        sqlite::run(connection, &remove, &removed)?;
+                    }
+                    crash_point!("expand.in_tx");
+                    Ok(done)
+                })
+                .await?
+            }
+        };
+        crash_point!("expand.after_commit");
+        Ok(done)
+    }
+
+    /// Forgets the copies of large expansions that were cancelled, expired or discarded on their way. Returns how many
+    /// members were forgotten.
+    pub async fn forget_parts_once(&self) -> Result<u64, DbError> {
+        let sql = "DELETE FROM postcommit.expansion_member AS e
+            WHERE NOT EXISTS (SELECT 1 FROM postcommit.delivery_queue q
+                WHERE q.tenant = e.tenant AND q.notification_id = e.notification_id AND q.n = 0)
+              AND NOT EXISTS (SELECT 1 FROM postcommit.delivery_ledger l
+                WHERE l.tenant = e.tenant AND l.notification_id = e.notification_id AND l.n = 0
+                  AND l.state = 'parked')";
+        self.db.execute_one(sql, vec![]).await
+    }
+}

@@ -1,0 +1,228 @@
+//! The fingerprint of the key that encrypts providers' secrets, and the secrets that processes cannot decrypt.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use postcommit_channel::secret::Fingerprint;
+use uuid::Uuid;
+
+use crate::db::{DbError, Row, Statement, Value};
+use crate::store::duties::{EARLIER_PASS, PASS, PRESENT, WORKER};
+use crate::store::numbers::kpis::before;
+use crate::store::{AuditEntry, Store};
+
+/// How long the undecryptable secrets that passes reported are taken into account. Cron usually starts a pass every
+/// minute. Two passes within this time are taken for cron, one alone for a pass by hand.
+const PASS_COUNTS: Duration = Duration::from_secs(600);
+
+/// The encrypted secrets of a provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sealed {
+    /// The tenant of the provider.
+    pub tenant: i32,
+    /// The name of the provider.
+    pub provider: String,
+    /// The encrypted bytes.
+    pub secrets: Vec<u8>,
+}
+
+/// The key that encrypted the secrets of a provider that is written. It was checked before, outside the transaction.
+#[derive(Debug, Clone)]
+pub struct SealedWith {
+    /// The fingerprint of the key.
+    pub fingerprint: Fingerprint,
+    /// The fingerprint that the database had when the key was checked. If it has another one now, nothing is written.
+    pub known: Option<Fingerprint>,
+    /// Whether the key may be used although there are encrypted secrets already. If not, the write also checks that
+    /// there are none yet.
+    pub may_follow: bool,
+}
+
+impl SealedWith {
+    fn is_known(&self) -> bool {
+        self.known.as_ref() == Some(&self.fingerprint)
+    }
+
+    /// Returns the parameters of [`key_allowed`].
+    pub(in crate::store) fn parameters(&self) -> [Value; 2] {
+        [self.known.as_ref().map(|known| known.0.clone()).into(), self.may_follow.into()]
+    }
+}
+
+/// Returns the condition of a write of encrypted secrets: the key of the installation is still the one that was known
+/// when this key was checked. So two processes that begin with two keys cannot both succeed. `$first` and the next
+/// parameter are [`SealedWith::parameters`].
+pub(in crate::store) fn key_allowed(first: usize) -> String {
+    format!(
+        "(SELECT k.fingerprint FROM postcommit.secret_key k) IS NOT DISTINCT FROM ${first}
+         AND (${} OR NOT EXISTS (SELECT 1 FROM postcommit.provider s WHERE s.secrets IS NOT NULL))",
+        first + 1
+    )
+}
+
+/// A provider whose secrets a process cannot decrypt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unopened {
+    /// The tenant of the provider.
+    pub tenant: i32,
+    /// The lane of the provider.
+    pub lane: i32,
+    /// The reason, without a path or a secret, because it is shown to tenants.
+    pub reason: &'static str,
+}
+
+/// Why a lane is closed: no delivering process can decrypt the secrets of its provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotDecrypted {
+    /// The reason, without a path, a host or a secret, because it is shown to tenants.
+    pub reason: String,
+    /// The host of the pass that reported it, for operators. `None`: running workers reported it.
+    pub pass_on: Option<String>,
+}
+
+/// The process that could not decrypt secrets.
+#[derive(Debug, Clone, Copy)]
+pub enum Opener {
+    /// A running worker.
+    Worker(Uuid),
+    /// A pass, which delivers once and ends.
+    Pass,
+}
+
+impl Opener {
+    /// The name in a note. That of a worker is the name of its row in the duty table, that of a pass has the host.
+    fn name(self) -> String {
+        match self {
+            Self::Worker(worker) => format!("{WORKER}{worker}"),
+            Self::Pass => format!("{NOTED_BY_PASS}{}", rustix::system::uname().nodename().to_string_lossy()),
+        }
+    }
+
+    /// The pattern of the names whose notes a new list replaces. A later pass replaces the notes of all earlier ones.
+    fn replaces(self) -> String {
+        match self {
+            Self::Worker(_) => self.name(),
+            Self::Pass => format!("{NOTED_BY_PASS}%"),
+        }
+    }
+
+    /// The reason with this process as its subject.
+    fn reason(self, of_server: &str) -> String {
+        match self {
+            Self::Worker(_) => of_server.to_owned(),
+            Self::Pass => of_server.replace("the server", "the pass"),
+        }
+    }
+}
+
+/// The prefix of a pass's name in its notes. The host follows it.
+const NOTED_BY_PASS: &str = "pass@";
+
+/// Selects the lanes whose secrets no delivering process can decrypt, each with a reason. `$1` is the tenant or null.
+/// `$2` and `$3` are the times after which a worker or a pass counts as present. A report of an earlier pass is ignored
+/// once a later pass has begun. A single pass does not count, because a person may have made it in a directory without
+/// the key. Passes do not count either while a worker that ended abruptly may come back.
+pub(in crate::store) fn closed_by_secrets() -> String {
+    let counts = format!(
+        "(d.name LIKE '{WORKER}%' AND d.ran_at > $2)
+         OR (d.name = '{PASS}' AND d.ran_at > $3
+           AND EXISTS (SELECT 1 FROM postcommit.duty e WHERE e.name = '{EARLIER_PASS}' AND e.ran_at > $3)
+           AND NOT EXISTS (
+             SELECT 1 FROM postcommit.duty w WHERE w.name LIKE '{WORKER}%' AND w.ran_at > $3 AND w.ran_at <= $2))"
+    );
+    format!(
+        "SELECT u.lane AS lane, min(u.reason) AS reason, max(u.noted_at) AS noted_at, min(u.worker) AS worker,
+           count(CASE WHEN u.worker LIKE '{WORKER}%' THEN 1 END) AS workers
+         FROM postcommit.unopened_secret u
+         JOIN postcommit.duty d ON ({counts})
+           AND (d.name = u.worker OR (d.name = '{PASS}' AND u.worker LIKE '{NOTED_BY_PASS}%' AND d.ran_at <= u.noted_at))
+         JOIN postcommit.provider p ON p.tenant = u.tenant AND p.id = u.lane
+         WHERE u.tenant = coalesce($1, u.tenant)
+         GROUP BY u.lane
+         HAVING count(*) >= (SELECT count(*) FROM postcommit.duty d WHERE {counts})"
+    )
+}
+
+impl Store {
+    /// Returns the parameters of [`closed_by_secrets`].
+    pub(in crate::store) async fn who_opens(&self, tenant: Option<i32>) -> Result<Vec<Value>, DbError> {
+        let now = self.now().await?;
+        Ok(vec![tenant.into(), before(now, PRESENT).into(), before(now, PASS_COUNTS).into()])
+    }
+
+    /// Returns the lanes that are closed because no delivering process can decrypt their provider's secrets, with the
+    /// reason. `tenant` `None` means all tenants. The result is empty if no process delivers.
+    pub async fn unopened(&self, tenant: Option<i32>) -> Result<BTreeMap<i32, NotDecrypted>, DbError> {
+        let rows = self.db.query(&closed_by_secrets(), self.who_opens(tenant).await?).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, not_decrypted(row)?))).collect()
+    }
+
+    /// Replaces the list of secrets that this process cannot decrypt. A listed lane is closed unless another process
+    /// can decrypt its secrets.
+    pub async fn note_unopened(&self, opener: Opener, unopened: &[Unopened]) -> Result<(), DbError> {
+        let worker = opener.name();
+        let forget =
+            ("DELETE FROM postcommit.unopened_secret WHERE worker LIKE $1".to_owned(), vec![opener.replaces().into()]);
+        let note = |one: &Unopened| {
+            let sql = "INSERT INTO postcommit.unopened_secret (tenant, lane, worker, reason, noted_at)
+                VALUES ($1, $2, $3, $4, {now})";
+            (
+                sql.to_owned(),
+                vec![one.tenant.into(), one.lane.into(), worker.clone().into(), opener.reason(one.reason).into()],
+            )
+        };
+        self.db.execute(std::iter::once(forget).chain(unopened.iter().map(note)).collect()).await.map(drop)
+    }
+
+    /// Returns the fingerprint of the key that encrypts secrets. It is `None` before the first secret was encrypted, or
+    /// if an older version encrypted it.
+    pub async fn secret_key(&self) -> Result<Option<Fingerprint>, DbError> {
+        let rows = self.db.query("SELECT fingerprint FROM postcommit.secret_key", vec![]).await?;
+        rows.first().map(|row| row.get::<Vec<u8>>(0).map(Fingerprint)).transpose()
+    }
+
+    /// Returns the statement that makes writes of encrypted secrets run one after another while the key is not settled.
+    /// Writes with the known key run concurrently. SQLite has only one writer and needs no statement.
+    pub(in crate::store) fn key_turn(&self, key: &SealedWith) -> Option<Statement> {
+        let lock = if key.is_known() { "pg_advisory_xact_lock_shared" } else { "pg_advisory_xact_lock" };
+        let sql = format!("SELECT {lock}(hashtext('postcommit.secret_key'), 0)");
+        (self.db.kind() == "postgres").then_some((sql, vec![]))
+    }
+
+    /// Returns the statements that record the key as the one that encrypts secrets from now on. They run after the
+    /// write that [`key_allowed`] allowed, in its transaction.
+    pub(in crate::store) async fn note_key(&self, key: &SealedWith) -> Result<Vec<Statement>, DbError> {
+        if key.is_known() {
+            return Ok(vec![]);
+        }
+        // The primary key is given explicitly, because SQLite assigns an integer key the next number and ignores its
+        // default.
+        let sql = "INSERT INTO postcommit.secret_key (fingerprint, noted_at, one) VALUES ($1, {now}, $2)
+            ON CONFLICT (one) DO UPDATE SET fingerprint = excluded.fingerprint, noted_at = excluded.noted_at";
+        let tenant = self.tenant("default").await?.unwrap_or(1);
+        let entry = AuditEntry::new(tenant, "secrets.key", "secrets.key");
+        Ok(vec![(sql.to_owned(), vec![key.fingerprint.0.clone().into(), true.into()]), self.audit(entry)])
+    }
+
+    /// Returns the encrypted secrets of the newest providers, at most `limit`.
+    pub async fn sealed(&self, limit: i64) -> Result<Vec<Sealed>, DbError> {
+        let sql = "SELECT tenant, name, secrets FROM postcommit.provider WHERE secrets IS NOT NULL
+            ORDER BY id DESC LIMIT $1";
+        let rows = self.db.query(sql, vec![limit.into()]).await?;
+        let sealed = |row: &Row| Some((row.get(0).ok()?, row.get(1).ok()?, row.get(2).unwrap_or_default()));
+        let sealed = rows.iter().filter_map(sealed);
+        Ok(sealed.map(|(tenant, provider, secrets)| Sealed { tenant, provider, secrets }).collect())
+    }
+}
+
+fn not_decrypted(row: &Row) -> Result<NotDecrypted, DbError> {
+    let (reason, noted_at, by): (String, Timestamp, String) = (row.get(1)?, row.get(2)?, row.get(3)?);
+    Ok(match by.strip_prefix(NOTED_BY_PASS) {
+        Some(host) if row.get::<i64>(4)? == 0 => NotDecrypted {
+            reason: format!("{reason} (reported by `postcommit dispatch --once` at {noted_at})"),
+            pass_on: Some(host.to_owned()),
+        },
+        _ => NotDecrypted { reason, pass_on: None },
+    })
+}

@@ -1,0 +1,425 @@
+//! Templates and their versions. A version is immutable and complete in itself: it holds copies of layouts, brand values
+//! and settings, so that a delivery renders to the same bytes for ever.
+
+use postcommit::Timestamp;
+use postcommit_channel::template::Source;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value as Json, json};
+
+use crate::db::{DbError, Row, Statement, Value};
+use crate::store::content_settings::{CURRENT, MadeFrom, VERSION_COLUMNS, missing};
+use crate::store::lists::keyset::SqlParameters;
+use crate::store::lists::rows::RowQuery;
+use crate::store::unreadable::legible;
+use crate::store::{AuditEntry, NotificationFilter, Store};
+
+/// The most templates of a tenant, without deleted ones.
+pub const TEMPLATES: usize = 5000;
+/// How many events of an undeclared type are examined for the names that they hold.
+pub const EVENTS_EXAMINED: i64 = 100;
+
+/// A template: where it is used, and how. What it says is in its versions.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TemplateDraft {
+    /// Unique in the tenant.
+    pub id: String,
+    /// The event type that it is for.
+    pub event_type: String,
+    /// The channel on which it is sent.
+    pub channel: String,
+    /// For whom it is written, e.g. `guest` or `host`: each gets its own message. Empty: for anyone.
+    pub audience: String,
+    /// The language it is written in, e.g. `pt-BR`. Empty: any.
+    pub language: String,
+    /// It is used only for notifications whose payload has this scope, e.g. `listing` for `listingId`. Empty: for all.
+    pub scope_type: String,
+    /// The value of the scope, e.g. `10`.
+    pub scope_id: String,
+    /// Whether it is used.
+    pub active: bool,
+    /// `entity`: one entity gets it once per event type. `notification`: each notification sends it.
+    pub once_per: String,
+}
+
+/// A template as it is stored.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TemplateRow {
+    /// The tenant that owns it.
+    pub tenant: String,
+    #[serde(flatten)]
+    pub draft: TemplateDraft,
+    /// The version that is used.
+    pub version: i32,
+    /// Counts changes, including those that make no new version.
+    pub revision: i32,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it was last changed.
+    pub updated_at: Timestamp,
+    /// The number of the tenant.
+    #[serde(skip)]
+    pub tenant_id: i32,
+}
+
+/// A version of a template in a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct VersionRow {
+    /// Its number, from 1.
+    pub version: i32,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Who made it.
+    pub created_by: String,
+    /// Why it was made.
+    pub note: Option<String>,
+}
+
+/// The filter for a list of templates, ordered by tenant and id.
+#[derive(Debug, Clone, Default)]
+pub struct TemplateFilter {
+    /// Only templates of this tenant. `None` means all tenants.
+    pub tenant: Option<i32>,
+    pub event_type: Option<String>,
+    pub channel: Option<String>,
+    pub audience: Option<String>,
+    pub language: Option<String>,
+    pub scope_type: Option<String>,
+    pub scope_id: Option<String>,
+    pub active: Option<bool>,
+    /// Only templates that use this layout or partial.
+    pub layout: Option<String>,
+    /// The tenant's number and the id of the last template on the previous page.
+    pub after: Option<TemplatePosition>,
+    /// The maximum number of rows to return.
+    pub limit: i64,
+}
+
+/// A position in a list of templates or layouts: the tenant's number, and the id or name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplatePosition(pub i32, pub String);
+
+const COLUMNS: &str = "n.name, t.id, t.event_type, t.channel, t.audience, t.language, t.scope_type, t.scope_id,
+    t.active, t.once_per, t.version, t.revision, t.created_at, t.updated_at, t.tenant";
+const TABLES: &str = "postcommit.template t JOIN postcommit.tenant n ON n.id = t.tenant";
+const PAYLOAD: RowQuery =
+    RowQuery { columns: "payload", of_one: "postcommit.notification WHERE tenant = $1 AND id = $2" };
+
+impl Store {
+    /// Reads one page of templates. Deleted ones are left out.
+    pub async fn template_rows(&self, filter: &TemplateFilter) -> Result<Vec<TemplateRow>, DbError> {
+        let mut parameters = SqlParameters::default();
+        let mut sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE t.deleted_at IS NULL");
+        let wanted: [(&str, Value); 8] = [
+            ("tenant", filter.tenant.into()),
+            ("event_type", filter.event_type.as_deref().into()),
+            ("channel", filter.channel.as_deref().into()),
+            ("audience", filter.audience.as_deref().into()),
+            ("language", filter.language.as_deref().into()),
+            ("scope_type", filter.scope_type.as_deref().into()),
+            ("scope_id", filter.scope_id.as_deref().into()),
+            ("active", filter.active.into()),
+        ];
+        for (column, value) in wanted.into_iter().filter(|(_, value)| *value != Value::Null) {
+            sql.push_str(&format!(" AND t.{column} = {}", parameters.add(value)));
+        }
+        if let Some(name) = &filter.layout {
+            let uses = self.uses(name, &mut parameters);
+            sql.push_str(&format!(
+                " AND EXISTS (SELECT 1
+                   FROM postcommit.template_version v
+                   WHERE v.tenant = t.tenant AND v.template = t.id AND v.version = t.version AND {uses})"
+            ));
+        }
+        let id = self.bytewise("t.id");
+        if let Some(TemplatePosition(tenant, last)) = &filter.after {
+            let (tenant, last) = (parameters.add(*tenant), parameters.add(last.as_str()));
+            sql.push_str(&format!(" AND (t.tenant > {tenant} OR (t.tenant = {tenant} AND {id} > {last}))"));
+        }
+        sql.push_str(&format!(" ORDER BY t.tenant, {id} LIMIT {}", parameters.add(filter.limit)));
+        Ok(legible("templates", self.db.query_once(&sql, parameters.0).await?.iter().map(listed)))
+    }
+
+    /// Orders names alike on both databases, whatever the language of the database is.
+    pub(in crate::store) fn bytewise(&self, column: &str) -> String {
+        if self.db.kind() == "postgres" { format!("{column} COLLATE \"C\"") } else { column.to_owned() }
+    }
+
+    /// Returns the condition that version `v` holds a copy of this layout or partial.
+    pub(in crate::store) fn uses(&self, name: &str, parameters: &mut SqlParameters) -> String {
+        let name = parameters.add(name);
+        match self.db.kind() {
+            "postgres" => format!("jsonb_exists(v.parts, {name})"),
+            _ => format!("EXISTS (SELECT 1 FROM json_each(v.parts) part WHERE part.key = {name})"),
+        }
+    }
+
+    /// Reads a template. A deleted one is not found.
+    pub async fn template(&self, tenant: i32, id: &str) -> Result<Option<TemplateRow>, DbError> {
+        let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE t.tenant = $1 AND t.id = $2 AND t.deleted_at IS NULL");
+        self.db.query(&sql, vec![tenant.into(), id.into()]).await?.first().map(listed).transpose()
+    }
+
+    /// Counts the templates of a tenant.
+    pub async fn count_templates(&self, tenant: i32) -> Result<i64, DbError> {
+        let sql = "SELECT count(*) FROM postcommit.template WHERE tenant = $1 AND deleted_at IS NULL";
+        self.db.query(sql, vec![tenant.into()]).await?.first().map_or(Ok(0), |row| row.get(0))
+    }
+
+    /// Returns the id of another active template at the same place. At most one active template may be there.
+    pub async fn template_at(&self, tenant: i32, draft: &TemplateDraft) -> Result<Option<String>, DbError> {
+        let sql = format!("SELECT o.id FROM postcommit.template o WHERE {AT_PLACE}");
+        let mut parameters = place(tenant, draft);
+        parameters.truncate(8);
+        self.db.query(&sql, parameters).await?.first().map(|row| row.get(0)).transpose()
+    }
+
+    /// Creates a template with its first version. A deleted template of this id is brought back, with one more version.
+    /// Returns false if the id or the place is taken, if there are [`TEMPLATES`] templates, or if something that the
+    /// version was made from was changed.
+    pub async fn create_template(
+        &self,
+        tenant: i32,
+        draft: &TemplateDraft,
+        (source, note): (&Source, Option<&str>),
+        made_from: &MadeFrom,
+    ) -> Result<bool, DbError> {
+        let mut parameters = SqlParameters(place(tenant, draft));
+        let (active, once_per) = (parameters.add(draft.active), parameters.add(draft.once_per.as_str()));
+        let most = parameters.add(i64::try_from(TEMPLATES).unwrap_or(i64::MAX));
+        let is_as_read = self.is_as_read(made_from, &mut parameters);
+        let insert = format!(
+            "INSERT INTO postcommit.template AS t (tenant, id, event_type, channel, audience, language, scope_type,
+               scope_id, active, once_per, version, created_at, updated_at)
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, {active}, {once_per}, 1, {{now}}, {{now}}
+             WHERE (SELECT count(*) FROM postcommit.template WHERE tenant = $1 AND deleted_at IS NULL) < {most}
+               AND (NOT {active} OR NOT EXISTS (SELECT 1 FROM postcommit.template o WHERE {AT_PLACE}))
+               AND {is_as_read}
+             ON CONFLICT (tenant, id) DO UPDATE
+               SET event_type = excluded.event_type, channel = excluded.channel, audience = excluded.audience,
+                 language = excluded.language, scope_type = excluded.scope_type, scope_id = excluded.scope_id,
+                 active = excluded.active, once_per = excluded.once_per, version = t.version + 1,
+                 revision = t.revision + 1, created_at = {{now}}, updated_at = {{now}}, deleted_at = NULL
+               WHERE t.deleted_at IS NOT NULL"
+        );
+        let version = self.insert_version(tenant, &draft.id, source, note);
+        let entry = AuditEntry::new(tenant, "template.create", draft.id.as_str()).details(json!(draft));
+        self.change_content(tenant, vec![(insert, parameters.0), version], entry).await
+    }
+
+    /// Changes a template if it still has the revision that was read. With a source it gets a new version. Returns
+    /// false if the template was changed or deleted in the meantime, if the place is taken, or if something that the
+    /// version was made from was changed.
+    pub async fn update_template(
+        &self,
+        (from, to): (&TemplateRow, &TemplateDraft),
+        new_version: Option<(&Source, Option<&str>, &MadeFrom)>,
+    ) -> Result<bool, DbError> {
+        let tenant = from.tenant_id;
+        let mut parameters = SqlParameters(place(tenant, to));
+        let (active, once_per) = (parameters.add(to.active), parameters.add(to.once_per.as_str()));
+        let (revision, step) = (parameters.add(from.revision), i32::from(new_version.is_some()));
+        let is_as_read = match new_version {
+            Some((_, _, made_from)) => self.is_as_read(made_from, &mut parameters),
+            None => "1 = 1".to_owned(),
+        };
+        let update = format!(
+            "UPDATE postcommit.template AS t
+             SET event_type = $3, channel = $4, audience = $5, language = $6, scope_type = $7, scope_id = $8,
+               active = {active}, once_per = {once_per}, version = version + {step}, revision = revision + 1,
+               updated_at = {{now}}
+             WHERE t.tenant = $1 AND t.id = $2 AND t.revision = {revision} AND t.deleted_at IS NULL
+               AND (NOT {active} OR NOT EXISTS (SELECT 1 FROM postcommit.template o WHERE {AT_PLACE}))
+               AND {is_as_read}"
+        );
+        let mut statements = vec![(update, parameters.0)];
+        statements
+            .extend(new_version.map(|(source, note, _)| self.insert_version(tenant, &from.draft.id, source, note)));
+        let action = match (from.draft.active, to.active, step) {
+            (true, false, 0) => "template.deactivate",
+            (false, true, 0) => "template.activate",
+            _ => "template.update",
+        };
+        let details = json!({"fields": differing(&from.draft, to), "version": from.version + step});
+        let entry = AuditEntry::new(tenant, action, from.draft.id.as_str()).details(details);
+        self.change_content(tenant, statements, entry).await
+    }
+
+    /// Hides a template that is not active and has the revision that was read. Its versions stay, because deliveries
+    /// name them. Returns false if it was changed in the meantime.
+    pub async fn delete_template(&self, template: &TemplateRow) -> Result<bool, DbError> {
+        let sql = "UPDATE postcommit.template SET deleted_at = {now}, revision = revision + 1, updated_at = {now}
+            WHERE tenant = $1 AND id = $2 AND revision = $3 AND NOT active AND deleted_at IS NULL";
+        let (tenant, id) = (template.tenant_id, template.draft.id.as_str());
+        let parameters = vec![tenant.into(), id.into(), template.revision.into()];
+        let entry = AuditEntry::new(tenant, "template.delete", id);
+        self.change_content(tenant, vec![(sql.to_owned(), parameters)], entry).await
+    }
+
+    /// Returns the statement that writes the version which the template now names.
+    fn insert_version(&self, tenant: i32, id: &str, source: &Source, note: Option<&str>) -> Statement {
+        let sql = format!(
+            "INSERT INTO postcommit.template_version ({VERSION_COLUMNS})
+             SELECT tenant, id, version, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {{now}}, $14, $15
+             FROM postcommit.template
+             WHERE tenant = $1 AND id = $2"
+        );
+        let parameters = vec![
+            tenant.into(),
+            id.into(),
+            source.to.as_deref().into(),
+            source.subject.as_deref().into(),
+            source.text.as_deref().into(),
+            source.html.as_deref().into(),
+            source.data.clone().into(),
+            source.layout.as_deref().into(),
+            json!(source.parts).into(),
+            source.brand.clone().into(),
+            source.missing.name().into(),
+            source.date_format.as_str().into(),
+            source.time_zone.as_str().into(),
+            self.actor.name.as_str().into(),
+            note.into(),
+        ];
+        (sql, parameters)
+    }
+
+    /// Reads one page of a template's versions, newest first, before a version.
+    pub async fn template_versions(
+        &self,
+        tenant: i32,
+        id: &str,
+        before: Option<i32>,
+        limit: i64,
+    ) -> Result<Vec<VersionRow>, DbError> {
+        let sql = "SELECT version, created_at, created_by, note
+            FROM postcommit.template_version
+            WHERE tenant = $1 AND template = $2 AND version < $3
+            ORDER BY version DESC
+            LIMIT $4";
+        let parameters = vec![tenant.into(), id.into(), before.unwrap_or(i32::MAX).into(), limit.into()];
+        Ok(legible("versions of templates", self.db.query(sql, parameters).await?.iter().map(version)))
+    }
+
+    /// Reads one version of a template, including those of a deleted template.
+    pub async fn template_version(
+        &self,
+        tenant: i32,
+        id: &str,
+        number: i32,
+    ) -> Result<Option<(VersionRow, Source)>, DbError> {
+        let sql = "SELECT version, created_at, created_by, note, recipient, subject, text, html, data, layout, parts,
+              brand, missing, date_format, time_zone
+            FROM postcommit.template_version
+            WHERE tenant = $1 AND template = $2 AND version = $3";
+        let rows = self.db.query(sql, vec![tenant.into(), id.into(), number.into()]).await?;
+        rows.first().map(|row| Ok((version(row)?, source(row)?))).transpose()
+    }
+
+    /// Returns the ids and event types of the templates whose present version holds a copy of this layout or partial.
+    pub async fn templates_using(&self, tenant: i32, name: &str) -> Result<Vec<(String, String)>, DbError> {
+        let mut parameters = SqlParameters::default();
+        let (tenant, uses) = (parameters.add(tenant), self.uses(name, &mut parameters));
+        let id = self.bytewise("t.id");
+        let sql = format!(
+            "SELECT t.id, t.event_type {CURRENT} WHERE t.tenant = {tenant} AND t.deleted_at IS NULL AND {uses}
+             ORDER BY {id}"
+        );
+        let rows = self.db.query(&sql, parameters.0).await?;
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// Reads the payloads of the newest events of a type, newest first.
+    pub async fn recent_payloads(
+        &self,
+        tenant: i32,
+        event_type: &str,
+        limit: i64,
+    ) -> Result<Vec<Box<RawValue>>, DbError> {
+        let filter = NotificationFilter {
+            tenant: Some(tenant),
+            event_type: Some(event_type.to_owned()),
+            limit,
+            ..NotificationFilter::default()
+        };
+        let list = self.notification_list(&filter).await?;
+        let page = self.list_keys(&list, list.start(), limit).await?;
+        let rows = self.read_rows(&page.rows, PAYLOAD).await?;
+        Ok(legible("payloads", rows.iter().map(|row| row.get(0))))
+    }
+}
+
+/// The condition that row `o` is another active template at the place of parameters `$1` to `$8`.
+const AT_PLACE: &str = "o.tenant = $1 AND o.id <> $2 AND o.active AND o.deleted_at IS NULL AND o.event_type = $3
+    AND o.channel = $4 AND o.audience = $5 AND o.language = $6 AND o.scope_type = $7 AND o.scope_id = $8";
+
+fn place(tenant: i32, draft: &TemplateDraft) -> Vec<Value> {
+    let texts = [
+        &draft.id,
+        &draft.event_type,
+        &draft.channel,
+        &draft.audience,
+        &draft.language,
+        &draft.scope_type,
+        &draft.scope_id,
+    ];
+    std::iter::once(tenant.into()).chain(texts.map(|text| text.as_str().into())).collect()
+}
+
+/// The fields that differ, with their values before and after.
+fn differing(from: &TemplateDraft, to: &TemplateDraft) -> Json {
+    let (from, to) = (json!(from), json!(to));
+    let fields = from.as_object().into_iter().flatten().filter(|(name, was)| to[name.as_str()] != **was);
+    fields
+        .map(|(name, was)| (name.clone(), json!({"from": was, "to": to[name.as_str()]})))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+fn listed(row: &Row) -> Result<TemplateRow, DbError> {
+    let draft = TemplateDraft {
+        id: row.get(1)?,
+        event_type: row.get(2)?,
+        channel: row.get(3)?,
+        audience: row.get(4)?,
+        language: row.get(5)?,
+        scope_type: row.get(6)?,
+        scope_id: row.get(7)?,
+        active: row.get(8)?,
+        once_per: row.get(9)?,
+    };
+    Ok(TemplateRow {
+        tenant: row.get(0)?,
+        draft,
+        version: row.get(10)?,
+        revision: row.get(11)?,
+        created_at: row.get(12)?,
+        updated_at: row.get(13)?,
+        tenant_id: row.get(14)?,
+    })
+}
+
+fn version(row: &Row) -> Result<VersionRow, DbError> {
+    Ok(VersionRow { version: row.get(0)?, created_at: row.get(1)?, created_by: row.get(2)?, note: row.get(3)? })
+}
+
+/// Reads a source from column 4 on.
+pub(in crate::store) fn source(row: &Row) -> Result<Source, DbError> {
+    let parts: Json = row.get(10)?;
+    Ok(Source {
+        to: row.get(4)?,
+        subject: row.get(5)?,
+        text: row.get(6)?,
+        html: row.get(7)?,
+        data: row.get(8)?,
+        layout: row.get(9)?,
+        parts: serde_json::from_value(parts).map_err(|e| DbError::Unreadable(format!("parts: {e}")))?,
+        brand: row.get(11)?,
+        missing: missing(row, 12)?,
+        date_format: row.get(13)?,
+        time_zone: row.get(14)?,
+    })
+}

@@ -1,0 +1,165 @@
+//! What a delivery that is not finished waits for, in words for a person.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use postcommit::Timestamp;
+use uuid::Uuid;
+
+use crate::db::DbError;
+use crate::store::Store;
+use crate::store::deliveries::DeliveryRow;
+use crate::store::duties::{PASS, PRESENT, WORKER};
+use crate::store::hosts::{HOST_HELD, HOST_PAUSED, waits_for};
+use crate::store::numbers::kpis::before;
+use crate::store::secret_key::closed_by_secrets;
+
+/// A pass within this time counts as a process that delivers. Cron usually starts a pass every minute.
+const PASS_DELIVERS: Duration = Duration::from_secs(120);
+
+const NO_PROCESS: &str = "a process that delivers: start `postcommit serve` or `postcommit serve --role worker`";
+
+/// Why a lane is closed.
+#[derive(Debug, Default)]
+struct ClosedLane {
+    paused: Option<String>,
+    held_until: Option<Timestamp>,
+    not_decrypted: Option<String>,
+}
+
+/// What can keep deliveries waiting at one moment.
+#[derive(Debug)]
+pub(in crate::store) struct Obstacles {
+    now: Timestamp,
+    /// Whether a process delivers.
+    is_attended: bool,
+    /// The names of suspended tenants. The reason is for operators, and a tenant may see the text.
+    suspended: HashSet<String>,
+    /// Closed lanes by tenant and provider.
+    closed: HashMap<(String, String), ClosedLane>,
+}
+
+impl Obstacles {
+    /// Returns what a live delivery waits for, the strongest reason first. `None` if the delivery is finished.
+    fn of(&self, row: &DeliveryRow) -> Option<String> {
+        let next = row.next_attempt_at?;
+        if row.state == "sending" {
+            return Some("the end of its attempt".into());
+        }
+        if self.suspended.contains(&row.tenant) {
+            return Some("its tenant, which is suspended".into());
+        }
+        let lane = row.provider.as_ref().and_then(|name| self.closed.get(&(row.tenant.clone(), name.clone())));
+        if let Some(why) = lane.and_then(|lane| self.closed_lane(lane)) {
+            return Some(why);
+        }
+        if next > self.now {
+            return Some(until(row, next));
+        }
+        Some(if self.is_attended { "its turn in the queue" } else { NO_PROCESS }.into())
+    }
+
+    fn closed_lane(&self, lane: &ClosedLane) -> Option<String> {
+        let ClosedLane { paused, held_until, not_decrypted } = lane;
+        let paused = paused.as_ref().map(|why| format!("its provider, which is paused: {why}"));
+        let secrets = || {
+            let why = not_decrypted.as_ref()?;
+            Some(format!("its provider, whose secrets cannot be decrypted: {why}"))
+        };
+        let held = || held_until.filter(|until| *until > self.now);
+        paused.or_else(secrets).or_else(|| Some(format!("its provider, which asked to wait until {}", held()?)))
+    }
+}
+
+/// A delivery that is not due yet.
+fn until(row: &DeliveryRow, next: Timestamp) -> String {
+    let host = row.last_error.as_deref().and_then(|text| text.strip_prefix(&waits_for("")));
+    match (row.error_code.as_deref(), host) {
+        (Some(HOST_HELD), Some(host)) => format!("the host {host}, which asked to wait until {next}"),
+        (Some(HOST_PAUSED), Some(host)) => format!("the host {host}, which is paused"),
+        _ if row.state == "pending" => format!("its due time, {next}"),
+        _ => format!("its next attempt, at {next}"),
+    }
+}
+
+impl Store {
+    /// Fills in what the live rows among `rows` wait for. `tenant` limits what is read, as in the list.
+    pub(in crate::store) async fn say_waits(
+        &self,
+        tenant: Option<i32>,
+        rows: &mut [DeliveryRow],
+    ) -> Result<(), DbError> {
+        if rows.iter().all(|row| row.next_attempt_at.is_none()) {
+            return Ok(());
+        }
+        let obstacles = self.obstacles(tenant).await?;
+        rows.iter_mut().for_each(|row| row.waits_for = obstacles.of(row));
+        self.say_leases(rows).await
+    }
+
+    /// Adds when the leases end, where all rows that are being sent are of one notification.
+    async fn say_leases(&self, rows: &mut [DeliveryRow]) -> Result<(), DbError> {
+        let is_sent = |row: &&mut DeliveryRow| row.state == "sending";
+        let Some(one) = rows.iter_mut().find(is_sent).map(|row| row.notification_id) else { return Ok(()) };
+        if rows.iter_mut().filter(is_sent).any(|row| row.notification_id != one) {
+            return Ok(());
+        }
+        let ends = self.lease_ends(one).await?;
+        for row in rows.iter_mut().filter(is_sent) {
+            let end = ends.get(&row.n).map(|end| format!("; its lease ends at {end}")).unwrap_or_default();
+            row.waits_for = Some(format!("the end of its attempt{end}"));
+        }
+        Ok(())
+    }
+
+    async fn lease_ends(&self, notification: Uuid) -> Result<HashMap<i32, Timestamp>, DbError> {
+        let sql = "SELECT q.n, q.lease_until FROM postcommit.delivery_queue q
+            WHERE q.tenant IN (SELECT id FROM postcommit.tenant) AND q.notification_id = $1
+              AND q.lease_until IS NOT NULL";
+        let rows = self.db.query(sql, vec![notification.into()]).await?;
+        // An unreadable time is left out: the list is shown without it.
+        Ok(rows.iter().filter_map(|row| Some((row.get(0).ok()?, row.get(1).ok()?))).collect())
+    }
+
+    async fn obstacles(&self, tenant: Option<i32>) -> Result<Obstacles, DbError> {
+        let now = self.now().await?;
+        let sql = format!(
+            "SELECT t.name, t.suspended_at, p.name, p.paused, p.held_until, s.reason
+             FROM postcommit.tenant t
+             LEFT JOIN postcommit.provider p ON p.tenant = t.id
+             LEFT JOIN ({}) s ON s.lane = p.id
+             WHERE t.id = coalesce($1, t.id)
+               AND (t.suspended_at IS NOT NULL OR p.paused IS NOT NULL OR p.held_until > {{now}} OR s.lane IS NOT NULL)",
+            closed_by_secrets()
+        );
+        let mut found = Obstacles {
+            now,
+            is_attended: self.is_attended(now).await?,
+            suspended: HashSet::new(),
+            closed: HashMap::new(),
+        };
+        for row in self.db.query(&sql, self.who_opens(tenant).await?).await? {
+            // Unreadable values must not hide the list. A tenant with any value here is suspended.
+            let Ok(tenant) = row.get::<String>(0) else { continue };
+            if !matches!(row.get::<Option<Timestamp>>(1), Ok(None)) {
+                found.suspended.insert(tenant.clone());
+            }
+            let [paused, not_decrypted] = [3, 5].map(|place| row.get(place).unwrap_or_default());
+            let lane = ClosedLane { paused, held_until: row.get(4).unwrap_or_default(), not_decrypted };
+            if let Ok(Some(provider)) = row.get::<Option<String>>(2) {
+                found.closed.insert((tenant, provider), lane);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether a worker has a current heartbeat, or a pass began a short time ago.
+    async fn is_attended(&self, now: Timestamp) -> Result<bool, DbError> {
+        let sql = format!(
+            "SELECT count(*) FROM postcommit.duty
+             WHERE (name LIKE '{WORKER}%' AND ran_at > $1) OR (name = '{PASS}' AND ran_at > $2)"
+        );
+        let rows = self.db.query(&sql, vec![before(now, PRESENT).into(), before(now, PASS_DELIVERS).into()]).await?;
+        Ok(rows.first().map_or(Ok(0), |row| row.get::<i64>(0))? > 0)
+    }
+}
