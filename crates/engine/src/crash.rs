@@ -1,12 +1,11 @@
-//! Crash points: named places where a test can kill, stop or fail the real process. Without the feature `crash-points`
-//! they compile to nothing.
+//! Crash points: named places where a test can kill, freeze or fail the real process. Without the feature
+//! `crash-points` they compile to nothing.
 //!
-//! `POSTCOMMIT_CRASH=name:nth:action` acts the nth time the process passes that place: `kill` ends the process like
-//! SIGKILL, `stop` freezes it like SIGSTOP, `error` panics.
+//! `POSTCOMMIT_CRASH=name:nth:action` triggers the action when the process passes the named place for the nth time.
+//! `kill` ends the process with SIGKILL, `stop` freezes it with SIGSTOP, and `error` panics.
 //!
-//! `POSTCOMMIT_LEAK=name` removes the tenant from the query of that name, as a bug would: [`held_to`].
+//! `POSTCOMMIT_LEAK=name` removes the tenant filter from the query of that name, as a bug might. See [`held_to`].
 
-/// A crash point.
 #[macro_export]
 macro_rules! crash_point {
     ($name:literal) => {
@@ -15,7 +14,7 @@ macro_rules! crash_point {
     };
 }
 
-/// All crash points in the order of the flow.
+/// All crash points, in the order in which a notification passes them.
 pub const POINTS: &[&str] = &[
     "enqueue.before",
     "enqueue.in_tx",
@@ -36,9 +35,8 @@ pub const POINTS: &[&str] = &[
     "settle.after_commit",
 ];
 
-/// The tenant that a query is restricted to. With a planted leak it is dropped: a test shows that this is noticed, and
-/// that row-level security still hides the rows.
-#[must_use]
+/// Returns the tenant that a query is restricted to. If `POSTCOMMIT_LEAK` names the query, it returns `None` instead.
+/// Tests use this to show that such a bug is noticed, and that row-level security still hides the rows.
 pub fn held_to(tenant: Option<i32>, name: &str) -> Option<i32> {
     let is_planted = cfg!(feature = "crash-points") && std::env::var("POSTCOMMIT_LEAK").is_ok_and(|leak| leak == name);
     if is_planted {
@@ -48,7 +46,7 @@ pub fn held_to(tenant: Option<i32>, name: &str) -> Option<i32> {
     tenant
 }
 
-/// Acts if the environment names this place and this is the nth time it is passed.
+/// Runs the action if `POSTCOMMIT_CRASH` names this place and it is passed for the nth time.
 #[cfg(feature = "crash-points")]
 pub fn pass(name: &str) {
     use std::sync::OnceLock;
@@ -76,13 +74,14 @@ pub fn pass(name: &str) {
     }
 }
 
-/// Uses the `kill` of the shell: otherwise signals need unsafe code or a dependency, and this code never ships.
+/// Sends a signal to this process with the shell's `kill`. Otherwise signals would need unsafe code or a dependency.
+/// This code is not part of a release.
 #[cfg(feature = "crash-points")]
 fn signal_self(signal: &str) {
     let kill = format!("kill -{signal} {}", std::process::id());
     let _ = std::process::Command::new("sh").args(["-c", &kill]).status();
-    // The first thread that sees SIGSTOP begins the stop, and this thread is stopped a moment later. It must not run on
-    // meanwhile.
+    // The first thread that sees SIGSTOP begins the stop, and this thread is stopped a moment later. It must not
+    // continue in between.
     if signal == "STOP" {
         std::thread::sleep(std::time::Duration::from_millis(500));
     }

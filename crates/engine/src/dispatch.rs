@@ -1,26 +1,29 @@
 //! The dispatcher: claim → expand → (claim again, on its lane) → check → permit → render → send → judge → settle.
 //!
-//! - [`Dispatcher`]: the loop that claims what free slots can start, and no more;
+//! - [`Dispatcher`]: the loop that claims as much work as free slots can start;
 //! - `lanes`: one queue per provider, each with its own slots; `cow_map`: the map that holds them;
-//! - `turns`: which lanes the next claim asks for, and where it searches for others with due work;
-//! - `hosts`: receivers of one lane that are told apart, so that a held, paused or slow one delays no other;
-//! - `local_close`: lanes and hosts whose pause or hold could not be written;
-//! - `permits`: what this process knows of the permits of rate-limited lanes;
-//! - `batch`: a claimed batch of one lane, until each delivery goes its own way;
-//! - `expander`: turns a claimed notification into deliveries;
-//! - `attempt`: the pipeline of one delivery;
+//! - `turns`: which lanes the next claim asks for, and where it searches for other lanes with due work;
+//! - `hosts`: the receivers' hosts of one lane, told apart so that a held, paused or slow host delays no other host;
+//! - `local_close`: lanes and hosts whose pause or hold could not be written to the database;
+//! - `permits`: the permits of rate-limited lanes, as far as this process knows them;
+//! - `batch`: a claimed batch of one lane, until its deliveries are expanded or sent;
+//! - `expander`: turns notifications into deliveries; `lookup`: reads users and lists; `content`: which templates are;
+//! - `attempt`: the pipeline of one delivery; `templates`: compiled versions, and the threads that render;
 //! - `settler`: writes the results of all lanes in batches; sends stop when too many results wait to be written;
-//! - `parked_log`: what the log says about a parked delivery;
+//! - `parked_log`: the log line of a parked delivery;
 //! - `leases`: the leases of this process, renewed while they are in use;
-//! - `backoff`: how long the process waits after a failed read or write of its own;
+//! - `backoff`: how long the process waits after its own read or write of the database has failed;
 //! - `wake_up`: wakes the loop after a commit; a poll is the fallback;
-//! - `pass`: bounded passes, one at a time; `trial`: one test send past the queue;
-//! - `duties`: background duties; `jobs`: acts of operators on many deliveries; `heartbeat`: tells others that this worker runs.
+//! - `pass`: bounded passes, one at a time; `trial`: one test send that bypasses the queue;
+//! - `duties`: background duties; `jobs`: operators' actions on many deliveries;
+//! - `heartbeat`: shows other processes that this worker runs.
 
 mod attempt;
 mod backoff;
 mod batch;
+mod content;
 mod cow_map;
+mod drivers;
 mod duties;
 mod expander;
 mod heartbeat;
@@ -29,12 +32,16 @@ mod jobs;
 mod lanes;
 mod leases;
 mod local_close;
+mod lookup;
+mod outage;
 mod parked_log;
 mod pass;
 mod permits;
 mod render;
 mod settings;
+mod settlement;
 mod settler;
+mod templates;
 mod trial;
 mod turns;
 mod wake_up;
@@ -62,47 +69,47 @@ pub use trial::{Trial, try_provider};
 
 use crate::db::DbError;
 use crate::metrics::Metrics;
-use crate::store::{Claim, KpiSettings, LimitedClaim, Search, Store, Want};
+use crate::store::{Claim, KpiSettings, LimitedClaim, Opener, Search, Store, Unopened, Want};
 use crate::trace::Tracer;
-use backoff::Backoff;
+use backoff::{Backoff, jittered};
 use batch::{DatabaseTime, Route, begin};
 use lanes::{Lanes, LookMode, Wants};
 use leases::Leases;
+use outage::OutageLog;
 use permits::Permits;
 use settler::Settler;
+use templates::Templates;
 use turns::is_expansion;
 use wake_up::WakeUp;
 
-/// How long the loop keeps looking after the last work before it goes idle.
+/// How long the dispatcher keeps looking for work after it last found some, before it marks itself idle.
 const LINGER: Duration = Duration::from_millis(50);
 
-/// The resolution of the coarser database clock, SQLite's.
+/// The resolution of SQLite's clock. PostgreSQL's clock is finer.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Stands for the expansion lanes of all tenants. No lane has this number.
+/// Groups the claimed rows of all tenants' expansion lanes into one batch. No lane has this number.
 const UNEXPANDED: i32 = 0;
 
-/// How long a stop waits for the last heartbeat.
+/// How long a stopping dispatcher waits until its heartbeat task has removed the worker from the database.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What a dispatcher works with.
+/// The store, connections, keys and settings that a dispatcher uses.
 #[derive(Clone)]
 pub struct Tools {
-    /// The store.
     pub store: Store,
-    /// Outgoing connections.
+    /// Makes the outgoing connections.
     pub egress: Egress,
-    /// Opens providers' secrets.
+    /// The source of the key that decrypts providers' secrets.
     pub keys: KeySource,
-    /// On what the capture driver fails; from the environment.
+    /// Which sends the capture driver fails on purpose. Set by an environment variable.
     pub capture_fail_on: FailOn,
     /// The section `[dispatch]` of the settings.
     pub settings: DispatchSettings,
-    /// When a delivery counts as stuck, and how long roll-ups are kept.
+    /// After how long a delivery counts as stuck, and how long roll-ups are kept.
     pub kpi: KpiSettings,
-    /// Metrics.
     pub metrics: Metrics,
-    /// Where spans go; off by default.
+    /// Exports spans; off by default.
     pub tracer: Tracer,
 }
 
@@ -113,30 +120,30 @@ pub enum Stop {
     No,
     /// Claim nothing more and finish the sends in flight.
     Finish,
-    /// Stop immediately; leases run out by themselves.
+    /// Stop immediately. The leases of sends in flight run out by themselves.
     Now,
 }
 
-/// A claimed row and the notification behind it.
+/// A claimed queue row and its notification.
 type Claimed = (Delivery, Arc<StoredNotification>);
 
 /// Notifications by their ids.
 type Notes = HashMap<Uuid, Arc<StoredNotification>>;
 
-/// The result of a look at the queue.
+/// The result of one look for due work in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Looked {
     /// Work was started.
     Began,
     /// Nothing is due.
     Nothing,
-    /// Nothing was found yet, and not all lanes have been searched.
+    /// Nothing was found yet, and some lanes have not been searched.
     Searching,
-    /// There was no free slot to claim for.
+    /// No slot was free, so nothing could be claimed.
     Full,
 }
 
-/// What the tasks of one dispatcher share.
+/// State that all tasks of one dispatcher share.
 struct Crew {
     tools: Tools,
     settler: Settler,
@@ -145,25 +152,29 @@ struct Crew {
     reading: Backoff,
     /// Backoff after a failed expansion.
     expanding: Backoff,
-    /// Notified when slots become free or rows move between lanes.
+    templates: Templates,
+    /// Notified when slots become free or rows move between lanes. Wakes the dispatcher's loop.
     stir: Arc<Notify>,
+    outage: Arc<OutageLog>,
 }
 
-/// Claims and delivers until told to stop.
+/// Claims and delivers until it is asked to stop.
 pub struct Dispatcher {
     crew: Arc<Crew>,
     worker: Uuid,
     lanes: Lanes,
     idle_until: Option<Instant>,
-    /// The last look found work.
+    /// The last look for due work found some.
     busy: bool,
     /// The search has not covered all lanes yet.
     searching: bool,
-    /// When a look last found work.
+    /// When a look for due work last found some.
     worked_at: Option<Instant>,
-    /// Receives the request to stop, once the dispatcher runs.
+    /// Receives the request to stop. `None` until the dispatcher runs.
     stop: Option<watch::Receiver<Stop>>,
     refreshed_at: Option<Instant>,
+    /// Providers whose secrets this process cannot open, as last written to the store.
+    unopened: Vec<Unopened>,
 }
 
 impl Dispatcher {
@@ -171,11 +182,12 @@ impl Dispatcher {
     pub async fn new(tools: Tools) -> Result<Self, DbError> {
         let stir = Arc::new(Notify::new());
         let leases = Arc::new(Leases::default());
-        let settler = Settler::start(tools.store.clone(), tools.metrics.clone(), stir.clone(), leases.clone());
+        let outage = Arc::<OutageLog>::default();
+        let settler = Settler::start(&tools, stir.clone(), leases.clone(), outage.clone());
         let mut lanes = Lanes::new(&tools);
         lanes.refresh(&tools).await?;
-        let crew =
-            Arc::new(Crew { tools, settler, leases, reading: Backoff::default(), expanding: Backoff::default(), stir });
+        let (reading, expanding, templates) = Default::default();
+        let crew = Arc::new(Crew { tools, settler, leases, reading, expanding, templates, stir, outage });
         Ok(Self {
             crew,
             worker: Uuid::new_v4(),
@@ -186,11 +198,11 @@ impl Dispatcher {
             worked_at: None,
             stop: None,
             refreshed_at: None,
+            unopened: vec![],
         })
     }
 
-    /// Counts of results so far.
-    #[must_use]
+    /// Returns the counts of results so far.
     pub fn tally(&self) -> Arc<Tally> {
         self.crew.settler.tally()
     }
@@ -201,8 +213,9 @@ impl Dispatcher {
         let bell = WakeUp::watch(&self.crew.tools.store);
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let quiet = Arc::new(AtomicBool::new(false));
-        tokio::spawn(duties::run_forever(self.crew.tools.store.clone(), self.crew.tools.kpi.clone(), quiet.clone()));
-        tokio::spawn(jobs::run_forever(self.crew.tools.store.clone(), quiet.clone()));
+        let (tools, outage) = (&self.crew.tools, &self.crew.outage);
+        tokio::spawn(duties::run_forever(tools.store.clone(), tools.kpi.clone(), quiet.clone(), outage.clone()));
+        tokio::spawn(jobs::run_forever(tools.store.clone(), quiet.clone(), outage.clone()));
         let present = tokio::spawn(heartbeat::beat(self.crew.tools.store.clone(), self.worker, stop.clone()));
         self.crew.tools.metrics.dispatchers.add(1);
         while *stop.borrow() == Stop::No {
@@ -210,8 +223,8 @@ impl Dispatcher {
             match self.round(None).await {
                 Ok(Looked::Began | Looked::Searching) => {}
                 Ok(Looked::Full) => self.rest(&bell, &mut stop).await,
-                // Under load the next commit is a moment away: going idle in between would make every producer send
-                // NOTIFY.
+                // Under load the next commit comes within milliseconds. If the dispatcher went idle before it, every
+                // producer would have to send NOTIFY.
                 Ok(Looked::Nothing)
                     if self.idle_until.is_none() && self.worked_at.is_some_and(|at| at.elapsed() < LINGER) =>
                 {
@@ -224,28 +237,30 @@ impl Dispatcher {
                     }
                 }
                 Err(problem) => {
-                    tracing::warn!(%problem, "could not claim; trying again");
+                    self.crew.outage.failed(&problem, "could not claim deliveries from the queue; trying again");
                     tokio::time::sleep(jittered(self.interval())).await;
                 }
             }
-            // Without its settler this process would renew leases forever and write nothing: it must end.
-            assert!(!self.crew.settler.is_gone(), "the settler has ended");
+            // Without the settler no result is written, while leases are still renewed forever. So the process must
+            // end.
+            assert!(!self.crew.settler.is_gone(), "the task that writes the results of sends has ended");
         }
         quiet.store(true, Ordering::Relaxed);
         self.drain(stop).await;
         self.crew.tools.metrics.dispatchers.add(-1);
         renewing.abort();
-        // Not forever: the database may be unreachable, and then the missing heartbeat tells.
+        // The wait is bounded because the database may be unreachable. Then the worker's heartbeat runs out by itself.
         let _ = tokio::time::timeout(FAREWELL, present).await;
     }
 
-    /// Makes one bounded pass: over everything due now, or over one notification whether due or not. Ends when nothing
-    /// of it is in flight.
+    /// Makes one bounded pass: over everything due now, or over one notification (tenant and id) whether due or not.
+    /// Returns when no delivery that the pass began is in flight any more.
     pub async fn pass(&mut self, only: Option<(i32, Uuid)>) -> Result<(), DbError> {
         self.pass_until(only, None).await.map(drop)
     }
 
-    /// Makes a pass over everything due now that stops claiming after `bound`. Returns true when due work may be left.
+    /// Makes a pass over everything due now. It claims nothing more after `bound`. Returns true when due work may be
+    /// left.
     pub async fn pass_for(&mut self, bound: Duration) -> Result<bool, DbError> {
         self.pass_until(None, Some(clock::monotonic() + bound)).await
     }
@@ -253,32 +268,35 @@ impl Dispatcher {
     async fn pass_until(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         if only.is_none() {
             self.crew.tools.store.note_pass().await?;
+            self.note_unopened(Opener::Pass).await;
         }
         let renewing = leases::renew_forever(self.crew.tools.clone(), self.crew.leases.clone());
         let passed = self.claim_until_quiet(only, end).await;
-        // In every case: what was begun is finished, and what was not goes back.
+        // This also runs after an error. Sends that have begun are finished, and unused permits are returned.
         self.finish_pass().await;
         renewing.abort();
         self.give_back_unused().await;
         passed
     }
 
-    /// Returns true when time ran out first.
+    /// Claims until nothing is due and nothing is in flight. Returns true when the time `end` was reached before that.
     async fn claim_until_quiet(&mut self, only: Option<(i32, Uuid)>, end: Option<Instant>) -> Result<bool, DbError> {
         if let Some((tenant, id)) = only {
             self.crew.tools.store.bring_forward(tenant, id).await?;
         } else {
             jobs::run_due(&self.crew.tools.store, end).await;
         }
-        // Work that becomes due while the pass runs, such as a retry, is left for the next pass: a pass must end.
+        // Work that becomes due during the pass, such as a retry, is left for the next pass. Otherwise a pass might
+        // never end.
         let started = self.crew.tools.store.now().await?;
-        // SQLite's clock counts milliseconds: a row that is put off to the present millisecond would still be due.
+        // SQLite's clock counts milliseconds. Without this wait, a row that is put off to the present millisecond would
+        // still count as due in this pass.
         tokio::time::sleep(TICK).await;
         loop {
             if end.is_some_and(|end| clock::monotonic() >= end) {
                 return Ok(true);
             }
-            // Read before looking: a send in flight may be about to put a row into a lane.
+            // `quiet` is read before the look, because a send in flight may put a row into a lane after the look.
             let quiet = self.is_quiet();
             let looked = match only {
                 None => self.round(Some(started)).await?,
@@ -287,8 +305,8 @@ impl Dispatcher {
             match looked {
                 Looked::Began | Looked::Searching => {}
                 Looked::Nothing if quiet => return Ok(false),
-                // A slot becomes free within the send's timeout. The interval is the fallback, for results that waited
-                // for the database.
+                // A slot becomes free within the timeout of a send. The interval is the fallback, for results that
+                // waited for the database.
                 Looked::Nothing | Looked::Full => {
                     let _ = tokio::time::timeout(self.interval(), self.crew.stir.notified()).await;
                 }
@@ -296,7 +314,7 @@ impl Dispatcher {
         }
     }
 
-    /// Looks at every lane that has rows, until something is found.
+    /// Looks until work is found or all lanes that have rows have been searched.
     async fn look_through(&mut self) -> Result<Looked, DbError> {
         loop {
             let looked = self.round(None).await?;
@@ -306,7 +324,8 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until something may have changed, a permit becomes due, or a deferred search may go on.
+    /// Waits until there may be work: a commit, a free slot, a due permit, the end of a deferred search, or the next
+    /// poll. A request to stop ends the wait, too.
     async fn rest(&self, bell: &WakeUp, stop: &mut watch::Receiver<Stop>) {
         let poll = clock::monotonic() + jittered(self.interval());
         let look_at =
@@ -319,7 +338,7 @@ impl Dispatcher {
         }
     }
 
-    /// Claims what the lanes have room for and starts it.
+    /// Claims as much due work as the lanes have room for, and starts it.
     async fn round(&mut self, due_before: Option<Timestamp>) -> Result<Looked, DbError> {
         self.give_back_unused().await;
         if self.crew.settler.is_behind() {
@@ -335,7 +354,7 @@ impl Dispatcher {
             let search = if lease == self.lanes.lease() { search.clone() } else { Search::default() };
             begun += self.claim(&wants, &search, lease, due_before, &mut beside).await?;
         }
-        // The search found these lanes; how much each can start was not known before.
+        // The search found these lanes. How much each of them can start was not known before the claim.
         if !beside.is_empty() {
             let more = self.lanes.wants_on(&beside, self.crew.tools.settings.batch);
             for (lease, wants) in more.by_lease {
@@ -343,10 +362,10 @@ impl Dispatcher {
             }
             more.limited.into_iter().for_each(|(lease, wants)| limited.entry(lease).or_default().extend(wants));
         }
-        // Rate-limited work is no reason to stay awake for more.
+        // Work of rate-limited lanes does not count as load, so it does not end the idle state.
         let paced = self.round_of_limited(limited, due_before).await?;
-        // A single notification does not end the idle state: telling others about it would cost two writes for each
-        // notification of a quiet day. More than one means load, and then no producer should pay for NOTIFY.
+        // A single notification does not end the idle state, because that would cost two writes for each notification
+        // on a quiet day. More than one means load, and then producers should not have to send NOTIFY.
         if begun > 1 || (begun > 0 && self.busy) {
             self.awake().await;
         }
@@ -354,8 +373,8 @@ impl Dispatcher {
         if self.busy {
             self.worked_at = Some(clock::monotonic());
         }
-        // Under load not every look searches: one more look follows, from the start. A deferred search is not waited
-        // for.
+        // Under load not every look searches. So one more look follows, and it searches from the start. It does not
+        // wait for a deferred search.
         let is_over = self.lanes.is_through() || self.lanes.next_search_at().is_some();
         self.searching = begun + paced == 0 && !full && !was_busy && !is_over;
         Ok(match begun + paced {
@@ -366,7 +385,8 @@ impl Dispatcher {
         })
     }
 
-    /// Makes one claim and starts what it brought. Adds lanes that the search found to `beside`.
+    /// Makes one claim and starts the claimed deliveries. Adds the lanes that the search found to `beside`. Returns how
+    /// many deliveries were started.
     async fn claim(
         &mut self,
         wants: &[Want],
@@ -382,7 +402,8 @@ impl Dispatcher {
         self.start(claim, before, lease, HashMap::new()).await
     }
 
-    /// Claims from rate-limited lanes, apart from the others so that they pay nothing for it.
+    /// Claims from rate-limited lanes. These claims are separate, so that other lanes do not pay the cost of rate
+    /// limits.
     async fn round_of_limited(
         &mut self,
         limited: BTreeMap<Duration, Vec<Want>>,
@@ -409,23 +430,24 @@ impl Dispatcher {
         self.start(found.claim, claimed_at, lease, permits).await
     }
 
-    /// Returns permits of deliveries that were claimed and not sent, for example expired ones.
+    /// Returns to the database the permits of deliveries that were claimed and not sent, for example expired ones.
     async fn give_back_unused(&mut self) {
         for (lane, taken_at, permits) in self.lanes.take_unused() {
             if let Err(problem) = self.crew.tools.store.give_back_permits(lane, permits, taken_at).await {
-                tracing::debug!(%problem, lane, "could not return unused permits; they come back with time");
+                tracing::debug!(%problem, lane, "could not return unused permits of a rate limit; they refill");
             }
         }
     }
 
     fn note_claim(&self, claim: &Claim) {
+        self.crew.outage.worked();
         let metrics = &self.crew.tools.metrics;
         metrics.claims.add(1);
         metrics.claimed.add(claim.deliveries.len() as u64);
         metrics.looked_at.set(clock::now().as_micros() / 1000);
     }
 
-    /// Claims what is due of one notification and starts it.
+    /// Claims the due deliveries of one notification and starts them.
     async fn round_of(&mut self, tenant: i32, id: Uuid, due_before: Timestamp) -> Result<Looked, DbError> {
         let before = clock::monotonic();
         let lease = self.lanes.longest_lease(tenant);
@@ -442,7 +464,8 @@ impl Dispatcher {
         Ok(if begun > 0 { Looked::Began } else { Looked::Nothing })
     }
 
-    /// Takes the slots of claimed deliveries and starts them. Returns those that this process cannot serve.
+    /// Takes slots for claimed deliveries and starts them. Deliveries that this process cannot serve go back to the
+    /// queue. Returns how many were started.
     async fn start(
         &mut self,
         claim: Claim,
@@ -455,19 +478,19 @@ impl Dispatcher {
         let clock = DatabaseTime { then: first.leased_at, since: clock::monotonic() };
         self.crew.leases.hold(&deliveries, claimed_at, lease);
         if self.stop.as_ref().is_some_and(|stop| *stop.borrow() != Stop::No) {
-            // The stop came during the claim: nothing more is begun.
+            // The stop was requested during the claim, so nothing more is started.
             self.crew.settler.return_unbegun(deliveries);
             return Ok(0);
         }
         if let Err(problem) = self.lanes.catch_up(&self.crew.tools, providers).await {
-            // They go back now instead of when the lease runs out.
+            // The deliveries are returned now. Otherwise they would wait until their leases run out.
             self.crew.settler.return_unbegun(deliveries);
             return Err(problem);
         }
         let mut notes: Notes = notes.into_iter().map(|note| (note.id, Arc::new(note))).collect();
         let mut begun = 0;
         let mut by_lane: HashMap<i32, Vec<Delivery>> = HashMap::new();
-        // Notifications of all tenants that are not expanded yet are read with one statement.
+        // The expansion rows of all tenants form one batch, so that one statement reads their notifications.
         let together = |delivery: &Delivery| if is_expansion(delivery.lane) { UNEXPANDED } else { delivery.lane };
         deliveries.into_iter().for_each(|delivery| by_lane.entry(together(&delivery)).or_default().push(delivery));
         for (id, batch) in by_lane {
@@ -484,15 +507,15 @@ impl Dispatcher {
                 }
             };
             begun += batch.len();
-            // The next claim does not wait until these are read.
+            // A separate task reads the notifications, so that the next claim does not wait for them.
             let known = if id == UNEXPANDED { std::mem::take(&mut notes) } else { Notes::new() };
             tokio::spawn(begin(self.crew.clone(), way, batch, known, clock));
         }
         Ok(begun)
     }
 
-    /// Marks this dispatcher idle unless it is already. Returns true when it did: then one more look is needed, for
-    /// commits between the last look and the mark.
+    /// Marks this dispatcher idle in the database, unless its mark is still fresh. Returns true when one more look is
+    /// needed, for commits between the last look and the mark.
     async fn fall_idle(&mut self) -> bool {
         const NAP: Duration = Duration::from_secs(60);
         let now = clock::monotonic();
@@ -501,7 +524,7 @@ impl Dispatcher {
         }
         match self.crew.tools.store.fall_idle(self.worker, NAP).await {
             Ok(()) => self.idle_until = Some(now + NAP),
-            Err(problem) => tracing::debug!(%problem, "could not mark this dispatcher as idle; polling goes on"),
+            Err(problem) => tracing::debug!(%problem, "could not mark this dispatcher as idle; it continues to poll"),
         }
         self.idle_until.is_some()
     }
@@ -510,11 +533,12 @@ impl Dispatcher {
         if self.idle_until.take().is_some()
             && let Err(problem) = self.crew.tools.store.wake_up(self.worker).await
         {
-            tracing::debug!(%problem, "could not mark this dispatcher as busy");
+            tracing::debug!(%problem, "could not mark this dispatcher as busy; its idle mark expires by itself");
         }
     }
 
-    /// Other processes change providers. Every claim tells, and so does a read at every interval.
+    /// Reads the providers that other processes have changed, once per interval. Every claim checks for changes as
+    /// well.
     async fn refresh_when_due(&mut self) {
         let now = clock::monotonic();
         if self.refreshed_at.is_some_and(|at| now.duration_since(at) < self.interval()) {
@@ -522,8 +546,10 @@ impl Dispatcher {
         }
         self.refreshed_at = Some(now);
         if let Err(problem) = self.refresh().await {
-            tracing::warn!(%problem, "could not read the providers; keeping the known ones");
+            let what = "could not read changed providers; the dispatcher uses the ones it knows";
+            self.crew.outage.failed(&problem, what);
         }
+        self.note_unopened(Opener::Worker(self.worker)).await;
     }
 
     async fn refresh(&mut self) -> Result<(), DbError> {
@@ -560,22 +586,9 @@ impl Dispatcher {
         if left > 0 {
             tracing::warn!(
                 left,
-                "stopped with sends in flight; their leases will run out and the guarantee of each provider decides"
+                "the dispatcher stopped with sends in flight; when their leases expire, the guarantee of each provider \
+                 decides whether they are sent again"
             );
         }
     }
-}
-
-/// Processes that start together must not poll together.
-fn jittered(interval: Duration) -> Duration {
-    let chance = f64::from(postcommit_channel::secret::random::<1>()[0]) / 255.0;
-    interval.mul_f64(0.75 + 0.5 * chance)
-}
-
-/// Attributes of every span of a notification.
-fn traits_of(note: &StoredNotification) -> Vec<(&'static str, String)> {
-    let mut known =
-        vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
-    known.extend(note.correlation_id.clone().map(|id| ("postcommit.correlation_id", id)));
-    known
 }

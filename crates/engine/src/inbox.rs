@@ -1,8 +1,8 @@
-//! Live inboxes: an open page is notified of changes within moments, whichever process made them.
+//! Live inboxes: an open page learns of changes within a moment, whichever process made them.
 //!
-//! One task per process watches for all open pages. A signal of the database wakes it, and it reads the positions of
-//! the inboxes of its users. It also polls, so that a lost signal costs only a moment. A page then reads its changes by
-//! [`Store::inbox_changes`] from its own position.
+//! One task per process watches the inboxes of all open pages. A signal of the database wakes the task, and it reads
+//! the positions of the signalled inboxes. It also polls every second, in case a signal is lost. A page then reads its
+//! changes with [`Store::inbox_changes`], from its own position.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,46 +19,44 @@ use crate::store::Store;
 
 /// How often the positions of all open inboxes are read without a signal.
 const POLL: Duration = Duration::from_secs(1);
-/// How long this process counts as a watcher without renewing it.
+/// How long the registration of this process as a watcher is valid if it is not renewed.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// A user of a tenant.
+/// A user of a tenant: the tenant's number and the user's id.
 type User = (i32, String);
 
-/// The open inboxes of this process.
+/// The inboxes that pages have open in this process.
 #[derive(Clone)]
 pub struct Inboxes(Arc<Watcher>);
 
 struct Watcher {
     store: Store,
     registry: Mutex<Registry>,
-    /// Notified when positions are to be read.
+    /// Wakes the watching task so that it reads positions.
     wake: Notify,
 }
 
 #[derive(Default)]
 struct Registry {
     users: HashMap<User, watch::Sender<i64>>,
-    /// Users with a signal whose position was not read yet.
+    /// Users whose inbox was signalled and whose position was not read yet.
     signalled: HashSet<User>,
-    /// Users by the payload of their signal.
+    /// Users by the payload of the signal that concerns them.
     by_payload: HashMap<String, HashSet<User>>,
-    /// The key with which payloads are hashed, so that a listener can neither read nor guess a user's id. Until the key
-    /// is known, a signal may concern any user.
+    /// The key with which payloads are hashed, so that a listener can neither read nor guess a user's id. While the key
+    /// is not known, every signal counts as concerning every user.
     key: Option<Vec<u8>>,
     watching: Option<JoinHandle<()>>,
 }
 
 impl Inboxes {
-    /// Nothing is watched until an inbox is opened.
-    #[must_use]
+    /// Creates a registry without open inboxes. Nothing is watched until an inbox is opened.
     pub fn new(store: Store) -> Self {
         Self(Arc::new(Watcher { store, registry: Mutex::default(), wake: Notify::new() }))
     }
 
     /// Opens an inbox until the returned value is dropped. Open it before reading the inbox, so that no change in
     /// between is missed.
-    #[must_use]
     pub fn open(&self, tenant: i32, user: &str) -> OpenInbox {
         let key = (tenant, user.to_owned());
         let mut registry = self.0.lock();
@@ -73,14 +71,12 @@ impl Inboxes {
         OpenInbox { watcher: self.0.clone(), key, moved }
     }
 
-    /// How many pages of a user are open in this process.
-    #[must_use]
+    /// Returns how many pages of a user are open in this process.
     pub fn pages(&self, tenant: i32, user: &str) -> usize {
         self.0.lock().users.get(&(tenant, user.to_owned())).map_or(0, watch::Sender::receiver_count)
     }
 
-    /// How many users have open pages in this process.
-    #[must_use]
+    /// Returns how many users have open pages in this process.
     pub fn users(&self) -> usize {
         self.0.lock().users.len()
     }
@@ -97,7 +93,7 @@ impl OpenInbox {
     /// Waits until the position of the inbox is greater than `position`.
     pub async fn beyond(&mut self, position: i64) {
         if self.moved.wait_for(|at| *at > position).await.is_err() {
-            // The watch has ended because the process ends.
+            // The sender is gone because the process is ending.
             std::future::pending::<()>().await;
         }
     }
@@ -106,7 +102,7 @@ impl OpenInbox {
 impl Drop for OpenInbox {
     fn drop(&mut self) {
         let mut registry = self.watcher.lock();
-        // This is the last receiver of the user, and it is being dropped.
+        // The count includes this receiver, which is being dropped. So this is the user's last page.
         if registry.users.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             registry.leave(&self.key);
         }
@@ -127,7 +123,7 @@ impl Registry {
         }
     }
 
-    /// Uses this key from now on.
+    /// Uses this key from now on, and computes the payloads of all users again.
     fn set_key(&mut self, key: Vec<u8>) {
         if self.key.as_ref() == Some(&key) {
             return;
@@ -149,8 +145,8 @@ impl Registry {
         }
     }
 
-    /// Notes the users that a signal concerns: all users if the payload is empty or the key is not known yet. Returns
-    /// whether any user of this process is concerned.
+    /// Notes which users a signal concerns. An empty payload concerns all users, as does any payload while the key is
+    /// not known. Returns whether any user of this process is concerned.
     fn on_signal(&mut self, payload: &str) -> bool {
         let meant: Vec<User> = if payload.is_empty() || self.key.is_none() {
             self.users.keys().cloned().collect()
@@ -174,7 +170,7 @@ impl Watcher {
         }
     }
 
-    /// Reads the positions of users with a signal and notifies their pages.
+    /// Reads the positions of signalled users and notifies their pages.
     async fn read_positions(&self) -> Result<(), DbError> {
         let signalled: Vec<User> = self.lock().signalled.drain().collect();
         if signalled.is_empty() {
@@ -191,14 +187,14 @@ impl Watcher {
     }
 }
 
-/// The payload of a user's signal, as `inbox_moved` in migrations/postgres/0013_settings.sql computes it.
+/// Computes the payload of a user's signal, as `inbox_moved` in migrations/postgres/0013_settings.sql does.
 fn payload_of(key: &[u8], (tenant, user): &User) -> String {
     let inner = Sha256::new().chain_update(key).chain_update(format!("{tenant}:{user}")).finalize();
     let hash = Sha256::new().chain_update(key).chain_update(inner).finalize();
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Watches while any page is open.
+/// Watches for changes as long as any page is open.
 async fn watch_all(watcher: Arc<Watcher>) {
     let id = Uuid::new_v4();
     let listening = {
@@ -213,7 +209,10 @@ async fn watch_all(watcher: Arc<Watcher>) {
             match watcher.register(id).await {
                 Ok(()) => registered_at = Some(clock::monotonic()),
                 Err(problem) => {
-                    tracing::debug!(%problem, "could not register as a watcher of inboxes; polling goes on");
+                    tracing::debug!(
+                        %problem,
+                        "could not register this process for signals about inbox changes; it continues to poll"
+                    );
                 }
             }
         }
@@ -221,7 +220,7 @@ async fn watch_all(watcher: Arc<Watcher>) {
             watcher.lock().on_signal("");
         }
         if let Err(problem) = watcher.read_positions().await {
-            tracing::warn!(%problem, "could not read the positions of open inboxes; trying again after a wait");
+            tracing::warn!(%problem, "could not check the open inboxes for changes; trying again after a wait");
             tokio::time::sleep(POLL).await;
         }
         if watcher.close_when_empty() {
@@ -230,12 +229,15 @@ async fn watch_all(watcher: Arc<Watcher>) {
     }
     listening.abort();
     if let Err(problem) = watcher.store.unwatch_inboxes(id).await {
-        tracing::debug!(%problem, "could not remove the watcher of inboxes; it expires by itself");
+        tracing::debug!(
+            %problem,
+            "could not delete the registration for signals about inbox changes; it expires by itself"
+        );
     }
 }
 
 impl Watcher {
-    /// Registers this process as a watcher. The key is read first, and each time again, because an operator may have
+    /// Registers this process as a watcher. The key is read before each registration, because an operator may have
     /// deleted it.
     async fn register(&self, id: Uuid) -> Result<(), DbError> {
         let key = self.store.inbox_bell_key().await?;
@@ -245,7 +247,8 @@ impl Watcher {
         self.store.watch_inboxes(id, WATCH.as_secs_f64()).await
     }
 
-    /// Ends the watch if no page is open. This is done under the lock, so that the next page starts a new watch.
+    /// Ends the watch if no page is open. The check runs under the lock, so that a page that opens later starts a new
+    /// watch.
     fn close_when_empty(&self) -> bool {
         let mut registry = self.lock();
         let empty = registry.users.is_empty();
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_payload_is_the_one_of_the_database() {
-        // tests/it/inbox/live.rs compares it with PostgreSQL.
+        // The test in tests/it/inbox/live.rs compares the payload with PostgreSQL's.
         assert_eq!(payload_of(&[7; 32], &(1, "zoë".into())), "e083bebe06c62ead4e2b829d2c3bdb9f");
         assert_ne!(payload_of(&[8; 32], &(1, "zoë".into())), payload_of(&[7; 32], &(1, "zoë".into())));
     }

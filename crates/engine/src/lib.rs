@@ -1,11 +1,12 @@
-//! Everything of Postcommit that sees a database: from an application's COMMIT to the recorded outcome.
+//! All code of Postcommit that uses a database: from an application's COMMIT to the recorded outcome.
 //!
-//! In the order in which a notification meets them:
-//! - [`store`]: what is kept, on PostgreSQL and SQLite; it stands on [`db`];
+//! The modules, in the order in which a notification passes through them:
+//! - [`store`]: the stored data, on PostgreSQL and SQLite; it is built on [`db`];
 //! - [`dispatch`]: claim → expand → check → permit → render → send → judge → settle;
-//! - [`inbox`] and [`user_token`]: what users see of `in_app`, and what lets a browser in;
-//! - [`metrics`] and [`trace`]: what is told about it;
-//! - [`crash`]: the places where tests may end the process.
+//! - [`inbox`] and [`user_token`]: live updates of users' inboxes, and the tokens with which browsers read them;
+//! - [`unsubscribe`]: signed links with which a person stops messages;
+//! - [`metrics`] and [`trace`]: counters and spans for operators;
+//! - [`crash`]: places where tests can end the process.
 
 pub mod crash;
 pub mod db;
@@ -14,4 +15,5 @@ pub mod inbox;
 pub mod metrics;
 pub mod store;
 pub mod trace;
+pub mod unsubscribe;
 pub mod user_token;

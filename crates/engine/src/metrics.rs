@@ -1,7 +1,8 @@
-//! Metrics: counts of this process, by atomic additions where the events happen, and the state of the store, read when
-//! metrics are scraped.
+//! Metrics: counters of this process, and the state of the store. Counters are atomic additions where the events
+//! happen. The state of the store is read when metrics are scraped.
 //!
-//! Labels are bounded: no tenant, no id, and a limited number of event types and channels.
+//! The number of label values is bounded. No label contains a tenant or an id, and the number of event types and
+//! channels is limited.
 
 mod instruments;
 mod scrape;
@@ -11,30 +12,33 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use postcommit_channel::clock;
-use postcommit_channel::model::{DeliveryState, FinishedState};
+use postcommit_channel::model::{DeliveryState, ErrorClass, FinishedState};
 
 pub use instruments::{Counter, Gauge, Histogram, PrometheusText};
 pub use scrape::Scrape;
 
-/// The default limit of event types with a label of their own. Later ones are `other`.
+/// The default limit of event types with a label of their own. Further event types are counted as `other`.
 pub const EVENT_TYPES: usize = 200;
-/// The most channels of one event type with a label of their own.
+/// The most channels of one event type with a label of their own. Further channels are counted as `other`.
 const CHANNELS: usize = 50;
-/// The most combinations of route, method and status. The route table stays below it.
+/// The most combinations of route, method and status. The server's routes stay below this limit.
 const ROUTES: usize = 2000;
 const OTHER: &str = "other";
 
 /// Bucket bounds in seconds, for calls over a network.
 const SECONDS: [f64; 14] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Bucket bounds for the number of results in one settle.
+/// Bucket bounds for the number of results in one settle statement.
 const SIZES: [f64; 9] = [1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
 
+/// The number of error classes.
+const CLASSES: usize = ErrorClass::ALL.len();
 const OUTCOMES: [&str; 5] = ["sent", "delivered", "deferred", "rejected", "unclear"];
 
 /// The counts of one event type on one channel.
 #[derive(Debug)]
 pub struct Counts {
-    attempts: [Counter; 5],
+    /// Attempts by outcome and error class. The last counter of each outcome is for attempts without a class.
+    attempts: [[Counter; CLASSES + 1]; 5],
     states: [Counter; DeliveryState::ENDED.len()],
     send: Histogram<14>,
 }
@@ -44,10 +48,10 @@ impl Counts {
         Self { attempts: Default::default(), states: Default::default(), send: Histogram::new(&SECONDS) }
     }
 
-    /// Counts an attempt by its outcome.
-    pub fn attempt(&self, outcome: &str) {
+    /// Counts an attempt by its outcome and, if it failed, by the class of its error.
+    pub fn attempt(&self, outcome: &str, class: Option<ErrorClass>) {
         if let Some(place) = OUTCOMES.iter().position(|name| *name == outcome) {
-            self.attempts[place].add(1);
+            self.attempts[place][class.map_or(CLASSES, |class| class as usize)].add(1);
         }
     }
 
@@ -58,7 +62,7 @@ impl Counts {
         }
     }
 
-    /// Records how long a provider took.
+    /// Records how long a send to a provider took.
     pub fn sent(&self, took: Duration) {
         self.send.took(took);
     }
@@ -74,31 +78,30 @@ type RequestLabels = (String, String, u16);
 #[derive(Clone)]
 pub struct Metrics(Arc<Instruments>);
 
-/// The instruments behind [`Metrics`].
+/// The counters, gauges and histograms of [`Metrics`].
 pub struct Instruments {
     by_event: RwLock<ByEvent>,
     event_types: usize,
     began: postcommit::Timestamp,
-    /// Time from the commit, or from the due time, to the first attempt.
+    /// Time from the commit, or from the due time if that is later, to the first attempt.
     commit_to_send: Histogram<14>,
-    /// Claims.
     pub claims: Counter,
-    /// Claimed deliveries.
+    /// How many deliveries were claimed.
     pub claimed: Counter,
     settle_size: Histogram<9>,
-    /// Results that came after another worker had taken over their lease.
+    /// Results that arrived after another worker had taken over their lease.
     pub stale_settles: Counter,
     /// Results that the database refuses. They are kept and written again.
     pub unwritten: Gauge,
-    /// Unclear attempts that are repeated.
+    /// Attempts with an unclear outcome that are repeated.
     pub possible_duplicates: Counter,
-    /// Running dispatchers of this process.
+    /// How many dispatchers run in this process.
     pub dispatchers: Gauge,
     /// When a dispatcher last looked for work, in milliseconds since 1970.
     pub looked_at: Gauge,
     http: Mutex<BTreeMap<RequestLabels, Counter>>,
     http_seconds: Mutex<BTreeMap<String, Histogram<14>>>,
-    /// Open connections.
+    /// Open HTTP connections.
     pub connections: Gauge,
     /// Open event streams.
     pub streams: Gauge,
@@ -123,8 +126,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics with a limit of event types with a label of their own.
-    #[must_use]
+    /// Creates metrics with a limit of event types that get a label of their own.
     pub fn new(event_types: usize) -> Self {
         Self(Arc::new(Instruments {
             by_event: RwLock::default(),
@@ -148,8 +150,7 @@ impl Metrics {
         }))
     }
 
-    /// The counts of an event type on a channel. Known ones cost two lookups and no allocation.
-    #[must_use]
+    /// Returns the counts of an event type on a channel. For a known pair this takes two lookups and no allocation.
     pub fn of(&self, event_type: &str, channel: &str) -> Arc<Counts> {
         let known = self.by_event.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(counts) = known.get(event_type).and_then(|channels| channels.get(channel)) {
@@ -173,12 +174,12 @@ impl Metrics {
         self.commit_to_send.took(wait);
     }
 
-    /// Records how many results one settle wrote.
+    /// Records how many results one settle statement writes.
     pub fn settled(&self, results: usize) {
         self.settle_size.saw(results);
     }
 
-    /// Counts an answered request. `route` is the pattern, never the path.
+    /// Counts an answered request. `route` must be the route's pattern and never the path, which may contain ids.
     pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
         let full = http.len() >= ROUTES;
@@ -191,61 +192,67 @@ impl Metrics {
         seconds.entry(route.to_owned()).or_insert_with(|| Histogram::new(&SECONDS)).took(took);
     }
 
-    /// Writes the metrics of this process.
+    /// Writes the metrics of this process as Prometheus text.
     fn write(&self, text: &mut PrometheusText) {
         self.write_events(text);
         text.head(
             "postcommit_commit_to_send_seconds",
             "histogram",
-            "From enqueue, or from when it was due, to the first attempt.",
+            "Time from enqueue, or from the due time if that is later, to the first attempt.",
         );
         text.histogram("postcommit_commit_to_send_seconds", &[], &self.commit_to_send);
-        text.one("postcommit_claims_total", "counter", "Claims made.", self.claims.read());
-        text.one("postcommit_claimed_total", "counter", "Deliveries claimed.", self.claimed.read());
-        text.head("postcommit_settle_batch_size", "histogram", "Results per settle.");
+        text.one("postcommit_claims_total", "counter", "Claims of deliveries from the queue.", self.claims.read());
+        text.one("postcommit_claimed_total", "counter", "Deliveries claimed from the queue.", self.claimed.read());
+        text.head(
+            "postcommit_settle_batch_size",
+            "histogram",
+            "Number of results of sends that are written to the database in one batch.",
+        );
         text.histogram("postcommit_settle_batch_size", &[], &self.settle_size);
         text.one(
             "postcommit_stale_settles_total",
             "counter",
-            "Results that came after their lease had gone to someone else.",
+            "Results of sends that came after the lease of their delivery had gone to another worker.",
             self.stale_settles.read(),
         );
         text.one(
             "postcommit_unwritten_results",
             "gauge",
-            "Results that the database refuses; they are kept and written again.",
+            "Results of sends that the database refuses. This process keeps them and writes them again.",
             self.unwritten.read(),
         );
         text.one(
             "postcommit_possible_duplicates_total",
             "counter",
-            "Unclear attempts that are made again under the same key.",
+            "Attempts with an unknown outcome that are repeated with the same idempotency key.",
             self.possible_duplicates.read(),
         );
         text.one("postcommit_dispatchers", "gauge", "Dispatchers that run in this process.", self.dispatchers.read());
-        let looked = self.looked_at.read() as f64 / 1e3;
-        text.one(
-            "postcommit_dispatcher_last_look_timestamp_seconds",
-            "gauge",
-            "When a dispatcher of this process last looked for work; 0 is never.",
-            looked,
-        );
+        // A process without a dispatcher has no such time. A 0 from it would look like a dispatcher that never looked.
+        if self.dispatchers.read() > 0 {
+            text.one(
+                "postcommit_dispatcher_last_look_timestamp_seconds",
+                "gauge",
+                "Unix time at which a dispatcher of this process last looked for work; 0 means not yet.",
+                self.looked_at.read() as f64 / 1e3,
+            );
+        }
         self.write_http(text);
         text.one(
             "postcommit_spans_exported_total",
             "counter",
-            "Spans that the collector took.",
+            "Trace spans that the collector accepted.",
             self.spans_exported.read(),
         );
         text.one(
             "postcommit_spans_dropped_total",
             "counter",
-            "Spans that found no room or no collector.",
+            "Trace spans that were dropped because the buffer was full or the collector did not accept them.",
             self.spans_dropped.read(),
         );
         let began = self.began.as_micros() as f64 / 1e6;
-        text.one("postcommit_start_time_seconds", "gauge", "When this process began.", began);
-        text.head("postcommit_build_info", "gauge", "What this process is.");
+        text.one("postcommit_start_time_seconds", "gauge", "Unix time at which this process started.", began);
+        text.head("postcommit_build_info", "gauge", "The version of this process, as a label.");
         text.sample("postcommit_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     }
 
@@ -257,11 +264,15 @@ impl Metrics {
                 channels.iter().map(move |(channel, counts)| ((&**event, &**channel), counts))
             })
             .collect();
-        text.head("postcommit_attempts_total", "counter", "Attempts by outcome.");
+        text.head("postcommit_attempts_total", "counter", "Attempts by outcome and class of error.");
         for ((event, channel), counts) in &all {
-            for (outcome, count) in OUTCOMES.iter().zip(&counts.attempts).filter(|(_, count)| count.read() > 0) {
-                let labels = [("event_type", *event), ("channel", *channel), ("outcome", *outcome)];
-                text.sample("postcommit_attempts_total", &labels, count.read());
+            for (outcome, by_class) in OUTCOMES.iter().zip(&counts.attempts) {
+                let classes = ErrorClass::ALL.iter().map(|class| Some(("error_class", class.name()))).chain([None]);
+                for (class, count) in classes.zip(by_class).filter(|(_, count)| count.read() > 0) {
+                    let labels = [("event_type", *event), ("channel", *channel), ("outcome", *outcome)];
+                    let labels: Vec<_> = labels.into_iter().chain(class).collect();
+                    text.sample("postcommit_attempts_total", &labels, count.read());
+                }
             }
         }
         text.head("postcommit_deliveries_total", "counter", "Deliveries that ended, by state.");
@@ -275,24 +286,24 @@ impl Metrics {
                 );
             }
         }
-        text.head("postcommit_send_seconds", "histogram", "How long providers took.");
+        text.head("postcommit_send_seconds", "histogram", "Time that sends took, by event type and channel.");
         for ((event, channel), counts) in &all {
             text.histogram("postcommit_send_seconds", &[("event_type", *event), ("channel", *channel)], &counts.send);
         }
     }
 
     fn write_http(&self, text: &mut PrometheusText) {
-        text.head("postcommit_http_requests_total", "counter", "Requests answered.");
+        text.head("postcommit_http_requests_total", "counter", "HTTP requests that were answered.");
         for ((method, route, status), count) in self.http.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let labels = [("method", method.as_str()), ("route", route.as_str()), ("status", &status.to_string())];
             text.sample("postcommit_http_requests_total", &labels, count.read());
         }
-        text.head("postcommit_http_request_seconds", "histogram", "How long requests took.");
+        text.head("postcommit_http_request_seconds", "histogram", "Time that HTTP requests took, by route.");
         for (route, seconds) in self.http_seconds.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             text.histogram("postcommit_http_request_seconds", &[("route", route)], seconds);
         }
-        text.one("postcommit_http_connections", "gauge", "Connections that are open.", self.connections.read());
-        text.one("postcommit_http_streams", "gauge", "Streams of events that are open.", self.streams.read());
+        text.one("postcommit_http_connections", "gauge", "HTTP connections that are open.", self.connections.read());
+        text.one("postcommit_http_streams", "gauge", "Event streams (SSE) that are open.", self.streams.read());
     }
 }
 
@@ -304,7 +315,7 @@ mod tests {
     fn labels_are_bounded() {
         let metrics = Metrics::new(3);
         for i in 0..10 {
-            metrics.of(&format!("event{i}"), "email").attempt("sent");
+            metrics.of(&format!("event{i}"), "email").attempt("sent", None);
         }
         for i in 0..100 {
             metrics.of("event0", &format!("channel{i}")).ended(FinishedState::Sent);
@@ -322,6 +333,21 @@ mod tests {
         );
         assert!(text.contains("{event_type=\"event0\",channel=\"other\",state=\"sent\"} 51\n"), "{text}");
         assert_eq!(text.lines().filter(|line| line.starts_with("postcommit_deliveries_total")).count(), CHANNELS);
+    }
+
+    #[test]
+    fn only_a_process_that_dispatches_exports_when_it_last_looked() {
+        let metrics = Metrics::default();
+        let exported = || {
+            let mut text = PrometheusText::default();
+            metrics.write(&mut text);
+            text.into_string().contains("postcommit_dispatcher_last_look_timestamp_seconds 0\n")
+        };
+        assert!(!exported(), "without a dispatcher");
+        metrics.dispatchers.add(1);
+        assert!(exported(), "a dispatcher that has not looked yet");
+        metrics.dispatchers.add(-1);
+        assert!(!exported(), "after its end");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Traces: spans of a notification, in the trace that enqueued it.
+//! Traces: the spans of a notification, in the trace in which the application enqueued it.
 //!
-//! A notification carries `source.traceparent`. A notification without one has a trace of its own whose id is the
-//! notification's id, so every process finds it and nothing is stored. Spans go to an exporter through a bounded queue.
-//! A span that finds the queue full is dropped and counted; nothing waits. Tracing is off by default: then a span costs
-//! one check of an option.
+//! A notification carries `source.traceparent`. If it has none, its trace id is the notification's own id. So every
+//! process computes the same trace id, and nothing is stored. Spans go to an exporter through a bounded queue. If the
+//! queue is full, the span is dropped and counted, so that no task waits for the exporter. Tracing is off by default. A
+//! span then costs one check of an `Option`.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 /// The most spans that wait for the exporter.
 pub const QUEUE: usize = 4096;
 
-/// The kind of a span, with the numbers of OpenTelemetry.
+/// The kind of a span. The numbers are those of OpenTelemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
     /// An internal operation.
@@ -31,24 +31,19 @@ pub enum SpanKind {
     Producer = 4,
 }
 
-/// A finished span.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// The trace and the id of the span.
+    /// The trace id and the id of the span.
     pub context: TraceParent,
     /// The id of the parent span.
     pub parent: Option<u64>,
-    /// The name of the operation.
     pub name: &'static str,
-    /// The kind.
     pub kind: SpanKind,
-    /// When it began.
     pub began: Timestamp,
-    /// When it ended.
     pub ended: Timestamp,
-    /// Attributes. Never an address, a body or a secret.
+    /// The attributes of the span. They never contain an address, a body or a secret.
     pub attributes: Vec<(&'static str, String)>,
-    /// The error code, if it failed.
+    /// The error code, if the operation failed.
     pub failed: Option<String>,
 }
 
@@ -61,14 +56,12 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// The context to pass on to called services.
-    #[must_use]
+    /// Returns the trace context to pass on to called services.
     pub fn context(&self) -> TraceParent {
         self.context
     }
 
     /// Ends the span now.
-    #[must_use]
     pub fn ended(
         self,
         name: &'static str,
@@ -81,42 +74,34 @@ impl Begun {
     }
 }
 
-/// Begins spans and sends them to the exporter. Cheap to clone. The default is off.
+/// Begins spans and sends them to the exporter. Cheap to clone. The default value records nothing.
 #[derive(Clone, Default)]
 pub struct Tracer(Option<Arc<Shared>>);
 
 struct Shared {
     spans: mpsc::Sender<Span>,
-    /// The share of recorded traces among those that begin here, out of 2³².
+    /// The share of traces beginning in this process that are recorded, out of 2³².
     share: u64,
     metrics: Metrics,
 }
 
 impl Tracer {
-    /// A tracer that records `ratio` (0 to 1) of the traces that begin here. Traces that began elsewhere are recorded
-    /// if they were sampled there. The exporter gets the receiver.
-    #[must_use]
+    /// Creates a tracer that records `ratio` (0 to 1) of the traces that begin here. Traces that began elsewhere are
+    /// recorded if they were sampled there. The exporter reads from the returned receiver.
     pub fn new(ratio: f64, metrics: Metrics) -> (Self, mpsc::Receiver<Span>) {
         let (spans, taken) = mpsc::channel(QUEUE);
-        // The result fits for every ratio from 0 to 1.
+        // The product fits into a `u64` for every ratio from 0 to 1.
         let share = (ratio.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
         (Self(Some(Arc::new(Shared { spans, share, metrics }))), taken)
     }
 
-    /// Whether tracing is on.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
-
-    /// Begins a span below `parent`, or a new trace. `None` if it is not recorded.
-    #[must_use]
+    /// Begins a span below `parent`, or in a new trace if there is no parent. Returns `None` if the span is not
+    /// recorded.
     pub fn begin(&self, parent: Option<TraceParent>) -> Option<Begun> {
         self.begin_in(parent, || u128::from_be_bytes(random::<16>()))
     }
 
     /// Begins a span in the trace of a notification.
-    #[must_use]
     pub fn begin_of(&self, note: &StoredNotification) -> Option<Begun> {
         self.0.as_ref()?;
         self.begin_in(note.traceparent(), || note.id.as_u128())
@@ -139,7 +124,7 @@ impl Tracer {
         })
     }
 
-    /// Sends a span to the exporter. If the queue is full the span is dropped and counted.
+    /// Sends an ended span to the exporter. If the queue is full, the span is dropped and counted.
     pub fn end(&self, span: Span) {
         if let Some(shared) = &self.0
             && shared.spans.try_send(span).is_err()
@@ -147,6 +132,14 @@ impl Tracer {
             shared.metrics.spans_dropped.add(1);
         }
     }
+}
+
+/// Returns the span attributes that describe a notification.
+pub(crate) fn traits_of(note: &StoredNotification) -> Vec<(&'static str, String)> {
+    let mut known =
+        vec![("postcommit.notification", note.id.to_string()), ("postcommit.event_type", note.event_type.clone())];
+    known.extend(note.correlation_id.clone().map(|id| ("postcommit.correlation_id", id)));
+    known
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! User tokens: a browser uses one to read the inbox of its user, and nothing else. They are short-lived, signed with a
-//! key of the tenant, and not stored.
+//! User tokens. With a token, a browser can read its user's inbox and nothing else. Tokens are short-lived, signed with
+//! a key of the tenant, and not stored.
 //!
-//! The format is `pcu_` and in base64url: a version, the tenant's number, the expiry in seconds since 1970, 8 random
-//! bytes, the user's id, and an HMAC-SHA256 of all that.
+//! A token is `pcu_` followed by base64url of: a version, the tenant's number, the expiry in seconds since 1970, 8
+//! random bytes, the user's id, and an HMAC-SHA256 of all these.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use postcommit::{Recipient, Timestamp};
 use postcommit_channel::secret::random;
+use serde::Serialize;
 use sha2::Sha256;
 
 use crate::db::DbError;
@@ -26,10 +27,11 @@ pub const MAX_TTL: Duration = Duration::from_secs(86_400);
 const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 1 + 4 + 8 + 8;
 const MAC_BYTES: usize = 32;
-/// The longest token: 255 characters of four bytes each, in base64.
+/// The most characters of a token after its prefix. The longest user id has 255 characters of four bytes each, and fits
+/// in base64.
 const MAX_CHARS: usize = 2048;
 
-/// The identity that a token proves.
+/// The user that a token identifies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bearer {
     /// The tenant's number.
@@ -38,16 +40,19 @@ pub struct Bearer {
     pub user: String,
     /// When the token expires, by the database's clock.
     pub expires_at: Timestamp,
-    /// The remaining lifetime when the token was verified.
+    /// How long the token was still valid when it was verified.
     pub left: Duration,
 }
 
-/// A new token.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Minted {
-    /// The token for the browser.
+/// A user token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UserToken {
+    /// For the user's browser: opens this inbox and nothing else.
+    #[cfg_attr(feature = "openapi", schema(example = "pcu_…"))]
     pub token: String,
-    /// When the token expires.
+    /// When it expires.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub expires_at: Timestamp,
 }
 
@@ -55,21 +60,20 @@ pub struct Minted {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The token was valid and has expired.
-    #[error("the token has expired; ask the application for a fresh one")]
+    #[error("the token has expired; ask the application for a new one")]
     Expired,
     /// The token is malformed, or signed with another key.
     #[error("the token is not valid")]
     Bad,
-    /// A field is beyond its limit.
+    /// The user's id or the lifetime is not allowed.
     #[error("{0}")]
     Refused(String),
-    /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
 }
 
-/// Creates a token for a user with a lifetime of 1 second to [`MAX_TTL`].
-pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Result<Minted, TokenError> {
+/// Creates a token for a user, valid for 1 second to [`MAX_TTL`].
+pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Result<UserToken, TokenError> {
     Recipient::user(user).check().map_err(|problem| TokenError::Refused(format!("user: {problem}")))?;
     if !(1..=MAX_TTL.as_secs()).contains(&ttl.as_secs()) {
         return Err(TokenError::Refused(format!(
@@ -80,17 +84,17 @@ pub async fn mint(store: &Store, tenant: i32, user: &str, ttl: Duration) -> Resu
     }
     let key = store.inbox_token_key_or(tenant, random()).await?;
     let expires_at = Timestamp::from_micros((key.now.plus(ttl).as_micros() / 1_000_000) * 1_000_000);
-    // The audit entry is written before the token is returned: it is the only record of the token.
+    // The audit entry is the only record of the token, so it is written before the token is returned.
     let entry =
         AuditEntry::new(tenant, "user_token.create", user).details(serde_json::json!({"expires_at": expires_at}));
     store.note(entry).await?;
-    Ok(Minted { token: sign(&key.key, tenant, user, expires_at), expires_at })
+    Ok(UserToken { token: sign(&key.key, tenant, user, expires_at), expires_at })
 }
 
-/// The identity that a token proves.
+/// Verifies a token and returns the user that it identifies.
 ///
 /// # Errors
-/// [`TokenError::Expired`] for a token that was valid and has expired, [`TokenError::Bad`] for any other invalid one.
+/// [`TokenError::Expired`] for a token that was valid and has expired. [`TokenError::Bad`] for any other invalid token.
 pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
     let parts = Parts::read(token).ok_or(TokenError::Bad)?;
     let key = store.inbox_token_key(parts.tenant()).await?.ok_or(TokenError::Bad)?;
@@ -98,7 +102,7 @@ pub async fn verify(store: &Store, token: &str) -> Result<Bearer, TokenError> {
 }
 
 impl Bearer {
-    /// The identity with its remaining lifetime, unless the token has expired.
+    /// Sets the remaining lifetime at `now`. Fails if the token has expired.
     fn at(self, now: Timestamp) -> Result<Self, TokenError> {
         let left = self.expires_at.since(now);
         if left.is_zero() { Err(TokenError::Expired) } else { Ok(Self { left, ..self }) }
@@ -118,13 +122,13 @@ fn sign(key: &[u8], tenant: i32, user: &str, expires_at: Timestamp) -> String {
 }
 
 fn mac(key: &[u8], bytes: &[u8]) -> Option<Hmac<Sha256>> {
-    // HMAC takes keys of any length.
+    // HMAC accepts keys of any length, so this never fails.
     let mut mac = Hmac::<Sha256>::new_from_slice(key).ok()?;
     mac.update(bytes);
     Some(mac)
 }
 
-/// The parts of a token. They are not verified yet.
+/// The parts of a token. The signature is not verified yet.
 struct Parts {
     signed: Vec<u8>,
     mac: Vec<u8>,
@@ -147,7 +151,7 @@ impl Parts {
         self.signed.get(from..from + N)?.try_into().ok()
     }
 
-    /// The identity, if the key has signed the token. The comparison takes constant time.
+    /// Returns the user if the token was signed with this key. The comparison takes constant time.
     fn verified(&self, key: &[u8]) -> Option<Bearer> {
         mac(key, &self.signed)?.verify_slice(&self.mac).ok()?;
         let expires_at = Timestamp::from_micros(i64::from_be_bytes(self.number(5)?).checked_mul(1_000_000)?);

@@ -1,4 +1,4 @@
-//! One delivery's pipeline: check → render → announce → permit → send → judge → settle. The steps are small; this file holds them together.
+//! The pipeline of one delivery: check → render → announce → permit → send → judge → settle.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,9 @@ use postcommit::Timestamp;
 use postcommit_channel::clock;
 use postcommit_channel::driver::{Driver, Message};
 use postcommit_channel::model::{
-    self, Because, Case, Delivery, Evidence, Finish, FinishedState, Guarantee, InboxMessage, Lost, MAX_ATTEMPTS_IN_ALL,
-    Outcome, Reason, Report, StoredNotification, Verdict,
+    self, Because, Case, Delivery, Finish, FinishedState, Guarantee, Lost, MAX_ATTEMPTS_IN_ALL, Outcome, Reason,
+    Report, StoredNotification, Verdict,
 };
-use postcommit_channel::render::{Content, render};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::hosts::HostSlot;
@@ -22,30 +21,31 @@ use super::lanes::Lane;
 use super::local_close::CloseDemand;
 use super::parked_log::About;
 use super::permits::Permits;
-use super::render::{Rendered, message, render_all};
-use super::settler::{Noted, place_of, unbegun};
+use super::render::{Rendered, Rendering, message, render_all, render_direct};
+use super::settlement::{settlement, storable};
+use super::settler::{Noted, unbegun};
 use super::{Claimed, Crew, DatabaseTime};
 use crate::crash_point;
 use crate::metrics::Counts;
-use crate::store::{Attempted, Lease, Settlement};
-use crate::trace::{Begun, Span, SpanKind};
+use crate::store::{Lease, Settlement};
+use crate::trace::{self, Begun, Span, SpanKind};
 
-/// How much longer than the driver's own deadline we wait for a driver that does not keep it.
+/// A driver should return within its timeout. If it does not, it is given up after this additional time.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long other processes may go by a guarantee that was changed: the longest interval, and one send.
+/// How long other processes may still use a provider's former guarantee after a change: the longest polling interval
+/// plus one send.
 const HEARSAY: Duration = Duration::from_secs(360);
-/// Attempts of one delivery that may go uncounted because its lane was paused meanwhile.
+/// How many attempts of one delivery may go uncounted because its lane was paused during the attempt.
 const MAX_UNCOUNTED: u32 = 10;
-/// What was claimed before its lane closed is looked at again after this at the earliest.
+/// How long a delivery is put off when its lane was closed after the claim.
 const CLOSED_WAIT: Duration = Duration::from_secs(1);
-/// Characters of a code, a detail and an excerpt that are kept.
-const TEXT_CHARS: usize = 1000;
 
-/// Sends that share a task: with a task for each, a driver that answers at once wakes another thread for each; with one task for a whole batch, the other
-/// threads are idle.
+/// How many sends share a task. With one task per send, a driver that answers immediately would wake another thread for
+/// each send. With one task per batch, the other threads would be idle.
 const TOGETHER: usize = 16;
 
-/// Deliveries that wait for a slot of their lane. A slot whose send is over takes the next of them, rather than being let go and asked for again.
+/// Deliveries that wait for a slot of their lane. When a send has ended, its slot passes directly to the next waiting
+/// delivery.
 pub struct Waiting {
     left: Mutex<std::vec::IntoIter<Claimed>>,
     all_begun: Notify,
@@ -60,14 +60,14 @@ impl Waiting {
         self.lock().len()
     }
 
-    /// Until none waits any more.
+    /// Waits until no delivery waits for a slot any more.
     pub async fn all_begun(&self) {
         while self.len() > 0 {
             self.all_begun.notified().await;
         }
     }
 
-    /// Those that no slot took: from now on none will.
+    /// Takes the deliveries that no slot has taken yet. Afterwards nothing is left for a slot to take.
     pub fn take_rest(&self) -> Vec<Claimed> {
         self.lock().by_ref().collect()
     }
@@ -86,7 +86,7 @@ impl Waiting {
     }
 }
 
-/// Sets a claimed batch of one lane on its way. Permits of what is not begun go back.
+/// Starts a claimed batch of one lane. The permits of deliveries that are not started are returned.
 pub async fn attempt_batch(
     crew: &Arc<Crew>,
     lane: &Arc<Lane>,
@@ -97,7 +97,8 @@ pub async fn attempt_batch(
 ) {
     let now = clock.now();
     let checked = put_off_refused(crew, lane, check_all(crew, lane, batch, now), now);
-    let ready = announce(crew, lane, render_all(checked), now).await;
+    let rendered = render_all(crew, lane, checked, now).await;
+    let ready = announce(crew, lane, rendered, now).await;
     if let Some(mut permits) = permits {
         permits.spend(ready.len());
     }
@@ -105,7 +106,8 @@ pub async fn attempt_batch(
     spawn_attempts(&group, ready, slots);
 }
 
-/// Begins as many of those that wait as there are slots; these go on with the others. None of them is to be announced.
+/// Starts as many waiting deliveries as there are slots. When a send ends, its slot takes the next waiting delivery.
+/// Call it only for lanes whose sends need no announcement, and only for direct messages.
 pub fn attempt_waiting(
     crew: &Arc<Crew>,
     lane: &Arc<Lane>,
@@ -114,12 +116,12 @@ pub fn attempt_waiting(
     slots: OwnedSemaphorePermit,
 ) {
     let first = (0..slots.num_permits()).map_while(|_| waiting.next()).collect();
-    let ready = render_all(check_all(crew, lane, first, clock.now()));
+    let ready = check_all(crew, lane, first, clock.now()).into_iter().map(render_direct).collect();
     let group = Group { crew: crew.clone(), lane: lane.clone(), waiting: waiting.clone(), clock };
     spawn_attempts(&group, ready, Some(slots));
 }
 
-/// What sends that share a task have in common.
+/// State that the sends of one batch share.
 #[derive(Clone)]
 struct Group {
     crew: Arc<Crew>,
@@ -142,12 +144,12 @@ fn spawn_attempts(group: &Group, ready: Vec<Rendered>, mut slots: Option<OwnedSe
 
 async fn attempt_some(group: Group, some: Vec<(Rendered, Option<OwnedSemaphorePermit>)>) {
     let group = &group;
-    let attempts = some.into_iter().map(|((first, content), slot)| async move {
-        let (mut next, mut content) = (Some(first), Some(content));
+    let attempts = some.into_iter().map(|((first, rendering), slot)| async move {
+        let (mut next, mut rendering) = (Some(first), Some(rendering));
         while let Some((delivery, note)) = next {
             let unsettled = group.crew.leases.guard([Lease::of(&delivery)]);
-            // A panic of ours concerns this delivery alone, as one of the driver does.
-            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, content.take())).catch_unwind().await;
+            // A panic in our own code fails only this delivery, like a panic in the driver.
+            let attempted = AssertUnwindSafe(group.attempt(&delivery, &note, rendering.take())).catch_unwind().await;
             if attempted.is_ok() {
                 unsettled.disarm();
             }
@@ -159,28 +161,28 @@ async fn attempt_some(group: Group, some: Vec<(Rendered, Option<OwnedSemaphorePe
 }
 
 impl Group {
-    /// Without content, it has not been checked and rendered yet.
-    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, content: Option<Content>) {
+    /// Attempts one delivery. If `rendering` is `None`, the delivery is checked and rendered first.
+    async fn attempt(&self, delivery: &Delivery, note: &StoredNotification, rendering: Option<Rendering>) {
         let now = self.clock.now();
-        let content = match content {
-            Some(content) => content,
+        let rendering = match rendering {
+            Some(rendering) => rendering,
             None => match check(delivery, note, &self.lane, now) {
                 Some(settlement) => {
                     let noted =
                         noted(counts(&self.crew, delivery, note), settlement.finish, &self.lane, (delivery, note));
                     return self.crew.settler.settle(settlement, None, Some(noted));
                 }
-                None => render(note, &delivery.facts),
+                None => Rendering::direct(delivery, note),
             },
         };
-        // A host's slowness must not be what makes the time of this attempt old.
+        // The wait for a slow host must not count as time of this attempt.
         let Ok(turn) = admission::take_slot(&self.crew, &self.lane, (delivery, note), self.clock).await else { return };
         let now = if turn.is_some() { self.clock.now() } else { now };
-        attempt(&self.crew, &self.lane, (delivery, note), content, now, turn).await;
+        attempt(&self.crew, &self.lane, (delivery, note), rendering, now, turn).await;
     }
 }
 
-/// Settles what should not be begun, and returns the rest.
+/// Settles the deliveries that must not be sent, and returns the others.
 fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
     let mut begin = Vec::with_capacity(batch.len());
     for (delivery, note) in batch {
@@ -195,7 +197,7 @@ fn check_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> V
     begin
 }
 
-/// Whether it should be begun at all.
+/// Returns the settlement of a delivery that must not be sent, or `None` if it may be sent.
 fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Timestamp) -> Option<Settlement> {
     let provider = &lane.provider;
     if let Some(since) = delivery.lost_since {
@@ -214,27 +216,30 @@ fn check(delivery: &Delivery, note: &StoredNotification, lane: &Lane, now: Times
             FinishedState::Parked(Reason::Exhausted),
             "attempts_in_all",
             Some(format!(
-                "{} attempts were made in all; at most {MAX_ATTEMPTS_IN_ALL} are. Resend it to begin anew.",
+                "this delivery has had {} attempts; at most {MAX_ATTEMPTS_IN_ALL} are allowed. Resend the \
+                 notification to send it again.",
                 delivery.seq
             )),
         ),
         () if provider.guarantee == Guarantee::AtMostOnce && delivery.unclear => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "earlier_unclear",
-            Some("an earlier attempt, under another guarantee, was unclear".into()),
+            Some("an earlier attempt may have reached the receiver, and the guarantee is now at_most_once".into()),
         ),
         () if forgotten() => (
             FinishedState::Parked(Reason::OutcomeUnknown),
             "key_window_over",
-            Some("an earlier attempt was unclear and the provider may have forgotten its key".into()),
+            Some("an earlier attempt may have arrived, and the receiver may have forgotten the idempotency key".into()),
         ),
         () => return None,
     };
     Some(unbegun(delivery, Finish::Ended(state), Some(code), detail))
 }
 
-/// The lease before this one ran out: its attempt is unclear, and the guarantee decides. Without an announcement an at_most_once attempt never began; and an
-/// inbox is written by settling, so what did not settle did not arrive, unless it went elsewhere then.
+/// Settles a delivery whose previous lease expired. The outcome of that attempt is unclear, so the guarantee decides
+/// whether to send again. An at_most_once attempt without an announcement certainly sent nothing. An inbox message is
+/// written together with its settlement, so an unsettled attempt did not arrive. If the previous attempt may have gone
+/// to another provider (`elsewhere`), that conclusion does not hold.
 pub fn take_over(
     delivery: &Delivery,
     note: &StoredNotification,
@@ -244,7 +249,8 @@ pub fn take_over(
     elsewhere: bool,
 ) -> Settlement {
     let provider = &lane.provider;
-    // Under another guarantee nothing is announced, nor what is sent from its notification's row; and others hear of a change a little later.
+    // Sends under other guarantees are not announced, nor are sends from the notification's own row. Other processes
+    // learn of a changed guarantee with a delay.
     let own_row = delivery.row == delivery.key.n;
     let announcing =
         own_row && provider.guarantee == Guarantee::AtMostOnce && since > provider.guarantee_since.plus(HEARSAY);
@@ -252,23 +258,24 @@ pub fn take_over(
     let outcome = if certainly_unsent { Outcome::deferred("lease_expired") } else { Outcome::unclear("lease_expired") };
     let lost = Some(Lost { losses: delivery.losses, since });
     let verdict = model::judge(&Case { lost, ..case(delivery, note, lane, &outcome, now) });
-    let report = Report::from(outcome).because("the worker that held it did not come back in time");
+    let report = Report::from(outcome).because("the worker gave no result before the lease of the delivery expired");
     settlement((delivery, note), lane, report, finish(verdict, None), since, Duration::ZERO)
 }
 
-/// Whether a lease of the notification's own row that ran out may have been used to send. Never under at_most_once, unless that was told just then, or it
-/// would have gone to another provider then.
+/// Whether the holder of an expired lease may have sent the notification from its own row. Under at_most_once this
+/// never happens, unless the guarantee or the routing was changed after the attempt began or shortly before.
 pub fn may_have_been_sent_at_once(lane: &Lane, rerouted_at: Timestamp, since: Timestamp) -> bool {
     lane.provider.guarantee != Guarantee::AtMostOnce
         || was_before(since, lane.provider.guarantee_since.max(rerouted_at))
 }
 
-/// Whether it began before everybody can have heard of a change.
+/// Whether the attempt began before every process had certainly read the change.
 pub fn was_before(began: Timestamp, change: Timestamp) -> bool {
     began <= change.plus(HEARSAY)
 }
 
-/// at_most_once sends are announced before their first byte, all of a batch at once. What cannot be announced is not begun.
+/// Writes the announcement of at_most_once sends before their first byte is sent, a whole batch in one write. Returns
+/// the deliveries that may be sent. A delivery that could not be announced is not sent.
 async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Rendered>, now: Timestamp) -> Vec<Rendered> {
     if lane.provider.guarantee != Guarantee::AtMostOnce || batch.is_empty() {
         return batch;
@@ -283,36 +290,45 @@ async fn announce(crew: &Crew, lane: &Lane, batch: Vec<Rendered>, now: Timestamp
             go
         }
         Err(problem) => {
-            // It may have been written: then taking the lease over will find it, and park. Nothing was sent under it.
+            // The announcement may have been written although the call failed. Then the next claim finds it and parks
+            // the delivery, although nothing was sent.
             let wait = lane.backoff.wait();
-            tracing::warn!(%problem, provider = &*lane.name, ?wait, "could not announce the sends; nothing was sent, trying again after a wait");
+            tracing::warn!(
+                %problem, provider = &*lane.name, ?wait,
+                "could not write to the database that these sends are about to begin; nothing was sent, they are \
+                 tried again after the wait"
+            );
             crew.settler.put_off(batch.iter().map(|((delivery, _), _)| Lease::of(delivery)), now.plus(wait));
             vec![]
         }
     }
 }
 
-/// One attempt, from permit to settle.
+/// Makes one attempt: takes the permit, sends, judges the answer and settles.
 async fn attempt(
     crew: &Crew,
     lane: &Lane,
     (delivery, note): (&Delivery, &StoredNotification),
-    content: Content,
+    Rendering { content, warnings }: Rendering,
     now: Timestamp,
     slot: Option<HostSlot>,
 ) {
     if let Some(left) = lane.local_close.time_left() {
-        // Claimed before the lane was shut, and not begun: it waits like those that are not claimed.
+        // The delivery was claimed before the lane was closed, and has not begun. It is put off until the lane may be
+        // open.
         let at = now.plus(left).min(note.expires_at.max(now));
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
     if lane.local_close.is_closed() {
-        // A claim leaves it alone until the lane is open again.
+        // The pause or hold is written, so no claim takes the delivery before the lane is open again.
         let at = now.plus(CLOSED_WAIT).min(note.expires_at.max(now));
         return crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, None, None), None, None);
     }
     let Some(timeout) = permit(crew, lane, delivery) else {
-        tracing::warn!(delivery = %delivery.key.id(), "the lease is too close to its end to begin a send; the delivery is returned");
+        tracing::warn!(
+            delivery = %delivery.key.id(),
+            "the lease of the delivery ends too soon to begin a send; the delivery goes back to the queue"
+        );
         return crew.settler.settle(unbegun(delivery, Finish::Returned, None, None), None, None);
     };
     let counts = counts(crew, delivery, note);
@@ -322,19 +338,27 @@ async fn attempt(
     let span = crew.tools.tracer.begin_of(note);
     let parent = span.as_ref().map(Begun::context).or_else(|| note.traceparent()).map(|parent| parent.to_string());
     let began = clock::monotonic();
-    let report = send(lane, message((delivery, note), content, timeout, parent.as_deref())).await;
+    let mut report = send(lane, message((delivery, note), content, timeout, parent.as_deref())).await;
     let took = began.elapsed();
     drop(slot);
     counts.sent(took);
     if let Some(span) = span {
         crew.tools.tracer.end(ended(span, lane, delivery, note, &report));
     }
-    // The next send may begin while this result is being written; but results that wait to be written are bounded, too.
+    // The settler writes the result later, so that the next send may begin meanwhile. This wait bounds the number of
+    // unwritten results.
     let room = crew.settler.room().await;
-    let verdict = model::judge(&case(delivery, note, lane, &report.outcome, now.plus(took)));
-    let verdict = tell_lane(crew, lane, delivery, &report, verdict, now.plus(took)).await;
+    let ended = now.plus(took);
+    let case = Case { after: report.after, ..case(delivery, note, lane, &report.outcome, ended) };
+    let demand = demand_of(&report, &case);
+    let verdict = tell_lane(crew, lane, (delivery, note), demand, model::judge(&case), ended).await;
     let finish = finish(verdict, Some(&report.outcome));
     let noted = noted(counts, finish, lane, (delivery, note));
+    // Without a code the detail is no error.
+    if let Some(warnings) = warnings {
+        let told = report.evidence.detail.take();
+        report.evidence.detail = Some(told.map_or(warnings.clone(), |told| format!("{told}; {warnings}")));
+    }
     crew.settler.settle(settlement((delivery, note), lane, report, finish, now, took), room, Some(noted));
 }
 
@@ -347,14 +371,15 @@ fn noted(
     Noted::new(counts, finish, || About::new(note, delivery.facts.channel(), Some(&lane.name)))
 }
 
-/// Where a delivery is counted.
+/// Returns the metrics that count this delivery.
 fn counts(crew: &Crew, delivery: &Delivery, note: &StoredNotification) -> Arc<Counts> {
     crew.tools.metrics.of(&note.event_type, delivery.facts.channel())
 }
 
-/// What a trace tells of an attempt: ids, names and codes; never an address, a body or what the provider said.
+/// Ends the span of an attempt. Its attributes are ids, names and codes, and never an address, a body or a provider's
+/// answer.
 fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotification, report: &Report) -> Span {
-    let mut attributes = super::traits_of(note);
+    let mut attributes = trace::traits_of(note);
     attributes.extend([
         ("postcommit.delivery", delivery.key.id().to_string()),
         ("postcommit.provider", lane.provider.name.clone()),
@@ -364,10 +389,11 @@ fn ended(span: Begun, lane: &Lane, delivery: &Delivery, note: &StoredNotificatio
     ]);
     let failed = report.outcome.code().map(storable);
     attributes.extend(failed.clone().map(|code| ("postcommit.code", code)));
+    attributes.extend(report.class().map(|class| ("postcommit.error_class", class.name().to_owned())));
     span.ended("send", SpanKind::Client, attributes, failed)
 }
 
-/// A slot is held already; the lease must outlast the send. Returns how long that may take.
+/// Call it with a slot already held. Returns how long the send may take so that it ends before its lease does.
 fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
     crew.leases
         .time_left(&Lease::of(delivery))
@@ -375,11 +401,11 @@ fn permit(crew: &Crew, lane: &Lane, delivery: &Delivery) -> Option<Duration> {
         .filter(|left| !left.is_zero())
 }
 
-/// Calls the driver, with a deadline and a net: neither a hang nor a panic of one send concerns any other.
+/// Calls the lane's driver. A send that hangs or panics does not affect other sends.
 async fn send(lane: &Lane, message: Message<'_>) -> Report {
     let driver = match &lane.driver {
         Ok(driver) => driver,
-        Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.clone()),
+        Err(problem) => return Report::from(Outcome::config("bad_provider")).because(problem.problem.clone()),
     };
     crash_point!("send.before");
     let report = call(driver.as_ref(), &lane.provider.name, message).await;
@@ -387,59 +413,82 @@ async fn send(lane: &Lane, message: Message<'_>) -> Report {
     report
 }
 
-/// One call of a driver, which ends in an outcome whatever the driver does.
+/// Calls the driver once, with a deadline. A timeout or a panic becomes an outcome as well.
 pub(super) async fn call(driver: &dyn Driver, provider: &str, message: Message<'_>) -> Report {
     let (id, timeout) = (message.key.id(), message.timeout);
     let sending = AssertUnwindSafe(async { driver.send(message).await }).catch_unwind();
     match tokio::time::timeout(timeout + PATIENCE, sending).await {
         Ok(Ok(report)) => report,
         Ok(Err(_panic)) => {
-            tracing::error!(delivery = %id, provider, "a driver panicked; only this send has failed");
-            Report::from(Outcome::refused("panic")).because("the driver panicked; it may have been sent")
+            tracing::error!(delivery = %id, provider, "the driver of the provider panicked; only this send has failed");
+            Report::from(Outcome::refused("panic")).because("the driver panicked; the message may have been sent")
         }
-        Err(_elapsed) => Report::from(Outcome::unclear("timeout")).because(format!("no outcome within {timeout:?}")),
+        Err(_elapsed) => {
+            Report::from(Outcome::unclear("timeout")).because(format!("the send did not finish within {timeout:?}"))
+        }
     }
 }
 
-/// What concerns the whole lane: a provider's wish to wait, or an answer that nothing on this lane would survive. A demand that cannot be written shuts the
-/// lane in this process; the delivery is judged as if it had been written, so that a failure of ours is never another send.
+/// Handles an answer that concerns the whole lane or host: the provider asks to wait, or refuses our account or
+/// settings. If the hold or pause cannot be written, the lane is closed in this process. The delivery is then judged as
+/// if the write had succeeded, so that a failed write of ours never causes another send.
 async fn tell_lane(
     crew: &Crew,
     lane: &Lane,
-    delivery: &Delivery,
-    report: &Report,
+    (delivery, note): (&Delivery, &StoredNotification),
+    demand: Option<CloseDemand>,
     verdict: Verdict,
     now: Timestamp,
 ) -> Verdict {
-    let Some(demand) = demand_of(report) else { return verdict };
+    let Some(demand) = demand else { return verdict };
     if let Some(host) = lane.host_of(delivery) {
-        return admission::tell_host(crew, lane, delivery, &host, demand, verdict, now).await;
+        return admission::tell_host(crew, lane, (delivery, note), &host, demand, verdict, now).await;
     }
     let (store, name) = (&crew.tools.store, &lane.provider.name);
     let written = demand.write(store, &lane.provider).await;
     match (written, &demand) {
-        (Ok(true), CloseDemand::Pause(why)) => tracing::error!(provider = name, why, "lane paused"),
-        // Whoever pauses the lane is parked; others under way meet the same answer, and only go back.
+        (Ok(true), CloseDemand::Pause(why)) => tracing::error!(
+            tenant = note.tenant_name,
+            provider = name,
+            why,
+            "provider paused; nothing is sent over it until `postcommit providers resume`"
+        ),
+        (Ok(true), CloseDemand::Hold(_, wait)) => tracing::warn!(
+            tenant = note.tenant_name,
+            provider = name,
+            ?wait,
+            "the provider asked to wait; nothing is sent over it for that time"
+        ),
+        // The delivery that pauses the lane is parked. Other deliveries in flight get the same answer and go back to
+        // the queue.
         (Ok(false), CloseDemand::Pause(_)) if may_go_back(delivery) => {
-            lane.local_close.open(&demand);
             lane.local_close.note_written(&demand);
             return Verdict::Again { at: now, counted: false };
         }
         (Ok(_), _) => {}
         (Err(problem), _) => {
-            tracing::error!(%problem, provider = name, ?demand, "could not write the pause or hold of the lane; it stays closed in this process");
+            tracing::error!(
+                %problem, provider = name, ?demand,
+                "could not write to the database that the provider is paused or on hold; this process sends nothing \
+                 over it and repeats the write"
+            );
             lane.local_close.close_until_written(store, &crew.stir, &lane.provider, demand);
             return verdict;
         }
     }
-    lane.local_close.open(&demand);
     lane.local_close.note_written(&demand);
     verdict
 }
 
-fn demand_of(report: &Report) -> Option<CloseDemand> {
+/// Returns the hold or pause that an answer asks for. A hold lasts as long as the provider asked to wait, but not
+/// longer than until the delivery itself is tried again.
+fn demand_of(report: &Report, case: &Case<'_>) -> Option<CloseDemand> {
     match &report.outcome {
-        Outcome::Deferred { after: Some(wait), .. } => Some(CloseDemand::hold(*wait)),
+        Outcome::Deferred { .. }
+        | Outcome::Unclear { .. }
+        | Outcome::Rejected { because: Because::Unrecognised, .. } => {
+            report.after.map(|asked| CloseDemand::hold(asked.min(case.wait())))
+        }
         Outcome::Rejected { because: Because::Config, code } => {
             let why =
                 report.evidence.detail.as_deref().unwrap_or("the provider does not accept our account or settings");
@@ -449,7 +498,8 @@ fn demand_of(report: &Report) -> Option<CloseDemand> {
     }
 }
 
-/// A lane that others pause again and again must not make one delivery a loop of uncounted sends.
+/// Whether the delivery may return to the queue without a counted attempt. The number is limited, because a lane that
+/// is paused again and again would otherwise send one delivery without end.
 pub(super) fn may_go_back(delivery: &Delivery) -> bool {
     delivery.seq.saturating_sub(delivery.attempts) < MAX_UNCOUNTED
 }
@@ -463,6 +513,7 @@ fn case<'a>(
 ) -> Case<'a> {
     Case {
         outcome,
+        after: None,
         attempt: delivery.attempts + 1,
         lost: None,
         policy: &lane.provider.policy,
@@ -475,7 +526,8 @@ fn case<'a>(
     }
 }
 
-/// Between 0 and 1, other for every delivery and attempt. The id's own random bits will do: asking the system for more is a call for each send.
+/// Returns a number between 0 and 1 that differs by delivery and attempt. It is computed from random bits of the
+/// notification's id, because asking the system for random bytes would cost a call per send.
 pub(super) fn chance(delivery: &Delivery) -> f64 {
     let random = delivery.key.notification.as_u128() as u32;
     let which = (delivery.key.n as u32) << 8 | delivery.attempts;
@@ -489,60 +541,4 @@ fn finish(verdict: Verdict, outcome: Option<&Outcome>) -> Finish {
         Verdict::Again { at, counted } => Finish::Again { at, counted },
         Verdict::Park(reason) => Finish::Ended(FinishedState::Parked(reason)),
     }
-}
-
-fn settlement(
-    (delivery, note): (&Delivery, &StoredNotification),
-    lane: &Lane,
-    report: Report,
-    finish: Finish,
-    at: Timestamp,
-    took: Duration,
-) -> Settlement {
-    let Report { outcome, evidence, inbox } = report;
-    let unknown = finish == Finish::Ended(FinishedState::Parked(Reason::OutcomeUnknown));
-    let unclear = unknown || matches!(outcome, Outcome::Unclear { .. }) || outcome.code() == Some("panic");
-    let detail = evidence.detail.as_deref().map(storable);
-    let evidence = Evidence {
-        detail: None,
-        provider_ref: evidence.provider_ref.as_deref().map(storable),
-        excerpt: evidence.excerpt.as_deref().map(storable),
-    };
-    let attempted = Attempted {
-        at,
-        provider: lane.name.clone(),
-        outcome: outcome.name(),
-        latency_ms: i32::try_from(took.as_millis()).unwrap_or(i32::MAX),
-        evidence,
-    };
-    Settlement {
-        lease: Lease::of(delivery),
-        place: place_of(delivery),
-        finish,
-        attempt: Some(attempted),
-        code: outcome.code().map(storable),
-        detail,
-        unclear,
-        message: inbox.map(|content| Box::new(inbox_message((delivery, note), *content))),
-        site: note.site_label(),
-    }
-}
-
-/// What the user finds in the inbox.
-fn inbox_message((delivery, note): (&Delivery, &StoredNotification), content: Content) -> InboxMessage {
-    InboxMessage {
-        user: delivery.facts.target().to_owned(),
-        event_type: note.event_type.clone(),
-        entity: note.entity.clone(),
-        title: content.subject,
-        body: content.text,
-        action_url: content.action_url,
-        data: content.data.map(|data| Box::<str>::from(data).into()),
-        expires_at: note.expires_at,
-    }
-}
-
-/// What a provider said may hold anything; a NUL would make PostgreSQL refuse the whole batch.
-fn storable(text: &str) -> String {
-    text.chars().filter(|c| *c != '\0').take(TEXT_CHARS).collect()
 }

@@ -1,17 +1,17 @@
-//! Backoff after a failed read or write of our own: the wait doubles with each consecutive failure, so that a database
-//! that refuses is not asked in a hot loop.
+//! Backoff after a failed read or write of our own. The wait doubles with each consecutive failure, so that a database
+//! that refuses is not asked in a tight loop.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use postcommit_channel::clock;
 
-/// The first wait; it doubles with each failure.
+/// The first wait. It doubles with each further failure.
 pub const FIRST: Duration = Duration::from_secs(1);
-/// The longest wait by default.
+/// The longest wait, unless the caller sets another limit.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Consecutive failures of one kind of read or write.
+/// Counts consecutive failures of one kind of read or write.
 #[derive(Default)]
 pub struct Backoff(Mutex<Failures>);
 
@@ -22,7 +22,7 @@ struct Failures {
 }
 
 impl Backoff {
-    /// Counts a failure and returns the wait. Failures during a running wait count as one.
+    /// Counts a failure and returns how long to wait. Failures during a running wait are not counted again.
     pub fn wait(&self) -> Duration {
         self.wait_up_to(LONGEST)
     }
@@ -38,7 +38,7 @@ impl Backoff {
         wait
     }
 
-    /// The rest of the running wait.
+    /// Returns how much of the running wait is left.
     pub fn left(&self) -> Duration {
         self.lock().until.map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::monotonic()))
     }
@@ -51,4 +51,10 @@ impl Backoff {
     fn lock(&self) -> MutexGuard<'_, Failures> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Varies the interval randomly by up to a quarter, so that processes that start together do not poll together.
+pub fn jittered(interval: Duration) -> Duration {
+    let chance = f64::from(postcommit_channel::secret::random::<1>()[0]) / 255.0;
+    interval.mul_f64(0.75 + 0.5 * chance)
 }

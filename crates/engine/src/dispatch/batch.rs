@@ -1,4 +1,4 @@
-//! A claimed batch: its notifications are read, then each delivery goes its own way.
+//! A claimed batch: its notifications are read, then its deliveries are expanded or attempted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::{Claimed, Crew, Notes, attempt, expander};
 use crate::db::DbError;
 use crate::store::Lease;
 
-/// The database's time, computed from the time of a claim: asking for it would cost a round trip.
+/// The database's time, computed from the time of a claim. Asking the database would cost a round trip.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DatabaseTime {
     pub then: Timestamp,
@@ -22,20 +22,20 @@ pub(super) struct DatabaseTime {
 }
 
 impl DatabaseTime {
-    /// In whole milliseconds, the resolution of SQLite's clock.
+    /// Returns the present time in whole milliseconds, the resolution of SQLite's clock.
     pub fn now(&self) -> Timestamp {
         let elapsed = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.then.plus(Duration::from_millis(elapsed))
     }
 }
 
-/// Where a claimed batch goes, with its slots and permits.
+/// Whether a claimed batch is expanded or attempted, with its slots and permits.
 pub(super) enum Route {
     Expand(Arc<Table>, Option<OwnedSemaphorePermit>),
     Attempt(Arc<Lane>, Option<OwnedSemaphorePermit>, Option<Permits>),
 }
 
-/// Reads the notifications of a batch and hands it on.
+/// Reads the notifications of a batch, then expands or attempts it.
 pub(super) async fn begin(crew: Arc<Crew>, way: Route, batch: Vec<Delivery>, notes: Notes, clock: DatabaseTime) {
     let unsettled = crew.leases.guard(batch.iter().map(Lease::of));
     match load(&crew, batch, notes).await {
@@ -47,14 +47,18 @@ pub(super) async fn begin(crew: Arc<Crew>, way: Route, batch: Vec<Delivery>, not
         },
         Err((batch, problem)) => {
             let wait = crew.reading.wait();
-            tracing::warn!(%problem, ?wait, "could not read the claimed notifications; they are returned and wait");
+            tracing::warn!(
+                %problem, ?wait,
+                "could not read the claimed notifications; their deliveries go back to the queue and are tried again \
+                 after the wait"
+            );
             crew.settler.put_off(batch.iter().map(Lease::of), clock.now().plus(wait));
         }
     }
     unsettled.disarm();
 }
 
-/// The notifications of a batch, each read once. Some came with the claim.
+/// Pairs each delivery with its notification. Notifications that did not come with the claim are read once each.
 async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec<Claimed>, (Vec<Delivery>, DbError)> {
     let mut keys: Vec<(i32, Uuid)> = batch.iter().map(|d| (d.key.tenant, d.key.notification)).collect();
     keys.dedup();
@@ -72,7 +76,7 @@ async fn load(crew: &Crew, batch: Vec<Delivery>, mut notes: Notes) -> Result<Vec
     for delivery in batch {
         match notes.get(&delivery.key.notification) {
             Some(note) => claimed.push((delivery, note.clone())),
-            // The notification is purged or unreadable: there is nothing to send.
+            // The notification is purged or unreadable, so there is nothing to send.
             None => crew.settler.orphan(&delivery),
         }
     }

@@ -1,12 +1,13 @@
-//! A copy-on-write map by number. A clone keeps its state; a change copies one of 256 parts instead of the whole map.
+//! A copy-on-write map with numbers as keys. A clone keeps its state. A change copies one of 256 parts instead of the
+//! whole map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// With 40,000 entries each part has about 160.
+/// How many parts the map has. With 40,000 entries each part has about 160.
 const PARTS: i32 = 256;
 
-/// Entries by their number.
+/// A copy-on-write map from numbers to values.
 #[derive(Debug, Clone)]
 pub struct CowMap<V>(Vec<Arc<HashMap<i32, V>>>);
 

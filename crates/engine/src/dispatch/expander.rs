@@ -1,7 +1,8 @@
-//! What a claimed notification becomes: its deliveries, in one transaction; or it is parked, with the reason.
+//! The expander turns claimed notifications into deliveries. It writes them in chunks, each in one transaction. A
+//! notification that cannot be expanded is parked with the reason.
 //!
-//! One with a single target need not become anything: it is sent and settled from its own row. That saves writing the target's row, claiming it and
-//! reading the notification once more (docs/decisions/0014).
+//! A notification with a single target is sent and settled from its own row. This saves three steps: writing a row for
+//! the target, claiming that row, and reading the notification again (docs/decisions/0014).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,46 +11,74 @@ use std::time::Duration;
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Occasion};
 use postcommit_channel::model::{
-    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, IN_APP, MAX_LOSSES, Reason,
-    StoredNotification, Target,
+    self, Delivery, DeliveryKey, Expansion, Fate, Finish, FinishedState, IN_APP, ListMember, Lookup, MAX_LOSSES,
+    Reason, StoredNotification, Target,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::attempt::{self, Waiting};
 use super::lanes::{self, Lane, Table};
+use super::lookup::{self, Answer, Sought};
 use super::parked_log::About;
 use super::settler::{Noted, unbegun};
 use super::turns::expansion_lane;
 use super::{Claimed, Crew, DatabaseTime};
 use crate::db::DbError;
-use crate::store::{Expanded, Lease, Settlement};
+use crate::store::{DUPLICATE, Expanded, Lease, Part, Settlement, Written};
 use crate::trace::SpanKind;
 
-/// Rows that one statement of an expansion writes, more or less.
+/// The approximate number of rows that one statement of an expansion writes.
 const CHUNK_ROWS: usize = 1000;
 
-/// How long a notification that could be sent at once waits for a slot of its lane before it gets a row in there. A slow lane makes others wait this
-/// long once: from then on it has a backlog, and nothing more waits for it here.
+/// How long a notification that can be sent from its own row waits for a slot. After that its delivery gets a row in
+/// the lane. A slow lane causes this delay once. From then on the lane has a backlog, and new notifications get their
+/// rows immediately.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// What is to be done with one claimed row.
+/// How long a notification waits whose tenant's templates took too long in this batch.
+const NEXT_TURN: Duration = Duration::from_secs(1);
+
+/// What the expander does with one claimed row.
 enum Step {
-    /// Write its targets.
-    Expand(Expanded, Ended),
-    /// Send it from its own row; or, if that cannot be begun soon, write its target.
+    /// Write a row for each target.
+    Expand(Expanded, Vec<Ended>),
+    /// Send it from its own row. If the send cannot begin soon, write a row for its target.
     SendAtOnce(Arc<Lane>, Delivery),
-    /// Move it into its lane.
+    /// Move the row into the lane of its provider.
     Enter(Lease, i32),
-    /// It ends here.
+    /// Copy the members of its lists, to expand it in parts.
+    BeginParts(Lease, Vec<ListMember>, Vec<String>),
+    /// Write the next part of a large expansion.
+    WritePart(Part, Vec<Ended>),
+    /// Settle it without an attempt, for example because it expired.
     Settle(Settlement),
-    /// Its tenant's inboxes have no provider yet: make it, then claim this again.
+    /// Look up its templates, users and lists, then expand it.
+    LookUp(Delivery, Box<Lookup>),
+    /// The tenant has no provider for inboxes yet. Create one, then claim the row again.
     MakeInApp(Delivery),
 }
 
-/// Targets that end without an attempt: their numbers, how and why, and where they are counted.
-type Ended = Vec<(i32, FinishedState, &'static str, Noted)>;
+/// A target that ends, or may end, without an attempt: what is counted and logged when it is written.
+#[derive(Clone)]
+struct Ended {
+    n: i32,
+    state: FinishedState,
+    code: &'static str,
+    noted: Noted,
+    /// Whether it ends only if another delivery holds its send key.
+    if_duplicate: bool,
+}
 
-/// Expands a batch. What cannot be written now goes back and is claimed again.
+/// The steps of a batch, sorted by what is done with them.
+#[derive(Default)]
+struct Sorted {
+    /// Notifications that are sent from their own rows, by lane.
+    sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)>,
+    writing: Vec<Step>,
+    sought: Vec<Sought>,
+}
+
+/// Expands a batch. Notifications that cannot be written now go back to the queue and are claimed again.
 pub async fn expand_batch(
     crew: &Arc<Crew>,
     table: &Table,
@@ -57,19 +86,73 @@ pub async fn expand_batch(
     clock: DatabaseTime,
     mut slots: Option<OwnedSemaphorePermit>,
 ) {
-    let mut sending: HashMap<i32, (Arc<Lane>, Vec<Claimed>)> = HashMap::new();
-    let mut writing = Vec::new();
     let spans: Vec<_> =
         batch.iter().filter_map(|(_, note)| Some((crew.tools.tracer.begin_of(note)?, note.clone()))).collect();
+    let mut sorted = Sorted::default();
     for (delivery, note) in batch {
-        match step(delivery, &note, table, clock.now()) {
+        sorted.add(crew, table, step(delivery, &note, table, clock.now()), note);
+    }
+    let sought = sorted.begin(crew, clock, &mut slots).await;
+    // They come last, so that direct messages do not wait for a lookup.
+    if !sought.is_empty() {
+        expand_sought(crew, table, sought, clock, &mut slots).await;
+    }
+    for (begun, note) in spans {
+        crew.tools.tracer.end(begun.ended("expand", SpanKind::Internal, crate::trace::traits_of(&note), None));
+    }
+    drop(slots);
+    crew.stir.notify_one();
+}
+
+/// Expands the notifications of a batch that need a lookup.
+async fn expand_sought(
+    crew: &Arc<Crew>,
+    table: &Table,
+    sought: Vec<Sought>,
+    clock: DatabaseTime,
+    slots: &mut Option<OwnedSemaphorePermit>,
+) {
+    let leases: Vec<Lease> = sought.iter().map(|(delivery, ..)| Lease::of(delivery)).collect();
+    let answered = match lookup::expand_all(crew, table, sought).await {
+        Ok(answered) => answered,
+        Err(problem) => {
+            let wait = crew.expanding.wait();
+            tracing::warn!(%problem, notifications = leases.len(), ?wait, "could not look up templates, users or lists; trying again after a wait");
+            return crew.settler.put_off(leases, clock.now().plus(wait));
+        }
+    };
+    let mut sorted = Sorted::default();
+    for (delivery, note, answer) in answered {
+        let step = match answer {
+            found if model::needs_in_app(found.targets(), table.routes(note.tenant)) => Step::MakeInApp(delivery),
+            Answer::Expansion(found) => expanded(delivery, &note, found, table, clock.now()),
+            Answer::BeginParts { named, lists } => Step::BeginParts(Lease::of(&delivery), named, lists),
+            Answer::Part(part) => next_part(&delivery, part, table),
+            Answer::Wait => {
+                crew.settler.put_off([Lease::of(&delivery)], clock.now().plus(NEXT_TURN));
+                continue;
+            }
+        };
+        sorted.add(crew, table, step, note);
+    }
+    sorted.begin(crew, clock, slots).await;
+}
+
+impl Sorted {
+    fn add(&mut self, crew: &Crew, table: &Table, step: Step, note: Arc<StoredNotification>) {
+        match step {
             Step::SendAtOnce(lane, delivery) => {
-                sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note));
+                self.sending.entry(lane.provider.id).or_insert((lane, vec![])).1.push((delivery, note));
             }
             Step::Expand(expanded, _) => {
                 let ended = counted(crew, &note, &expanded);
-                writing.push(Step::Expand(expanded, ended));
+                self.writing.push(Step::Expand(expanded, ended));
             }
+            Step::WritePart(part, _) => {
+                let ended = counted(crew, &note, &part.expanded);
+                self.writing.push(Step::WritePart(part, ended));
+            }
+            Step::LookUp(delivery, lookup) => self.sought.push((delivery, note, *lookup)),
             Step::Settle(settlement) => {
                 let channel = settlement.place.as_ref().map_or("", |place| place.facts.channel());
                 let provider = settlement.place.as_ref().and_then(|place| Some(&*table.lane(place.lane)?.name));
@@ -77,32 +160,42 @@ pub async fn expand_batch(
                 let noted = Noted::new(counts, settlement.finish, || About::new(&note, channel, provider));
                 crew.settler.settle(settlement, None, Some(noted));
             }
-            step => writing.push(step),
+            step => self.writing.push(step),
         }
     }
-    for (lane, batch) in sending.into_values() {
-        let (crew, held) = (crew.clone(), slots.as_mut().and_then(|slots| slots.split(batch.len())));
-        tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
+
+    /// Starts the sends and writes the rest. Returns what must be looked up.
+    async fn begin(
+        self,
+        crew: &Arc<Crew>,
+        clock: DatabaseTime,
+        slots: &mut Option<OwnedSemaphorePermit>,
+    ) -> Vec<Sought> {
+        for (lane, batch) in self.sending.into_values() {
+            let (crew, held) = (crew.clone(), slots.as_mut().and_then(|slots| slots.split(batch.len())));
+            tokio::spawn(async move { send_at_once(&crew, &lane, batch, clock, held).await });
+        }
+        write_all(crew, self.writing, clock.now()).await;
+        self.sought
     }
-    write_all(crew, writing, clock.now()).await;
-    for (begun, note) in spans {
-        crew.tools.tracer.end(begun.ended("expand", SpanKind::Internal, super::traits_of(&note), None));
-    }
-    drop(slots);
-    crew.stir.notify_one();
 }
 
-fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Ended {
+fn counted(crew: &Crew, note: &StoredNotification, expanded: &Expanded) -> Vec<Ended> {
     let ended = |(n, target): (i32, &Target)| {
-        let Fate::Ended { state, code, .. } = target.fate else { return None };
+        let (state, code, if_duplicate) = match target.fate {
+            Fate::Ended { state, code, .. } => (state, code, false),
+            Fate::Lane(_) => (FinishedState::Skipped, DUPLICATE, target.once.map(|_| true)?),
+        };
         let channel = target.facts.channel();
         let counts = crew.tools.metrics.of(&note.event_type, channel);
-        Some((n, state, code, Noted::new(counts, Finish::Ended(state), || About::new(note, channel, None))))
+        let noted = Noted::new(counts, Finish::Ended(state), || About::new(note, channel, None));
+        Some(Ended { n, state, code, noted, if_duplicate })
     };
-    (1..).zip(&expanded.targets).filter_map(ended).collect()
+    (expanded.first..).zip(&expanded.targets).filter_map(ended).collect()
 }
 
-/// Sends from the notifications' own rows as slots of the lane come free. Those that would wait too long get rows in the lane.
+/// Sends from the notifications' own rows as slots of the lane become free. Deliveries that would wait too long get
+/// rows in the lane instead.
 async fn send_at_once(
     crew: &Arc<Crew>,
     lane: &Arc<Lane>,
@@ -137,20 +230,22 @@ async fn send_at_once(
     crew.stir.notify_one();
 }
 
-/// The row that a delivery without one gets after all.
+/// Builds the row for a delivery that was to be sent from its notification's row.
 fn as_expanded(delivery: &Delivery) -> Expanded {
-    let target = Target { facts: delivery.facts.clone(), fate: Fate::Lane(delivery.lane) };
-    Expanded { lease: Lease::of(delivery), targets: vec![target] }
+    let target = Target::new(delivery.facts.clone(), Fate::Lane(delivery.lane));
+    Expanded::new(Lease::of(delivery), vec![target])
 }
 
 async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
     let (mut expanded, mut entering, mut lacking) = (vec![], vec![], vec![]);
     for step in steps {
         match step {
+            Step::BeginParts(lease, named, lists) => begin_parts(crew, lease, &named, &lists, now).await,
+            Step::WritePart(part, ended) => write_part(crew, part, ended, now).await,
             Step::MakeInApp(delivery) => lacking.push(delivery),
             Step::Expand(one, ended) => expanded.push((one, ended)),
             Step::Enter(lease, lane) => entering.push((lease, lane)),
-            Step::SendAtOnce(..) | Step::Settle(_) => unreachable!("sent or settled by now"),
+            Step::SendAtOnce(..) | Step::Settle(_) | Step::LookUp(..) => unreachable!("sent or settled by now"),
         }
     }
     for chunk in chunks(expanded) {
@@ -162,8 +257,8 @@ async fn write_all(crew: &Crew, steps: Vec<Step>, now: Timestamp) {
     make_in_app(crew, lacking, now).await;
 }
 
-/// Inboxes need no operator: a tenant without a provider for them gets one now. The deliveries are claimed again
-/// immediately, and find it.
+/// Creates the missing in-app providers of tenants, which need no settings by an operator. The deliveries are returned
+/// to the queue, so that the next claim finds the new provider.
 async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
     let tenants: BTreeSet<i32> = lacking.iter().map(|delivery| delivery.key.tenant).collect();
     let mut drafts = driver::ready_made(Occasion::FirstUse);
@@ -173,7 +268,10 @@ async fn make_in_app(crew: &Crew, lacking: Vec<Delivery>, now: Timestamp) {
         for draft in &drafts {
             if let Err(problem) = crew.tools.store.create_missing_provider(tenant, draft).await {
                 let wait = crew.expanding.wait();
-                tracing::warn!(%problem, tenant, ?wait, "could not create the in-app provider; trying again after a wait");
+                tracing::warn!(
+                    %problem, tenant, ?wait,
+                    "could not create the in-app provider of the tenant; its deliveries are tried again after the wait"
+                );
                 finish = Finish::Again { at: now.plus(wait), counted: false };
             }
         }
@@ -188,46 +286,87 @@ async fn enter(crew: &Crew, lease: Lease, lane: i32, now: Timestamp) {
         Ok(_) => crew.leases.release(&lease),
         Err(problem) => {
             let wait = crew.expanding.wait();
-            tracing::warn!(%problem, delivery = %lease.key.id(), ?wait, "could not move a delivery into its lane; it is returned and waits");
+            tracing::warn!(
+                %problem, delivery = %lease.key.id(), ?wait,
+                "could not move the delivery into the queue of its provider; it is tried again after the wait"
+            );
             crew.settler.put_off([lease], now.plus(wait));
         }
     }
 }
 
-/// Writes one chunk. Where it is refused, one notification is at fault: alone it cannot hold the others up. What cannot be written waits a moment.
-async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>, now: Timestamp) {
+/// Writes one chunk. If the database refuses it, one notification may be the cause. Each notification is then written
+/// alone, so that one cannot delay the others. A notification that cannot be written is put off.
+async fn expand_chunk(crew: &Crew, chunk: Vec<(Expanded, Vec<Ended>)>, now: Timestamp) {
     match (write_chunk(crew, chunk.clone()).await, chunk.len()) {
         (Ok(()), _) => {}
         (Err(DbError::Refused { message, .. }), 2..) => {
-            tracing::error!(message, "the database refused an expansion; expanding one by one");
+            tracing::error!(
+                message,
+                "the database refused to write the deliveries of a batch of notifications; each notification is now \
+                 written alone"
+            );
             for one in chunk {
                 Box::pin(expand_chunk(crew, vec![one], now)).await;
             }
         }
         (Err(problem), notifications) => {
             let wait = crew.expanding.wait();
-            tracing::warn!(%problem, notifications, ?wait, "could not expand notifications; trying again after a wait");
+            tracing::warn!(
+                %problem, notifications, ?wait,
+                "could not write the deliveries of the notifications; they are tried again after the wait"
+            );
             crew.settler.put_off(chunk.into_iter().map(|(expanded, _)| expanded.lease), now.plus(wait));
         }
     }
 }
 
-async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Ended)>) -> Result<(), DbError> {
+async fn write_chunk(crew: &Crew, chunk: Vec<(Expanded, Vec<Ended>)>) -> Result<(), DbError> {
     let done: Vec<Lease> = chunk.iter().map(|(e, _)| e.lease).collect();
-    let (chunk, ended): (Vec<Expanded>, Vec<Ended>) = chunk.into_iter().unzip();
-    crew.tools.store.expand(chunk).await?;
+    let (chunk, ended): (Vec<Expanded>, Vec<Vec<Ended>>) = chunk.into_iter().unzip();
+    let written = crew.tools.store.expand(chunk).await?;
     crew.expanding.reset();
     for (lease, ended) in done.iter().zip(ended) {
-        for (n, state, code, noted) in ended {
-            crew.settler.count_ended(DeliveryKey { n, ..lease.key }, state, code, &noted);
-        }
-        crew.leases.release(lease);
+        note_written(crew, lease, ended, &written);
     }
     Ok(())
 }
 
-/// As many notifications at once as make up so many rows: on SQLite the application waits for each chunk, and nothing waits for all.
-fn chunks(expanded: Vec<(Expanded, Ended)>) -> Vec<Vec<(Expanded, Ended)>> {
+/// Counts the targets that ended when they were written, and gives the lease up.
+fn note_written(crew: &Crew, lease: &Lease, ended: Vec<Ended>, written: &Written) {
+    for Ended { n, state, code, noted, if_duplicate } in ended {
+        let key = DeliveryKey { n, ..lease.key };
+        if !if_duplicate || written.duplicates.contains(&key) {
+            crew.settler.count_ended(key, state, code, &noted);
+        }
+    }
+    crew.leases.release(lease);
+}
+
+async fn begin_parts(crew: &Crew, lease: Lease, named: &[ListMember], lists: &[String], now: Timestamp) {
+    match crew.tools.store.begin_parts(lease, named, lists).await {
+        Ok(_) => crew.leases.release(&lease),
+        Err(problem) => put_off_parts(crew, lease, &problem, now),
+    }
+}
+
+async fn write_part(crew: &Crew, part: Part, ended: Vec<Ended>, now: Timestamp) {
+    let lease = part.expanded.lease;
+    match crew.tools.store.expand_part(part).await {
+        Ok(written) => note_written(crew, &lease, ended, &written),
+        Err(problem) => put_off_parts(crew, lease, &problem, now),
+    }
+}
+
+fn put_off_parts(crew: &Crew, lease: Lease, problem: &DbError, now: Timestamp) {
+    let wait = crew.expanding.wait();
+    tracing::warn!(%problem, notification = %lease.key.notification, ?wait, "could not expand the next part of a notification; trying again after a wait");
+    crew.settler.put_off([lease], now.plus(wait));
+}
+
+/// Splits notifications into chunks of about `CHUNK_ROWS` rows. On SQLite an application that wants to write then waits
+/// for one chunk at most.
+fn chunks(expanded: Vec<(Expanded, Vec<Ended>)>) -> Vec<Vec<(Expanded, Vec<Ended>)>> {
     let mut chunks: Vec<Vec<_>> = Vec::new();
     let mut rows = CHUNK_ROWS;
     for one in expanded {
@@ -246,37 +385,74 @@ fn chunks(expanded: Vec<(Expanded, Ended)>) -> Vec<Vec<(Expanded, Ended)>> {
 fn step(delivery: Delivery, note: &StoredNotification, table: &Table, now: Timestamp) -> Step {
     let routes = table.routes(delivery.key.tenant);
     let ended = |state, code| Step::Settle(unbegun(&delivery, Finish::Ended(state), Some(code), None));
-    match () {
-        () if note.is_cancelled(delivery.key.n) && delivery.lost_since.is_none() => {
-            ended(FinishedState::Cancelled, "cancelled")
-        }
-        () if note.expires_at <= now && delivery.lost_since.is_none() => ended(FinishedState::Expired, "expired"),
-        () if model::lacks_in_app(note, routes) => Step::MakeInApp(delivery),
-        // Its provider was missing when it was expanded: it looks for one again.
-        () if delivery.key.n > 0 => match model::route(&delivery.facts, routes) {
-            Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),
-            Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
-        },
-        () => match model::expand(note, routes) {
-            Expansion::OneDelivery(target) => only_target(delivery, note, target, table, now),
-            Expansion::Deliveries(targets) => expand(&delivery, targets, table),
-            Expansion::Parked { code, detail } => parked(&delivery, code, detail),
-        },
+    if note.is_cancelled(delivery.key.n) && delivery.lost_since.is_none() {
+        return ended(FinishedState::Cancelled, "cancelled");
+    }
+    if note.expires_at <= now && delivery.lost_since.is_none() {
+        return ended(FinishedState::Expired, "expired");
+    }
+    if delivery.key.n == 0
+        && let Some(lookup) = lookup::of(&delivery, note, table)
+    {
+        return Step::LookUp(delivery, lookup.into());
+    }
+    if model::lacks_in_app(note, routes) {
+        return Step::MakeInApp(delivery);
+    }
+    if delivery.key.n == 0 {
+        return expanded(delivery, note, model::expand(note, routes), table, now);
+    }
+    // The delivery's provider was missing when the notification was expanded, so the delivery is routed again.
+    match model::route(&delivery.facts, routes) {
+        Fate::Lane(lane) => Step::Enter(Lease::of(&delivery), lane),
+        Fate::Ended { code, detail, .. } => parked(&delivery, code, detail),
+    }
+}
+
+/// Decides what is done with a notification whose targets are known.
+fn expanded(
+    delivery: Delivery,
+    note: &StoredNotification,
+    expansion: Expansion,
+    table: &Table,
+    now: Timestamp,
+) -> Step {
+    match expansion {
+        Expansion::OneDelivery(target) => only_target(delivery, note, *target, table, now),
+        Expansion::Deliveries(targets) => expand(&delivery, targets, table),
+        Expansion::Parked { code, detail } => parked(&delivery, code, detail),
     }
 }
 
 fn expand(delivery: &Delivery, targets: Vec<Target>, table: &Table) -> Step {
     if delivery.losses > MAX_LOSSES {
-        return parked(delivery, "lease_expired", "every worker that tried to expand it was lost".into());
+        return parked(
+            delivery,
+            "lease_expired",
+            "every worker that tried to create the deliveries of this notification stopped before it was done".into(),
+        );
     }
     for lane in targets.iter().filter_map(|target| table.lane_of(target)) {
         lane.set_backlog(true);
     }
-    Step::Expand(Expanded { lease: Lease::of(delivery), targets }, vec![])
+    Step::Expand(Expanded::new(Lease::of(delivery), targets), vec![])
 }
 
-/// A notification with one target is sent from its own row where its lane allows it. So may have done whoever held the row before: what became of that
-/// is not known, and the guarantee decides.
+/// Decides how the next part of a large expansion is handled.
+fn next_part(delivery: &Delivery, part: Part, table: &Table) -> Step {
+    match expand(delivery, vec![], table) {
+        Step::Expand(..) => {}
+        lost => return lost,
+    }
+    for lane in part.expanded.targets.iter().filter_map(|target| table.lane_of(target)) {
+        lane.set_backlog(true);
+    }
+    Step::WritePart(part, vec![])
+}
+
+/// Decides how a notification with one target is handled. It is sent from its own row if its lane allows that. If a
+/// previous lease expired, its holder may have sent the notification. That outcome is unknown, so the guarantee
+/// decides.
 fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, table: &Table, now: Timestamp) -> Step {
     let lane = table.lane_of(&target);
     let sent_since = delivery
@@ -296,13 +472,15 @@ fn only_target(delivery: Delivery, note: &StoredNotification, target: Target, ta
     }
 }
 
-/// Its provider is gone or disabled by now, after it may have been sent.
+/// Settles a notification that may have been sent before its provider was deleted or disabled.
 fn ended_unclear(delivery: Delivery, target: Target) -> Step {
     let (state, code, detail) = match target.fate.clone() {
         Fate::Ended { state, code, detail } => (state, code, detail),
-        Fate::Lane(_) => {
-            (FinishedState::Parked(Reason::Config), "unknown_provider", "its provider is not known here".into())
-        }
+        Fate::Lane(_) => (
+            FinishedState::Parked(Reason::Config),
+            "unknown_provider",
+            "the worker does not know the provider of this delivery".into(),
+        ),
     };
     let lane = expansion_lane(delivery.key.tenant);
     let delivery = delivery.of_only_target(lane, target);

@@ -1,4 +1,4 @@
-//! The heartbeat of a running dispatcher, so that people can be told when no worker runs.
+//! The heartbeat of a running dispatcher. It lets other processes report when no worker runs.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use uuid::Uuid;
 use super::Stop;
 use crate::store::Store;
 
-/// Several heartbeats fit into the time for which the store believes one.
+/// How often a heartbeat is written. Several fit into the time for which the store counts a worker as running.
 const EVERY: Duration = Duration::from_secs(15);
 
-/// Writes heartbeats until asked to stop, then removes the worker.
+/// Writes heartbeats until a stop is requested, then removes the worker from the database.
 pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
     let mut beat = tokio::time::interval(EVERY);
     let mut is_new = true;
@@ -22,20 +22,26 @@ pub async fn beat(store: Store, worker: Uuid, mut stop: watch::Receiver<Stop>) {
             () = told(&mut stop) => break,
         }
         if let Err(problem) = store.be_present(worker).await {
-            tracing::debug!(%problem, "could not write the heartbeat");
+            tracing::debug!(
+                %problem,
+                "could not write the heartbeat of this worker; trying again at the next heartbeat"
+            );
         }
-        // Not at the start, when there is other work.
+        // Skipped at the first heartbeat, because a starting process has other work to do.
         if !is_new && let Err(problem) = store.forget_workers().await {
-            tracing::debug!(%problem, "could not remove workers that are gone");
+            tracing::debug!(
+                %problem,
+                "could not delete the heartbeats of workers that no longer run; trying again at the next heartbeat"
+            );
         }
         is_new = false;
     }
     if let Err(problem) = store.leave(worker).await {
-        tracing::debug!(%problem, "could not remove this worker; its heartbeat runs out by itself");
+        tracing::debug!(%problem, "could not delete the heartbeat of this worker; it expires by itself");
     }
 }
 
-/// A dropped sender is not a stop request: wait forever.
+/// Waits until a stop is requested. A dropped sender is not a request to stop, so the wait then never ends.
 async fn told(stop: &mut watch::Receiver<Stop>) {
     if stop.wait_for(|stop| *stop != Stop::No).await.is_err() {
         pending::<()>().await;

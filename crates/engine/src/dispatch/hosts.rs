@@ -1,8 +1,8 @@
-//! The hosts of a lane that serves many receivers. A host that is held, paused or slow delays its own deliveries and no
-//! others: a delivery that waits for it gives its slot back and is put off (docs/decisions/0028).
+//! The hosts of a lane that serves many receivers. A host that is held, paused or slow delays only its own deliveries.
+//! A delivery that would have to wait for such a host gives its slot back and is put off (docs/decisions/0028).
 //!
-//! - `admission`: decides per delivery whether its host takes it now;
-//! - `registry`: the hosts of all lanes, and what this process has read of closed ones.
+//! - `admission`: decides for each delivery whether its host accepts it now;
+//! - `registry`: the hosts of all lanes, and the closed hosts that this process has read from the database.
 
 pub mod admission;
 pub mod registry;
@@ -19,45 +19,49 @@ use tokio::sync::Notify;
 use super::local_close::{CloseDemand, LocalClose};
 use crate::store::{HOST_HELD, HOST_PAUSED, HostChange};
 
-/// A host is slow while a send to it has taken longer than this, or sends to it do on average.
+/// A host is slow if its sends take longer than this on average, or if a send in flight has taken longer.
 const SLOW: Duration = Duration::from_secs(1);
-/// The share of a lane's slots that one host may use. The rest is free for other hosts, whatever this host does.
+/// The share of a lane's slots that one host may use. The other slots stay free for other hosts.
 const SHARE: (usize, usize) = (3, 4);
-/// The share that a slow host may use while other hosts are active.
+/// The share of a lane's slots that a slow host may use while other hosts are active.
 const SLOW_SHARE: (usize, usize) = (1, 8);
-/// The share that all slow hosts may use together.
+/// The share of a lane's slots that all slow hosts may use together.
 const ALL_SLOW_SHARE: (usize, usize) = (1, 2);
-/// The share that all hosts without a known quick answer may use together: many names may lead to one machine that
-/// hangs, and each of them is new at first. One host counts at most with the share of a slow host, so that it cannot
-/// delay all new hosts alone.
+/// The share of a lane's slots that all hosts without a known quick answer may use together. Many names may lead to one
+/// machine that hangs, and each name is new at first. One host counts at most with the share of a slow host, so that a
+/// single host cannot delay all new hosts.
 const UNPROVEN_SHARE: (usize, usize) = (3, 4);
-/// How long a new host waits before it tries again, while the hosts before it are quick.
+/// How long a new host waits for a slot before it tries again, while the sends of the other new hosts are quick.
 const UNPROVEN_LOOK: Duration = Duration::from_millis(20);
-/// The longest such wait while they hang.
+/// The longest time for which a delivery to a new host is put off, while sends to other hosts hang.
 const UNPROVEN_WAIT: Duration = Duration::from_secs(30);
-/// A host is active if something was sent to it within this time.
+/// A host is active if a send to it is in flight, or began or ended within this time.
 const ABOUT: Duration = Duration::from_secs(60);
 
-/// A delivery that is put off waits at least this long.
+/// A delivery that is put off for a slow host waits at least this long.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
-/// The longest wait for a slow or paused host; up to twice this where many deliveries wait.
+/// How long a delivery is put off when its host was closed and this process has not read that from the database yet.
+const UNREAD_WAIT: Duration = Duration::from_secs(1);
+/// How long a delivery is put off for a paused host, or for a slow host with a long backlog. Grows up to twice this
+/// time with the number of waiting deliveries.
 const LOOK: Duration = Duration::from_secs(300);
-/// The longest wait for a held host: it may be opened while a delivery is being put off.
+/// The longest time for which a delivery is put off for a held host. The hold may end early while the delivery is being
+/// put off.
 const HELD_LOOK: Duration = Duration::from_secs(3600);
-/// The deliveries of a host are spread over this time after its hold ends.
+/// The longest random time that is added to a wait, so that deliveries to one host do not all come back together.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// The weight of the last send in the moving average.
+/// The weight of the latest send in the moving average of latencies.
 const WEIGHT: f64 = 0.25;
-/// How many idle hosts of one lane are remembered, and for how long.
+/// How many hosts of one lane are remembered. Beyond that, hosts that were idle for `MEMORY` are forgotten.
 const REMEMBERED: usize = 4096;
 const MEMORY: Duration = Duration::from_secs(900);
 
-/// Why a delivery is put off, and for how long.
+/// How long a delivery is put off, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutOff {
     pub wait: Duration,
-    /// The code that its queue row carries meanwhile.
+    /// The code that the delivery's queue row shows during the wait.
     pub code: Option<&'static str>,
 }
 
@@ -65,7 +69,7 @@ pub struct PutOff {
 enum Admission {
     Yes,
     PutOff(PutOff),
-    /// Sends to this host are in flight and quick: a slot will be free soon, or the host counts as slow after this
+    /// Sends to this host are in flight and quick. A slot will be free soon, or the host counts as slow after this
     /// time.
     Soon(Duration),
 }
@@ -81,32 +85,32 @@ enum SlotOutcome {
 #[derive(Default)]
 pub struct Hosts {
     by_name: Mutex<HashMap<Arc<str>, Host>>,
-    /// What was read of closed hosts may be outdated. Shared by all lanes.
+    /// The closed hosts in memory may be outdated, so all must be read again. Shared by all lanes.
     is_stale: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct Host {
-    /// Until when its own answer asked to wait, by the database's clock.
+    /// Until when the host asked us to send nothing, by the database's clock.
     held_until: Option<Timestamp>,
     paused: bool,
-    /// A pause or hold that could not be written.
+    /// Closes the host while a pause or hold could not be written to the database.
     unwritten: Option<Arc<LocalClose>>,
-    /// When each send in flight began, the oldest first.
+    /// When each send in flight began, oldest first.
     under_way: VecDeque<Instant>,
     /// The moving average of how long sends take.
     latency: Option<Duration>,
-    /// When the next delivery that is put off may find a free slot.
+    /// The time given to the delivery that was put off last. The next one gets a later time.
     next_free: Option<Instant>,
-    /// Deliveries put off since the host was last quick and open.
+    /// How many deliveries were put off since the host was last quick or was last closed or opened.
     put_off: u32,
-    /// Deliveries were put off because the host is held or paused.
+    /// Deliveries were put off because the host was held or paused.
     keeps_waiting: bool,
     used_at: Option<Instant>,
     freed: Arc<Notify>,
 }
 
-/// A send in flight to a host. Dropping it ends the send.
+/// A slot of a host, held while a send to it is in flight. Dropping it records that the send has ended.
 pub struct HostSlot {
     hosts: Arc<Hosts>,
     host: Arc<str>,
@@ -126,7 +130,7 @@ impl Hosts {
         Self { is_stale, ..Self::default() }
     }
 
-    /// Waits until a send to this host may begin, or until the host turns out to be slow.
+    /// Waits until a send to this host may begin, or returns how long the delivery is put off.
     pub async fn take_slot(
         self: &Arc<Self>,
         host: &str,
@@ -138,7 +142,7 @@ impl Hosts {
             match self.try_slot(host, slots, now()) {
                 SlotOutcome::Taken(slot) => return Ok(slot),
                 SlotOutcome::PutOff(put_off) => return Err(put_off.spread(chance)),
-                // A slot that is freed before this waits is not missed: Notify keeps one permit.
+                // A slot that becomes free before this wait begins is not missed, because `Notify` keeps one permit.
                 SlotOutcome::Soon(freed, longest) => drop(tokio::time::timeout(longest, freed.notified()).await),
             }
         }
@@ -156,8 +160,8 @@ impl Hosts {
         }
     }
 
-    /// Whether a delivery must be put off before it is announced. `begun` counts the deliveries of its batch that go to
-    /// the same host before it.
+    /// Decides before the announcement whether a delivery must be put off, and for how long. Returns `None` if it may
+    /// go on. `begun` is the number of earlier deliveries of its batch that go to the same host.
     pub fn refuses(&self, host: &str, begun: usize, slots: i32, now: Timestamp, chance: f64) -> Option<PutOff> {
         match admit(&mut self.lock(), host, begun, SlotShares::of(slots), now, clock::monotonic()) {
             Admission::PutOff(put_off) => Some(put_off.spread(chance)),
@@ -180,7 +184,7 @@ impl Hosts {
         HostSlot { hosts: self.clone(), host: name, began }
     }
 
-    /// Applies a demand in memory before it is written.
+    /// Closes the host in memory as an answer demands, before that is written to the database.
     pub fn demanded(&self, host: &str, demand: &CloseDemand, now: Timestamp) {
         let mut hosts = self.lock();
         let known = hosts.entry(host.into()).or_default();
@@ -190,20 +194,21 @@ impl Hosts {
         }
     }
 
-    /// Applies what the database says about a host. Returns true when the host is open and this process has put off
-    /// deliveries for it.
+    /// Applies the state of a host as read from the database. Returns true when the host is open and this process has
+    /// put off deliveries for it.
     pub fn set(&self, change: &HostChange) -> bool {
         let mut hosts = self.lock();
         let known = hosts.entry(change.host.as_str().into()).or_default();
         known.shut_by(change.held_until, change.paused);
+        known.unwritten.take_if(|unwritten| !unwritten.is_unwritten());
         !known.paused && known.held_until.is_none() && std::mem::take(&mut known.keeps_waiting)
     }
 
-    /// Opens all hosts except these. Returns the opened hosts for which this process has put off deliveries.
+    /// Opens all hosts except those in `shut`. Returns the opened hosts for which this process has put off deliveries.
     pub fn open_others(&self, shut: &HashSet<&str>) -> Vec<Arc<str>> {
         let mut opened = Vec::new();
         for (name, host) in self.lock().iter_mut().filter(|(name, _)| !shut.contains(&***name)) {
-            // After a hold that ran out its deliveries are due by themselves.
+            // After a hold that ran out, the deliveries become due by themselves.
             let is_shut = host.paused || host.held_until.is_some();
             host.shut_by(None, false);
             if is_shut && std::mem::take(&mut host.keeps_waiting) {
@@ -213,27 +218,29 @@ impl Hosts {
         opened
     }
 
-    /// Opens a host whose demand was not written. What other processes wrote about it is read again.
+    /// Opens a host whose pause or hold was not written. All closed hosts are then read again, because other processes
+    /// may have closed it.
     pub fn open(&self, host: &str) {
         self.lock().entry(host.into()).or_default().shut_by(None, false);
         self.is_stale.store(true, Ordering::Release);
     }
 
-    /// The local close of a host, made on first use: it holds a demand that cannot be written.
+    /// Returns the local close of a host, and creates it on first use. It keeps a pause or hold that cannot be written.
     pub fn unwritten(&self, host: &str) -> Arc<LocalClose> {
         let mut hosts = self.lock();
         let known = hosts.entry(host.into()).or_default();
         known.unwritten.get_or_insert_with(|| Arc::new(LocalClose::of_host(host.into()))).clone()
     }
 
-    /// A demand is written: an earlier unwritten one no longer matters.
+    /// Notes that a pause or hold was written, which replaces an earlier unwritten one.
     pub fn written(&self, host: &str, demand: &CloseDemand) {
         if let Some(unwritten) = self.lock().get(host).and_then(|host| host.unwritten.clone()) {
             unwritten.open(demand);
         }
     }
 
-    /// Drops unwritten demands: they were made by answers to the provider's former settings.
+    /// Drops pauses and holds of hosts that are not in the database yet. They came from answers to requests under the
+    /// provider's former settings.
     pub fn forget_unwritten(&self) {
         self.lock().values_mut().for_each(|host| host.unwritten = None);
     }
@@ -243,7 +250,7 @@ impl Hosts {
     }
 }
 
-/// How many of a lane's slots hosts may use.
+/// How many of a lane's slots one host, a slow host, all slow hosts and all new hosts may use.
 #[derive(Clone, Copy)]
 struct SlotShares {
     one: usize,
@@ -295,11 +302,12 @@ fn admit(
     if under_way < most && (!crowd.others_are_active || crowd.slow_under_way + begun < room.all_slow) {
         return Admission::Yes;
     }
-    // The host exists: it was read above.
+    // The host exists, because it was read above.
     hosts.get_mut(name).map_or(Admission::Yes, |host| Admission::PutOff(host.pace(most, at)))
 }
 
-/// A host without a known answer waits while other such hosts use their whole share, or what slow hosts leave of it.
+/// Decides whether a host without a known answer must wait. It waits while other new or slow hosts use the whole share
+/// of new hosts.
 fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: SlotShares, at: Instant) -> Option<Admission> {
     if hosts.get(name).is_some_and(|host| host.latency.is_some()) {
         return None;
@@ -318,7 +326,7 @@ fn crowded_out(hosts: &HashMap<Arc<str>, Host>, name: &str, room: SlotShares, at
     }
 }
 
-/// What happens on the lane beside a slow host.
+/// The activity of other hosts on the lane, which limits a slow host.
 struct Crowd {
     others_are_active: bool,
     /// Sends in flight to all slow hosts, including this one.
@@ -337,7 +345,7 @@ impl Crowd {
     }
 }
 
-/// Forgets hosts that have been idle for long, once there are many.
+/// When many hosts are remembered, forgets those that are not in use and have been idle for long.
 fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timestamp) {
     if hosts.len() < REMEMBERED {
         return;
@@ -350,13 +358,13 @@ fn forget_the_idle(hosts: &mut HashMap<Arc<str>, Host>, at: Instant, now: Timest
 }
 
 impl Host {
-    /// A hold that is over is no reason to remember a host.
+    /// Whether the host must be remembered. A hold that is over is no reason to remember it.
     fn is_needed(&self, now: Timestamp) -> bool {
         let is_held = self.held_until.is_some_and(|until| until > now);
         !self.under_way.is_empty()
             || self.paused
             || is_held
-            || self.unwritten.as_ref().is_some_and(|shut| shut.is_unwritten())
+            || self.unwritten.as_ref().is_some_and(|shut| shut.is_unwritten() || shut.is_closed())
     }
 
     fn shut_by(&mut self, held_until: Option<Timestamp>, paused: bool) {
@@ -369,8 +377,13 @@ impl Host {
         if self.paused {
             return Some(PutOff { wait: self.look_after(), code: Some(HOST_PAUSED) });
         }
-        if let Some(left) = self.unwritten.as_ref().and_then(|shut| shut.time_left()) {
-            return Some(PutOff { wait: left, code: Some(HOST_HELD) });
+        if let Some(unwritten) = &self.unwritten {
+            // The pause or hold was written just now and is not read by this process yet. A delivery that was claimed
+            // before must not begin.
+            let unread = || unwritten.is_closed().then_some(UNREAD_WAIT);
+            if let Some(wait) = unwritten.time_left().or_else(unread) {
+                return Some(PutOff { wait, code: Some(HOST_HELD) });
+            }
         }
         match self.held_until {
             Some(until) if until > now => Some(PutOff { wait: until.since(now).min(HELD_LOOK), code: Some(HOST_HELD) }),
@@ -382,7 +395,7 @@ impl Host {
         }
     }
 
-    /// The wait grows with the number of deliveries that wait.
+    /// Returns how long a delivery is put off. The time grows with the number of waiting deliveries.
     fn look_after(&mut self) -> Duration {
         self.put_off = self.put_off.saturating_add(1);
         LOOK + Duration::from_millis(self.put_off.into()).min(LOOK)
@@ -396,13 +409,13 @@ impl Host {
         self.under_way.front().map_or(Duration::ZERO, |began| at.saturating_duration_since(*began))
     }
 
-    /// The time after which the host counts as slow, if no answer comes before.
+    /// Returns after what time the host counts as slow if no send ends before.
     fn slow_after(&self, at: Instant) -> Duration {
         (SLOW + Duration::from_millis(1)).saturating_sub(self.oldest(at)).max(Duration::from_millis(1))
     }
 
-    /// Gives each delivery that is put off its own time, the next at which the host may have a free slot. So a backlog
-    /// is rewritten once instead of again and again.
+    /// Puts a delivery off to the next time at which the host may have a free slot. Each delivery gets its own time, so
+    /// that the rows of a backlog are rewritten once instead of again and again.
     fn pace(&mut self, slots: usize, at: Instant) -> PutOff {
         let latency = self.latency.unwrap_or_default().max(self.oldest(at));
         let step = latency.div_f64(slots.max(1) as f64).max(SHORTEST_WAIT);
@@ -430,7 +443,7 @@ impl Host {
 }
 
 impl PutOff {
-    /// Adds a random part, so that deliveries that wait for the same time do not come back together.
+    /// Adds a random part to the wait, so that deliveries that wait for the same time do not come back together.
     fn spread(self, chance: f64) -> Self {
         Self { wait: self.wait + (self.wait / 10).min(SPREAD).mul_f64(chance.clamp(0.0, 1.0)), ..self }
     }
@@ -443,7 +456,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
     const SLOTS: i32 = 16;
 
-    /// As many turns as are given without waiting.
+    /// Takes as many slots of a host as it gives without waiting.
     fn slots_of(hosts: &Arc<Hosts>, host: &str) -> Vec<HostSlot> {
         std::iter::from_fn(|| one(hosts, host)).collect()
     }
@@ -455,11 +468,26 @@ mod tests {
         }
     }
 
-    /// Pretends that all sends in flight to a host began that long ago.
+    /// Makes all sends in flight to a host appear to have begun earlier by this time.
     fn age(hosts: &Hosts, host: &str, by: Duration) {
         let mut hosts = hosts.lock();
         let under_way = &mut hosts.get_mut(host).expect("it is known").under_way;
         under_way.iter_mut().for_each(|began| *began = began.checked_sub(by).expect("the machine runs for longer"));
+    }
+
+    #[test]
+    fn a_host_whose_pause_is_written_late_stays_closed_until_this_process_has_read_it() {
+        let hosts = Arc::new(Hosts::default());
+        let close = hosts.unwritten("bad:1");
+        assert!(one(&hosts, "bad:1").is_some());
+        close.note_written(&CloseDemand::Pause("http_401".into()));
+        assert!(one(&hosts, "bad:1").is_none(), "the pause is written and not read yet");
+        assert!(one(&hosts, "good:1").is_some());
+        let read = |paused, changed| HostChange { lane: 1, host: "bad:1".into(), held_until: None, paused, changed };
+        hosts.set(&read(true, 1));
+        assert!(one(&hosts, "bad:1").is_none(), "the pause is read");
+        assert!(hosts.set(&read(false, 2)), "deliveries wait for it");
+        assert!(one(&hosts, "bad:1").is_some(), "an operator resumed the host");
     }
 
     #[test]
@@ -512,7 +540,7 @@ mod tests {
             |n: usize| hosts.lock().get(format!("slow{n}:1").as_str()).map_or(0, |host| host.under_way.len());
         assert_eq!(under_way(0), 12, "it was alone when it began");
         assert!((1..6).all(|n| under_way(n) == 1), "the others find half of the slots taken by slow ones");
-        assert_eq!(slots_of(&hosts, "quick:1").len(), 12, "and whoever is quick finds room");
+        assert_eq!(slots_of(&hosts, "quick:1").len(), 12, "a quick host still gets slots");
         drop(held);
     }
 

@@ -1,4 +1,4 @@
-//! Lanes: one per provider, and one per tenant for notifications that are not expanded or routed yet.
+//! Lanes: one queue per provider, and one per tenant for notifications that are not expanded or routed yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,24 +8,25 @@ use std::time::{Duration, Instant};
 use postcommit::Timestamp;
 use postcommit_channel::driver::{self, Destination, Driver};
 use postcommit_channel::model::{Delivery, Fate, Guarantee, Provider, Routes, Target};
-use postcommit_channel::secret::Secrets;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Tools;
 use super::backoff::Backoff;
+use super::content::ContentIndex;
 use super::cow_map::CowMap;
+use super::drivers::{NotBuilt, build};
 use super::hosts::Hosts;
 use super::hosts::registry::HostRegistry;
 use super::local_close::LocalClose;
 use super::permits::{LanePermits, Permits};
 use super::turns::{Turns, is_expansion};
 use crate::db::DbError;
-use crate::store::{Claim, LimitedClaim, Metered, ProviderChanges, Search, Want};
+use crate::store::{Claim, ContentChanges, LimitedClaim, Metered, ProviderChanges, Search, Unopened, Want};
 
-/// Notifications that are being expanded or wait for a slot of their lane: two batches, so that one is claimed while
-/// the other is processed.
+/// How many notifications may be in expansion or wait for a slot of their lane. This is two batches, so that one is
+/// claimed while the other is processed.
 const EXPANSION_SLOTS: usize = 1000;
-/// A send must end this long before its lease does, which leaves time to judge and settle.
+/// A send must end this long before its lease does. The rest of the lease is for judging and settling.
 pub const MARGIN: Duration = Duration::from_secs(2);
 
 /// A provider and the state of its lane in this process.
@@ -35,41 +36,42 @@ pub struct Lane {
     /// The provider's name, for the log of attempts.
     pub name: Arc<str>,
     /// The driver, or why it cannot be built.
-    pub driver: Result<Arc<dyn Driver>, String>,
+    pub driver: Result<Arc<dyn Driver>, NotBuilt>,
     /// How long the provider remembers the key of a delivery.
     pub key_window: Duration,
     /// Slots: how many sends may be in flight.
     pub slots: Arc<Semaphore>,
-    /// Whether queue rows wait on this lane: they go first.
+    /// Whether deliveries wait in this lane's queue. Newer deliveries must not overtake them.
     pub backlog: Arc<AtomicBool>,
-    /// What is known of its permits, where the rate is limited.
+    /// The permits of a rate-limited lane, as far as this process knows them.
     pub permits: Arc<LanePermits>,
-    /// Closed in this process, because a pause or hold could not be written.
+    /// Closes the lane in this process, for example while a pause or hold cannot be written.
     pub local_close: Arc<LocalClose>,
-    /// The hosts, where the driver tells them apart.
+    /// The hosts that the lane sends to. `None` if the driver does not tell hosts apart.
     pub hosts: Option<Arc<Hosts>>,
     /// Backoff after a failed announcement.
     pub backoff: Arc<Backoff>,
-    /// Where the lane reports a new backlog.
+    /// The lane adds itself to this list when it gets a backlog.
     stirred: Stirred,
 }
 
-/// Lanes that got a backlog since the last look.
+/// Lanes that got a backlog since the last claim.
 type Stirred = Arc<Mutex<Vec<i32>>>;
 
 impl Lane {
-    /// Whether a send could begin now.
+    /// Whether a send could begin now: the lane is served, and no hold is in force.
     fn is_open(&self, now: Timestamp) -> bool {
-        self.is_served() && self.provider.not_before.is_none_or(|until| until <= now)
+        self.is_served() && self.provider.held_until.is_none_or(|until| until <= now)
     }
 
-    /// The lane with a changed provider. Slots, backlog and permits carry over.
-    fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, String>) -> Self {
+    /// Builds the lane for a changed provider. Backlog, permits and backoff carry over. Slots carry over if the
+    /// concurrency is the same.
+    fn with(&self, provider: Provider, driver: Result<Arc<dyn Driver>, NotBuilt>) -> Self {
         let same_slots = (self.provider.concurrency == provider.concurrency).then(|| self.slots.clone());
         if self.provider.rate() != provider.rate() {
             self.permits.expect_after(Duration::ZERO);
         }
-        // A demand that was made under former settings says nothing about these.
+        // A pause or hold that was demanded under other settings says nothing about the present settings.
         let local_close =
             if self.provider.revision == provider.revision { self.local_close.clone() } else { Arc::default() };
         let backoff = self.backoff.clone();
@@ -79,7 +81,7 @@ impl Lane {
 
     fn new(
         provider: Provider,
-        driver: Result<Arc<dyn Driver>, String>,
+        driver: Result<Arc<dyn Driver>, NotBuilt>,
         slots: Option<Arc<Semaphore>>,
         stirred: Stirred,
     ) -> Self {
@@ -91,12 +93,12 @@ impl Lane {
         Self { name, slots, backlog, permits, local_close, backoff, hosts: None, stirred, key_window, provider, driver }
     }
 
-    /// Whether its deliveries go into inboxes, which settling writes.
+    /// Whether the lane delivers into inboxes. The settler writes those messages.
     pub fn is_inbox(&self) -> bool {
         driver::destination(&self.provider.driver) == Destination::Inbox
     }
 
-    /// Attaches the hosts if the driver tells them apart.
+    /// Attaches the lane's hosts if the driver tells hosts apart.
     fn telling_hosts_apart(mut self, known: Option<&Arc<Self>>, registry: &HostRegistry) -> Self {
         let isolates = self.driver.as_ref().is_ok_and(|driver| driver.isolates_hosts());
         self.hosts = isolates.then(|| registry.of_lane(self.provider.id));
@@ -108,14 +110,14 @@ impl Lane {
         self
     }
 
-    /// The host of a delivery. `None` where the lane does not tell hosts apart.
+    /// Returns the host that a delivery goes to. `None` where the lane does not tell hosts apart.
     pub fn host_of(&self, delivery: &Delivery) -> Option<String> {
         self.hosts.as_ref()?;
         self.driver.as_ref().ok()?.host_of(delivery.facts.target())
     }
 
-    /// Whether this process may begin sends on the lane at all. A lane whose driver cannot be built here, for example
-    /// without the secrets key, is left to other processes; `doctor` reports it.
+    /// Whether this process may begin sends on the lane at all. If the driver cannot be built here, for example because
+    /// the secrets key is missing, the lane is left to other processes and `doctor` reports it.
     fn is_served(&self) -> bool {
         !self.provider.is_paused() && self.driver.is_ok() && !self.local_close.is_unwritten()
     }
@@ -130,7 +132,7 @@ impl Lane {
         }
     }
 
-    /// How much could be started on the lane now.
+    /// Returns how many deliveries could be started on the lane now. `None` if there is no free slot or no permit.
     fn want(&self, batch: i32) -> Option<Want> {
         let quota = i32::try_from(self.slots.available_permits()).unwrap_or(batch).min(batch);
         (quota > 0 && (!self.is_limited() || self.permits.may_have_one()))
@@ -138,13 +140,15 @@ impl Lane {
     }
 }
 
-/// An immutable view of the lanes, taken at a claim.
+/// An immutable view of all lanes, taken at a claim.
 #[derive(Clone)]
 pub struct Table {
     lanes: CowMap<Arc<Lane>>,
     by_tenant: CowMap<Arc<Vec<Provider>>>,
+    /// The templates of tenants, and what else decides how notifications are expanded.
+    pub content: ContentIndex,
     lease: Duration,
-    /// The last change that could have altered routing: before it, a notification may have gone to another provider.
+    /// When a change last could have altered the routing. Earlier notifications may have gone to another provider.
     pub rerouted_at: Timestamp,
 }
 
@@ -176,12 +180,11 @@ impl Table {
         }
     }
 
-    /// The other providers of the tenant.
+    /// Returns the tenant's providers except the one with this id.
     fn without(&self, tenant: i32, id: i32) -> Vec<Provider> {
         self.routes(tenant).0.iter().filter(|known| known.id != id).cloned().collect()
     }
 
-    /// The lane of a target.
     pub fn lane_of(&self, target: &Target) -> Option<&Arc<Lane>> {
         match target.fate {
             Fate::Lane(lane) => self.lane(lane),
@@ -190,7 +193,7 @@ impl Table {
     }
 
     /// Whether a notification with one target may be sent on this lane from its own row, without a row for the target.
-    /// Not allowed where the send must be announced, needs a longer lease or a permit, or would overtake waiting
+    /// It may not if the send must be announced, needs a longer lease or a permit, or would overtake waiting
     /// deliveries.
     pub fn may_send_at_once(&self, lane: &Lane, now: Timestamp) -> bool {
         lane.provider.guarantee != Guarantee::AtMostOnce
@@ -204,7 +207,7 @@ impl Table {
 /// All lanes that this process knows.
 pub struct Lanes {
     table: Arc<Table>,
-    /// The version of the provider table that `table` shows; `None` before the first read.
+    /// The version of the provider table that `table` was built from. `None` before the first read.
     version: Option<i64>,
     expansion: Arc<Semaphore>,
     lease: Duration,
@@ -215,26 +218,27 @@ pub struct Lanes {
     stirred: Stirred,
     /// Providers whose driver cannot be built here.
     broken: BTreeSet<i32>,
-    /// Lanes with permits in use.
+    /// Rate-limited lanes whose permits may still come back unused.
     metered: BTreeSet<i32>,
 }
 
-/// How much could be started now.
+/// How many deliveries could be started now, by lane.
 pub struct Wants {
-    /// Grouped by lease length: one claim each, nearly always a single one.
+    /// Lanes without a rate limit, grouped by lease length. Each group is one claim, and usually there is only one
+    /// group.
     pub by_lease: BTreeMap<Duration, Vec<Want>>,
-    /// Rate-limited lanes that may have a permit, grouped the same way.
+    /// Rate-limited lanes that may have a permit, grouped by lease length.
     pub limited: BTreeMap<Duration, Vec<Want>>,
-    /// Where to search for other lanes with due work, together with the claim for the usual lease.
+    /// Where to search for other lanes with due work. The claim with the usual lease length carries the search.
     pub search: Search,
-    /// There is no room to expand more notifications: more may be due, whatever is found.
+    /// There is no room to expand more notifications. More may be due, whatever the claim finds.
     pub full: bool,
 }
 
 /// How thoroughly to look for due work.
 #[derive(Debug, Clone, Copy)]
 pub struct LookMode {
-    /// The last look found work.
+    /// The last look for due work found some.
     pub busy: bool,
     /// The search must not be deferred, whatever it costs.
     pub insists: bool,
@@ -246,6 +250,7 @@ impl Lanes {
         let nothing = Table {
             lanes: CowMap::default(),
             by_tenant: CowMap::default(),
+            content: ContentIndex::default(),
             lease,
             rerouted_at: Timestamp::from_micros(0),
         };
@@ -263,35 +268,36 @@ impl Lanes {
         }
     }
 
-    /// Reads changed providers if the version is another one.
+    /// Reads changed providers if the version differs from the known one.
     pub async fn catch_up(&mut self, tools: &Tools, version: i64) -> Result<(), DbError> {
         if Some(version) == self.version { Ok(()) } else { self.refresh(tools).await }
     }
 
-    /// Reads changed providers and rebuilds their lanes. A lane keeps its slots while its concurrency stays the same.
+    /// Reads changed providers and templates, and rebuilds the lanes. A lane keeps its slots while its concurrency stays the same.
     pub async fn refresh(&mut self, tools: &Tools) -> Result<(), DbError> {
         let changes = tools.store.provider_changes(self.version).await?;
         let version = changes.version;
+        let content = tools.store.content_changes(self.version.filter(|_| !changes.is_all)).await?;
         if changes.is_all {
             self.host_registry.start_over();
         }
-        self.apply(tools, changes);
-        // Read before a claim relies on them. A change of a host counts as a change of its provider.
+        self.apply(tools, changes, content);
+        // The hosts are read before a claim relies on them. A change of a host counts as a change of its provider.
         self.host_registry.read(&tools.store).await?;
         self.version = Some(version);
         Ok(())
     }
 
-    /// Reads all closed hosts if that is due.
+    /// Reads all closed hosts if a full read is due.
     pub async fn look_at_hosts(&self, tools: &Tools) -> Result<(), DbError> {
         if self.host_registry.is_due() { self.host_registry.read(&tools.store).await } else { Ok(()) }
     }
 
-    fn apply(&mut self, tools: &Tools, changes: ProviderChanges) {
+    fn apply(&mut self, tools: &Tools, changes: ProviderChanges, content: ContentChanges) {
         let ProviderChanges { rerouted_at, is_all, providers, gone, weights, .. } = changes;
         let mut table = Table { rerouted_at, ..(*self.table).clone() };
         if is_all {
-            (table.lanes, table.by_tenant) = (CowMap::default(), CowMap::default());
+            (table.lanes, table.by_tenant, table.content) = Default::default();
             self.broken.clear();
             self.weights.clear();
         }
@@ -304,6 +310,7 @@ impl Lanes {
             self.broken.remove(&id);
             table.remove(id);
         }
+        table.content.apply(content);
         self.weights.extend(weights);
         self.weights.retain(|_, weight| *weight != 1);
         self.table = Arc::new(table);
@@ -311,7 +318,7 @@ impl Lanes {
 
     fn reopen(&self, tools: &Tools, provider: Provider) -> Arc<Lane> {
         let Some(known) = self.table.lane(provider.id) else {
-            let driver = open(tools, &provider, None);
+            let driver = build(tools, &provider, None);
             return Arc::new(
                 Lane::new(provider, driver, None, self.stirred.clone()).telling_hosts_apart(None, &self.host_registry),
             );
@@ -319,13 +326,13 @@ impl Lanes {
         let apart = |lane: Lane| Arc::new(lane.telling_hosts_apart(Some(known), &self.host_registry));
         match &known.driver {
             Ok(_) if known.provider == provider => known.clone(),
-            // Only held or released, which is no new revision: the driver keeps its connections.
+            // Only a hold was set or ended, which makes no new revision. The driver and its connections are kept.
             Ok(driver) if known.provider.revision == provider.revision => {
                 apart(known.with(provider, Ok(driver.clone())))
             }
-            // A driver that could not be built is tried again: the key may be back.
+            // Also tries again to build a driver that could not be built, because the key may be available now.
             _ => {
-                let driver = open(tools, &provider, Some(known));
+                let driver = build(tools, &provider, Some(known));
                 apart(known.with(provider, driver))
             }
         }
@@ -338,7 +345,7 @@ impl Lanes {
         };
     }
 
-    /// Tries again to build drivers that could not be built.
+    /// Tries again to build the drivers that could not be built.
     pub fn mend(&mut self, tools: &Tools) {
         if self.broken.is_empty() {
             return;
@@ -351,6 +358,16 @@ impl Lanes {
             table.put(lane);
         }
         self.table = Arc::new(table);
+    }
+
+    /// Returns the providers whose secrets this process cannot open.
+    pub fn unopened(&self) -> Vec<Unopened> {
+        let unopened = |id: &i32| {
+            let lane = self.table.lane(*id)?;
+            let reason = lane.driver.as_ref().err()?.unopened?;
+            Some(Unopened { tenant: lane.provider.tenant, lane: *id, reason })
+        };
+        self.broken.iter().filter_map(unopened).collect()
     }
 
     pub fn table(&self) -> Arc<Table> {
@@ -370,22 +387,23 @@ impl Lanes {
         self.turns.look_anew();
     }
 
-    /// Whether that search has covered all lanes.
+    /// Whether the present search has covered all lanes.
     pub fn is_through(&self) -> bool {
         self.turns.is_through()
     }
 
-    /// When a deferred search may go on.
+    /// Returns when a deferred search may go on.
     pub fn next_search_at(&self) -> Option<Instant> {
         self.turns.next_search_at()
     }
 
-    /// How much could be started now.
+    /// Returns how much could be started now: lanes with known work, notifications to expand, and where to search.
     pub fn wants(&mut self, batch: i32, mood: LookMode) -> Wants {
         for lane in std::mem::take(&mut *self.stirred.lock().unwrap_or_else(PoisonError::into_inner)) {
             self.turns.wait(lane);
         }
-        // Claiming a few at a time, as slots become free one by one, would cost a round trip each.
+        // Slots become free one by one, and a claim for each of them would cost a round trip each. So expansion waits
+        // until more slots are free.
         let (free, most) = (self.expansion.available_permits(), usize::try_from(batch).unwrap_or(1));
         let full = free < most.min(EXPANSION_SLOTS / 2);
         let lanes = self.turns.next_lanes(mood.busy);
@@ -399,8 +417,8 @@ impl Lanes {
         wants
     }
 
-    /// Adds notifications that are not expanded yet, and the search. Found tenants always get some room, if necessary
-    /// an eighth beyond the slots, so that tenants with a known backlog still get whole batches.
+    /// Adds notifications that are not expanded yet, and the search. The search always gets some room: if necessary an
+    /// eighth beyond the free slots, so that tenants with a known backlog still get whole batches.
     fn want_expansion(&mut self, wants: &mut Wants, mut asked: Vec<i32>, most: usize, mood: LookMode) {
         let dealt = self.turns.share_out(most, mood.busy, |tenant| self.weights.get(&tenant).copied().unwrap_or(1));
         asked.extend(dealt.iter().map(|want| want.lane));
@@ -412,8 +430,8 @@ impl Lanes {
         }
     }
 
-    /// How much could be started on those lanes. A lane that this process does not serve is asked for again when the
-    /// search finds it again.
+    /// Returns how much could be started on these lanes. A lane that this process does not serve is not asked for again
+    /// until the search finds it again.
     pub fn wants_on(&mut self, lanes: &[i32], batch: i32) -> Wants {
         let (mut by_lease, mut limited): (BTreeMap<_, Vec<Want>>, BTreeMap<_, Vec<Want>>) =
             (BTreeMap::new(), BTreeMap::new());
@@ -430,14 +448,15 @@ impl Lanes {
         Wants { by_lease, limited, search: Search::default(), full: false }
     }
 
-    /// Rate-limited lanes of a tenant that may have a permit, whatever their slots: for a pass by hand.
+    /// Returns the tenant's rate-limited lanes that may have a permit, even without a free slot. Used for a pass over
+    /// one notification.
     pub fn wants_of(&self, tenant: i32, batch: i32) -> Vec<Want> {
         let may = |lane: &&Arc<Lane>| lane.is_served() && lane.is_limited() && lane.permits.may_have_one();
         self.table.of_tenant(tenant).filter(may).map(|lane| Want { lane: lane.provider.id, quota: batch }).collect()
     }
 
-    /// Learns from a claim: a lane that filled its quota may hold more, another one is empty. Returns the lanes that
-    /// the search found.
+    /// Learns from a claim. A lane that filled its quota may hold more deliveries; a lane that did not is empty.
+    /// Returns the lanes that the search found.
     pub fn note_claim(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> Vec<i32> {
         let filled = self.turns.note(wants, search, claim, took);
         for want in wants.iter().filter(|want| !is_expansion(want.lane)) {
@@ -451,8 +470,8 @@ impl Lanes {
         claim.searched.lanes.clone()
     }
 
-    /// Learns from a claim on rate-limited lanes. A lane without a result has nothing due, or another process is
-    /// claiming from it.
+    /// Learns from a claim on rate-limited lanes. If the claim reports nothing about a lane, the lane has nothing due
+    /// or another process is claiming from it.
     pub fn note_limited(&mut self, wants: &[Want], found: &LimitedClaim) {
         for lane in wants.iter().filter_map(|want| self.table.lane(want.lane)) {
             let metered = found.lanes.iter().find(|metered| metered.lane == lane.provider.id);
@@ -468,7 +487,7 @@ impl Lanes {
         }
     }
 
-    /// The permits of a claim, by lane.
+    /// Returns the permits that a claim took, by lane.
     pub fn permits(&mut self, found: &LimitedClaim) -> HashMap<i32, Permits> {
         let permits = |metered: &Metered| {
             let count = found.claim.deliveries.iter().filter(|delivery| delivery.lane == metered.lane).count();
@@ -478,12 +497,12 @@ impl Lanes {
         found.lanes.iter().filter_map(permits).collect()
     }
 
-    /// Takes the unused permits, by lane, with the time at which they were taken.
+    /// Takes the unused permits: lane, time at which they were taken, and number.
     pub fn take_unused(&mut self) -> Vec<(i32, Timestamp, usize)> {
         let (table, mut unused) = (&self.table, vec![]);
         self.metered.retain(|id| {
             let Some(lane) = table.lane(*id) else { return false };
-            // Read first: permits that come back in between are taken in the next round.
+            // `more` is read first, so that permits that come back after this line are taken in the next round.
             let more = lane.permits.are_under_way();
             unused.extend(lane.permits.take_unused().into_iter().map(|(taken_at, count)| (*id, taken_at, count)));
             more
@@ -491,7 +510,7 @@ impl Lanes {
         unused
     }
 
-    /// When the next permit is due on a lane that has waiting deliveries and a free slot.
+    /// Returns when the next permit is due on a lane that has waiting deliveries and a free slot.
     pub fn next_permit_at(&self) -> Option<Instant> {
         let waits = |lane: &&Arc<Lane>| {
             lane.is_limited()
@@ -507,7 +526,7 @@ impl Lanes {
             .min()
     }
 
-    /// The longest lease that any lane of the tenant needs.
+    /// Returns the longest lease that any lane of the tenant needs.
     pub fn longest_lease(&self, tenant: i32) -> Duration {
         self.table
             .of_tenant(tenant)
@@ -522,13 +541,13 @@ impl Lanes {
     }
 }
 
-/// Every send must fit into its lease, with a margin on both sides.
+/// Returns the lease length for a provider. A send must fit into its lease, with a margin before and after it.
 fn lease_of(provider: &Provider, lease: Duration) -> Duration {
     lease.max(provider.timeout() + 2 * MARGIN)
 }
 
-/// Takes the slots of a claimed batch before anything else counts them as free. A pass by hand may exceed the slots:
-/// then there are none to take.
+/// Takes the slots of a claimed batch before another task counts them as free. Returns `None` if there are not enough,
+/// because a pass over one notification may exceed the slots.
 pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
     slots.clone().try_acquire_many_owned(u32::try_from(count).ok()?).ok()
 }
@@ -536,31 +555,4 @@ pub fn take(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit
 /// Takes free slots, up to `count`.
 pub fn take_up_to(slots: &Arc<Semaphore>, count: usize) -> Option<OwnedSemaphorePermit> {
     take(slots, count.min(slots.available_permits()))
-}
-
-fn open(tools: &Tools, provider: &Provider, known: Option<&Arc<Lane>>) -> Result<Arc<dyn Driver>, String> {
-    let driver = open_secrets(tools, provider)
-        .and_then(|secrets| driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on))
-        .map(Arc::from);
-    let known_problem = known.and_then(|lane| lane.driver.as_ref().err());
-    if let Err(problem) = &driver
-        && known_problem != Some(problem)
-    {
-        tracing::error!(
-            provider = provider.name,
-            problem,
-            "this process cannot build the driver of a provider; deliveries on its lane wait"
-        );
-    }
-    driver
-}
-
-fn open_secrets(tools: &Tools, provider: &Provider) -> Result<Secrets, String> {
-    match &provider.secrets {
-        None => Ok(Secrets::new()),
-        Some(sealed) => {
-            let ring = tools.keys.existing().map_err(|e| e.to_string())?;
-            ring.open(sealed, provider.tenant, &provider.name).map_err(|e| e.to_string())
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! The leases of this process, and how long it may act on each.
+//! The leases that this process holds, and how long it may act on each.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,15 @@ use super::Tools;
 use super::lanes::MARGIN;
 use crate::store::Lease;
 
-/// Every claimed and not yet settled row.
+/// The leases of all rows that are claimed and not settled yet.
 #[derive(Default)]
 pub struct Leases(Mutex<HashMap<DeliveryKey, HeldLease>>);
 
 #[derive(Clone, Copy)]
 struct HeldLease {
     token: Uuid,
-    /// Measured from before the claim was sent: the database's lease cannot end earlier than this says.
+    /// The time before the claim or renewal was sent. So the lease in the database never ends earlier than computed
+    /// here.
     since: Instant,
     length: Duration,
 }
@@ -44,13 +45,14 @@ impl Leases {
         }
     }
 
-    /// How long a send may still take. `None` when the lease is gone or too close to its end.
+    /// Returns how long a send may still take. `None` when the lease is lost or too close to its end.
     pub fn time_left(&self, lease: &Lease) -> Option<Duration> {
         let held = self.lock().get(&lease.key).copied().filter(|h| h.token == lease.token)?;
         held.length.checked_sub(clock::monotonic().duration_since(held.since))?.checked_sub(MARGIN)
     }
 
-    /// Releases these leases unless disarmed: a task that panics must not leave leases that are renewed forever.
+    /// Returns a guard that releases these leases when it is dropped, unless it is disarmed. Without it, a task that
+    /// panics would leave leases that are renewed forever.
     pub fn guard(&self, leases: impl IntoIterator<Item = Lease>) -> Guard<'_> {
         Guard { held: self, leases: leases.into_iter().collect() }
     }
@@ -67,7 +69,7 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leases of which a third is over, grouped by length.
+    /// Returns the leases of which more than a third is over, grouped by length.
     fn ageing(&self) -> HashMap<Duration, Vec<Lease>> {
         let now = clock::monotonic();
         let mut by_length: HashMap<Duration, Vec<Lease>> = HashMap::new();
@@ -87,14 +89,14 @@ impl Leases {
     }
 }
 
-/// Lets leases run out when the task that holds it panics.
+/// Stops the renewal of leases when the task that holds them panics.
 pub struct Guard<'a> {
     held: &'a Leases,
     leases: Vec<Lease>,
 }
 
 impl Guard<'_> {
-    /// The settler releases the leases.
+    /// Keeps the leases when the guard is dropped, because the settler will release them.
     pub fn disarm(mut self) {
         self.leases.clear();
     }
@@ -106,7 +108,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Renews leases until aborted.
+/// Starts a task that renews leases until it is aborted.
 pub fn renew_forever(tools: Tools, leases: Arc<Leases>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut tick = tokio::time::interval(Duration::from_secs(tools.settings.lease_s) / 6);
@@ -122,7 +124,12 @@ async fn renew_once(tools: &Tools, leases: &Leases) {
         let since = clock::monotonic();
         match tools.store.renew(&asked, length).await {
             Ok(kept) => leases.renewed(&asked, &kept, since),
-            Err(problem) => tracing::warn!(%problem, "could not renew leases"),
+            Err(problem) => {
+                tracing::warn!(
+                    %problem,
+                    "could not renew the leases of claimed deliveries; trying again at the next renewal"
+                );
+            }
         }
     }
 }

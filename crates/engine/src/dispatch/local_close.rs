@@ -1,5 +1,5 @@
-//! A lane or host whose pause or hold could not be written. It stays closed in this process, and the write is repeated
-//! until it succeeds: a failed write of our own must not lead to another send (docs/decisions/0027).
+//! Keeps a lane or host closed in this process when its pause or hold could not be written. The write is repeated until
+//! it succeeds. So a failed write of our own does not lead to another send (docs/decisions/0027).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,12 +19,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// Within this time every process has read that a lane is paused.
 const HEARD: Duration = Duration::from_secs(60);
 
-/// What an answer demands for its whole lane or host.
+/// A pause or hold that a provider's answer asks for, for the whole lane or host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CloseDemand {
-    /// A pause, with the reason.
+    /// Pause the lane or host. Contains the reason.
     Pause(String),
-    /// A hold from that moment on, for that long.
+    /// Send nothing for this duration, counted from this moment.
     Hold(Instant, Duration),
 }
 
@@ -33,7 +33,7 @@ impl CloseDemand {
         Self::Hold(clock::monotonic(), wait)
     }
 
-    /// Writes the demand for one host of the lane.
+    /// Writes the pause or hold for one host of the lane.
     pub async fn write_of_host(&self, store: &Store, provider: &Provider, host: &str) -> Result<Written, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
@@ -45,8 +45,8 @@ impl CloseDemand {
         }
     }
 
-    /// Writes the demand unless the provider was changed or resumed since. Returns false when nothing had to be
-    /// written.
+    /// Writes the pause or hold for the lane, unless the provider was changed or resumed since. Returns false when
+    /// nothing had to be written.
     pub async fn write(&self, store: &Store, provider: &Provider) -> Result<bool, DbError> {
         let (lane, revision) = (provider.id, Some(provider.revision));
         match self {
@@ -56,12 +56,12 @@ impl CloseDemand {
             },
             Self::Hold(since, wait) => match wait.saturating_sub(since.elapsed()) {
                 Duration::ZERO => Ok(false),
-                left => store.hold_lane(lane, revision, left).await.map(|()| true),
+                left => store.hold_lane(lane, revision, left).await,
             },
         }
     }
 
-    /// The stronger of two demands: a pause outlasts every hold.
+    /// Returns the stronger of two demands. A pause is stronger than any hold, and a hold that ends later is stronger.
     fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Pause(_), _) => self,
@@ -73,30 +73,30 @@ impl CloseDemand {
     }
 }
 
-/// Returns `Ok` when another process has paused or changed the lane. A write that changed nothing without such a reason
-/// has failed: a foreign trigger may have swallowed it.
+/// Checks why the write of a pause changed nothing. Returns `Ok` when another process has paused or changed the lane.
+/// Otherwise the write has failed, for example because a trigger in the database suppressed it.
 async fn is_closed_by_others(store: &Store, provider: &Provider) -> Result<bool, DbError> {
     match store.provider(provider.tenant, &provider.name).await? {
         Some(now) if now.id == provider.id && now.revision == provider.revision && now.paused.is_none() => {
             Err(DbError::Refused {
                 code: "unwritten".into(),
-                message: "the database took the pause and changed nothing".into(),
+                message: "the database accepted the pause of the provider, but changed no row".into(),
             })
         }
         _ => Ok(false),
     }
 }
 
-/// Whether a lane or host is closed in this process, whatever the database says about it.
+/// Whether a lane or host is closed in this process, regardless of its state in the database.
 #[derive(Default)]
 pub struct LocalClose {
-    /// Read for every lane at every claim.
+    /// A pause or hold could not be written yet. Read for every lane at every claim.
     is_unwritten: AtomicBool,
     backoff: Backoff,
     state: Mutex<CloseState>,
-    /// The host; `None` for the whole lane.
+    /// The host that is closed. `None` for the whole lane.
     host: Option<Arc<str>>,
-    /// A pause or hold of the lane is written. Read before every send.
+    /// A pause or hold was written and may still be in force. Read before every send.
     is_closed: AtomicBool,
 }
 
@@ -125,12 +125,13 @@ impl LocalClose {
         self.is_unwritten.load(Ordering::Acquire)
     }
 
-    /// The shortest time for which the lane stays closed. `None` while it is open.
+    /// Returns the shortest time for which the lane stays closed because of an unwritten demand. `None` if there is
+    /// none.
     pub fn time_left(&self) -> Option<Duration> {
         self.is_unwritten().then(|| self.backoff.left().max(backoff::FIRST))
     }
 
-    /// Closes the lane until the demand is written.
+    /// Closes the lane or host in this process until the pause or hold is written, and starts the task that writes it.
     pub fn close_until_written(
         self: &Arc<Self>,
         store: &Store,
@@ -150,7 +151,8 @@ impl LocalClose {
         }
     }
 
-    /// The demand is written or outdated. A pause that is still unwritten keeps the lane closed.
+    /// Ends the closing for an unwritten demand, because a demand was written or is outdated. A pause that is still
+    /// unwritten keeps the lane closed.
     pub fn open(&self, written: &CloseDemand) {
         let mut state = self.lock();
         if matches!((&state.demand, written), (Some(CloseDemand::Pause(_)), CloseDemand::Hold(..))) {
@@ -161,18 +163,22 @@ impl LocalClose {
         self.is_unwritten.store(false, Ordering::Release);
     }
 
-    /// The demand is written, so a claim finds the lane closed. Deliveries that were claimed before must not begin
-    /// either.
+    /// Notes that the demand is written, so that claims find the lane closed. Deliveries that were claimed earlier must
+    /// not begin either, so the lane stays closed in this process for a time.
     pub fn note_written(&self, written: &CloseDemand) {
-        let mut state = self.lock();
-        state.closed_until = match written {
-            CloseDemand::Pause(_) => clock::monotonic().checked_add(HEARD),
-            CloseDemand::Hold(since, wait) => since.checked_add(*wait),
+        let closed_for = match written {
+            CloseDemand::Pause(_) => HEARD,
+            CloseDemand::Hold(since, wait) => wait.saturating_sub(since.elapsed()),
         };
+        // A host counts as closed once this process has read that from the database. Until then, this closes it.
+        let closed_for = if self.host.is_some() { closed_for.min(HEARD) } else { closed_for };
+        let closed_until = clock::monotonic().checked_add(closed_for);
+        self.lock().closed_until = closed_until;
         self.is_closed.store(true, Ordering::Release);
+        self.open(written);
     }
 
-    /// Whether a written pause or hold still stands, as far as this process knows.
+    /// Whether a written pause or hold is still in force, as far as this process knows.
     pub fn is_closed(&self) -> bool {
         if !self.is_closed.load(Ordering::Acquire) {
             return false;
@@ -184,7 +190,7 @@ impl LocalClose {
         !is_over
     }
 
-    /// The wait before the next try; `None` when nothing is left to write.
+    /// Returns the wait before the next try. `None` when nothing is left to write.
     fn wait(&self) -> Option<Duration> {
         let mut state = self.lock();
         state.is_tried = state.demand.is_some();
@@ -196,7 +202,7 @@ impl LocalClose {
     }
 }
 
-/// Repeats the write until it succeeds or the provider changes.
+/// Repeats the write until it succeeds or nothing is left to write, for example because the provider was changed.
 async fn try_again(shut: Weak<LocalClose>, store: Store, stir: Arc<Notify>, provider: Provider) {
     while let Some(wait) = shut.upgrade().and_then(|shut| shut.wait()) {
         tokio::time::sleep(wait).await;
@@ -207,14 +213,18 @@ async fn try_again(shut: Weak<LocalClose>, store: Store, stir: Arc<Notify>, prov
                 tracing::warn!(
                     provider = provider.name,
                     ?demand,
-                    "the pause or hold of the lane or host is now written"
+                    "the pause or hold of the provider or host is now in the database, after earlier writes had failed"
                 );
-                shut.open(&demand);
+                shut.note_written(&demand);
                 stir.notify_one();
             }
             Err(problem) => {
                 let wait = shut.backoff.wait_up_to(LONGEST_WAIT);
-                tracing::error!(%problem, provider = provider.name, ?wait, "still could not write the pause or hold; the lane or host stays closed in this process");
+                tracing::error!(
+                    %problem, provider = provider.name, ?wait,
+                    "still could not write to the database that the provider or host is paused or on hold; this \
+                     process sends nothing there and repeats the write after the wait"
+                );
             }
         }
     }

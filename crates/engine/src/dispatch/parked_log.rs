@@ -1,8 +1,8 @@
-//! The log line of a parked delivery: enough to find it, and what it was about; never its address.
+//! The log line of a parked delivery. It contains ids, names and codes, and never the address.
 
-/// What a delivery was about.
 use postcommit_channel::model::{Delivery, DeliveryKey, Finish, FinishedState, Reason, StoredNotification};
 
+/// The names that describe a parked delivery in the log.
 #[derive(Debug, Clone)]
 pub struct About {
     tenant: String,
@@ -21,13 +21,13 @@ impl About {
         }
     }
 
-    /// For a delivery whose notification cannot be read.
+    /// Describes a delivery whose notification cannot be read.
     pub fn orphan(delivery: &Delivery) -> Self {
         let channel = delivery.facts.channel().to_owned();
         Self { tenant: format!("#{}", delivery.key.tenant), event_type: "unknown".into(), channel, provider: None }
     }
 
-    /// Logs that an operator must act.
+    /// Logs that the delivery is parked and an operator must act.
     pub fn warn(&self, delivery: DeliveryKey, reason: Reason, code: Option<&str>) {
         let Self { tenant, event_type, channel, provider } = self;
         let (delivery, provider, reason) = (delivery.id(), provider.as_deref(), reason.name());
@@ -35,7 +35,7 @@ impl About {
     }
 }
 
-/// Whether a delivery was parked. Most are not, and nothing is kept for the log then.
+/// Whether a delivery was parked. Only then are details for the log line collected.
 pub fn is_parked(finish: Finish) -> bool {
     matches!(finish, Finish::Ended(FinishedState::Parked(_)))
 }

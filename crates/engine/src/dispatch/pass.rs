@@ -1,5 +1,5 @@
-//! Bounded passes. Only one pass over everything runs at a time, whichever process starts it: cron starts the next one
-//! without waiting.
+//! Bounded passes. Only one pass over everything runs at a time in all processes, because cron starts the next one
+//! without waiting for the previous one.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::store::{PASSING_SAID, Store};
 /// How a pass over everything ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PassOutcome {
-    /// Another pass runs, in this process or another. Nothing was claimed.
+    /// Another pass is running, in this process or another. Nothing was claimed.
     Elsewhere,
-    /// The pass ended, and what it began is finished.
+    /// The pass ended, and all sends that it began are finished.
     Done {
-        /// Time ran out first: due work may be left.
+        /// The pass ran out of time, so due work may be left.
         more: bool,
     },
 }
 
 impl Dispatcher {
-    /// [`Dispatcher::pass_for`], unless another such pass is under way. The database knows it for 30 seconds at a time,
-    /// so that one which was killed keeps nobody waiting for longer.
+    /// Runs [`Dispatcher::pass_for`], unless another such pass is running. The mark of a running pass in the database
+    /// is valid for 30 seconds and is renewed, so that a killed pass does not block others for longer.
     pub async fn pass_alone(&mut self, bound: Duration) -> Result<PassOutcome, DbError> {
         let store = self.crew.tools.store.clone();
         if !store.begin_pass().await? {
@@ -34,10 +34,14 @@ impl Dispatcher {
         let saying = tokio::spawn(say_so(store.clone(), told));
         let passed = self.pass_for(bound).await;
         drop(over);
-        // Waited for: a mark that is written after the end would delay the next pass.
+        // Waits for the renewing task. If the mark were renewed after the end of the pass, it would delay the next
+        // pass.
         let _ = saying.await;
         if let Err(problem) = store.end_pass().await {
-            tracing::debug!(%problem, "could not end the mark of the pass; it runs out by itself");
+            tracing::debug!(
+                %problem,
+                "could not delete the mark that a dispatch pass is running; it expires by itself"
+            );
         }
         passed.map(|more| PassOutcome::Done { more })
     }
@@ -47,7 +51,8 @@ impl Dispatcher {
         self.crew.leases.len() <= self.crew.settler.unwritten()
     }
 
-    /// Waits for refused results as long as a stop does: a pass must end.
+    /// Waits until everything in flight is finished. Results that the database refuses are waited for only during the
+    /// grace period, because a pass must end.
     pub(super) async fn finish_pass(&self) {
         let leases = &self.crew.leases;
         let mut end = None;
@@ -57,7 +62,8 @@ impl Dispatcher {
                 true if clock::monotonic() >= *end.get_or_insert(clock::monotonic() + self.grace()) => {
                     return tracing::error!(
                         results = leases.len(),
-                        "ended with results that the database refuses; their leases will run out"
+                        "the dispatch pass ended with results of sends that the database refuses; when their leases \
+                         expire, the guarantee of each provider decides whether they are sent again"
                     );
                 }
                 true => {}
@@ -67,7 +73,7 @@ impl Dispatcher {
     }
 }
 
-/// Renews the mark of the running pass until it is over.
+/// Renews the mark of the running pass until the pass is over.
 async fn say_so(store: Store, mut over: oneshot::Receiver<()>) {
     let mut beat = tokio::time::interval(PASSING_SAID);
     beat.tick().await;
@@ -77,7 +83,7 @@ async fn say_so(store: Store, mut over: oneshot::Receiver<()>) {
             _ = &mut over => return,
         }
         if let Err(problem) = store.go_on_passing().await {
-            tracing::debug!(%problem, "could not renew the mark of the running pass");
+            tracing::debug!(%problem, "could not renew the mark that a dispatch pass is running; trying again soon");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Permits of rate-limited lanes. A claim takes them in the database (`store/queue/limited.rs`). This file holds what
-//! the process knows of the next ones, and what it took and did not use.
+//! Permits of rate-limited lanes. A claim takes them in the database (`store/queue/limited.rs`). This file keeps track
+//! of when the next permit is due, and of permits that were taken and not used.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 use postcommit::Timestamp;
 use postcommit_channel::clock;
 
-/// The state is read again after this time in any case: another process may return permits, or the database's clock may
-/// be set.
+/// The database is asked for permits again after this time at the latest. Another process may have returned permits, or
+/// the database's clock may have been set.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What this process knows of one lane's permits.
+/// The permits of one lane, as far as this process knows them.
 #[derive(Default)]
 pub struct LanePermits(Mutex<PermitCounts>);
 
 #[derive(Default)]
 struct PermitCounts {
-    /// When the next permit is due; `None` if there may be one now.
+    /// When the next permit is due. `None` if there may be one now.
     next_at: Option<Instant>,
-    /// Unused permits and when they were taken, by the database's clock.
+    /// Numbers of unused permits, each with the time at which they were taken, by the database's clock.
     unused: Vec<(Timestamp, usize)>,
-    /// Batches that still hold permits.
+    /// How many batches still hold permits.
     under_way: usize,
 }
 
 impl LanePermits {
-    /// Whether there may be a permit now.
+    /// Whether the lane may have a permit now.
     pub fn may_have_one(&self) -> bool {
         self.next_at().is_none_or(|at| at <= clock::monotonic())
     }
@@ -35,12 +35,13 @@ impl LanePermits {
         self.lock().next_at
     }
 
-    /// Sets when the next permit is due, as a claim reported. Zero means now.
+    /// Sets when the next permit is due, as a claim reported. A wait of zero means that there may be one now.
     pub fn expect_after(&self, wait: Duration) {
         self.lock().next_at = (!wait.is_zero()).then(|| clock::monotonic() + wait.min(LONGEST));
     }
 
-    /// Takes the unused permits with the time at which they were taken. A permit may be free soon then.
+    /// Takes the unused permits with the times at which they were taken. When they are returned, a permit may be free,
+    /// so the next claim asks again.
     pub fn take_unused(&self) -> Vec<(Timestamp, usize)> {
         let mut reading = self.lock();
         if !reading.unused.is_empty() {
@@ -49,7 +50,7 @@ impl LanePermits {
         std::mem::take(&mut reading.unused)
     }
 
-    /// Whether a batch holds permits that may come back.
+    /// Whether any batch holds permits that may come back unused.
     pub fn are_under_way(&self) -> bool {
         self.lock().under_way > 0
     }
@@ -59,8 +60,8 @@ impl LanePermits {
     }
 }
 
-/// The permits of a claimed batch. Unspent ones go back with the next round when this is dropped: an expired delivery
-/// must not cost an hour where one send an hour is allowed.
+/// The permits of a claimed batch. When this is dropped, the next round returns the unspent permits to the database.
+/// Otherwise an expired delivery would cost an hour where one send per hour is allowed.
 pub struct Permits {
     meter: Arc<LanePermits>,
     taken_at: Timestamp,

@@ -1,25 +1,122 @@
-//! The step before a delivery is announced: what it says.
+//! Renders the content of deliveries before they are announced, and builds the message for the driver.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use postcommit::Timestamp;
 use postcommit_channel::driver::{Message, RawEvent};
-use postcommit_channel::model::{Delivery, StoredNotification};
+use postcommit_channel::model::{Delivery, Finish, FinishedState, Reason, StoredNotification};
 use postcommit_channel::render::{Content, render};
+use postcommit_channel::template::{FlatPayload, Warning};
 
-use super::Claimed;
+use super::lanes::Lane;
+use super::parked_log::About;
+use super::settler::{Noted, unbegun};
+use super::templates::Versions;
+use super::{Claimed, Crew};
+use crate::store::{Lease, VersionKey};
 
-/// A claimed delivery, and what it says.
-pub(super) type Rendered = (Claimed, Content);
-
-pub(super) fn render_all(batch: Vec<Claimed>) -> Vec<Rendered> {
-    let rendered = |claimed: Claimed| {
-        let content = render(&claimed.1, &claimed.0.facts);
-        (claimed, content)
-    };
-    batch.into_iter().map(rendered).collect()
+/// The rendered content of a delivery.
+pub(super) struct Rendering {
+    pub content: Content,
+    /// Warnings of the template, for the log of attempts. They never fail a send.
+    pub warnings: Option<String>,
 }
 
-/// The message as the driver gets it.
+/// A claimed delivery and its rendered content.
+pub(super) type Rendered = (Claimed, Rendering);
+
+/// Why a delivery cannot be rendered: code and sentence.
+type Refusal = (&'static str, String);
+
+impl Rendering {
+    /// Renders a direct message: the title and the body as they were enqueued.
+    pub(super) fn direct(delivery: &Delivery, note: &StoredNotification) -> Self {
+        Self { content: render(note, &delivery.facts), warnings: None }
+    }
+}
+
+/// Renders a direct message of a batch.
+pub(super) fn render_direct(claimed: Claimed) -> Rendered {
+    let rendering = Rendering::direct(&claimed.0, &claimed.1);
+    (claimed, rendering)
+}
+
+/// Renders a batch of one lane. A delivery whose template fails is parked before anything is announced.
+pub(super) async fn render_all(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Rendered> {
+    let (templated, direct): (Vec<_>, Vec<_>) =
+        batch.into_iter().partition(|(delivery, _)| delivery.facts.template.is_some());
+    let mut rendered: Vec<Rendered> = direct.into_iter().map(render_direct).collect();
+    if templated.is_empty() {
+        return rendered;
+    }
+    let wanted: BTreeSet<VersionKey> = templated.iter().map(|(delivery, _)| version_of(delivery)).collect();
+    let versions = match crew.templates.load(&crew.tools.store, wanted).await {
+        Ok(versions) => versions,
+        Err(problem) => {
+            let wait = crew.reading.wait();
+            tracing::warn!(%problem, ?wait, "could not read templates; the deliveries are returned and wait");
+            crew.settler.put_off(templated.iter().map(|(delivery, _)| Lease::of(delivery)), now.plus(wait));
+            return rendered;
+        }
+    };
+    for (claimed, result) in crew.templates.in_turns(templated, renderer(versions)).await {
+        match result {
+            Ok(rendering) => rendered.push((claimed, rendering)),
+            Err(refusal) => park(crew, lane, claimed, refusal),
+        }
+    }
+    rendered
+}
+
+fn version_of(delivery: &Delivery) -> VersionKey {
+    let facts = &delivery.facts;
+    (delivery.key.tenant, facts.template.clone().unwrap_or_default(), facts.template_version.unwrap_or_default())
+}
+
+/// Returns the function that renders one delivery after the other. Deliveries of one notification follow each other and
+/// share its flat payload.
+fn renderer(versions: Versions) -> impl FnMut(Claimed) -> (Claimed, Result<Rendering, Refusal>) + Send + 'static {
+    let mut last: Option<(Arc<StoredNotification>, FlatPayload)> = None;
+    move |claimed| {
+        let (delivery, note) = &claimed;
+        let key = version_of(delivery);
+        let Some(version) = versions.get(&key) else {
+            let detail = format!("version {} of template {:?} does not exist", key.2, key.1);
+            return (claimed, Err(("template_not_found", detail)));
+        };
+        let known = last.take().filter(|(known, _)| known.id == note.id);
+        let (_, payload) = last.insert(known.unwrap_or_else(|| (note.clone(), FlatPayload::new(&note.payload))));
+        let result = match version.render(&delivery.facts, note, payload) {
+            Ok((content, warnings)) => Ok(Rendering { content, warnings: written(&warnings) }),
+            Err(failure) => Err((failure.code(), format!("template {:?}, version {}: {failure}", key.1, key.2))),
+        };
+        (claimed, result)
+    }
+}
+
+/// Writes warnings for the log of attempts.
+fn written(warnings: &[Warning]) -> Option<String> {
+    let one = |warning: &Warning| match (warning.line, warning.column) {
+        (Some(line), Some(column)) => {
+            format!("{}, line {line}, column {column}: {}", warning.part, warning.message)
+        }
+        _ => format!("{}: {}", warning.part, warning.message),
+    };
+    let all: Vec<String> = warnings.iter().map(one).collect();
+    (!all.is_empty()).then(|| format!("warning: {}", all.join("; ")))
+}
+
+fn park(crew: &Crew, lane: &Lane, (delivery, note): Claimed, (code, detail): Refusal) {
+    let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
+    let channel = delivery.facts.channel();
+    let counts = crew.tools.metrics.of(&note.event_type, channel);
+    let noted = Noted::new(counts, finish, || About::new(&note, channel, Some(&lane.name)));
+    crew.settler.settle(unbegun(&delivery, finish, Some(code), Some(detail)), None, Some(noted));
+}
+
+/// Builds the message that the driver gets.
 pub(super) fn message<'a>(
     (delivery, note): (&'a Delivery, &'a StoredNotification),
     content: Content,

@@ -1,5 +1,5 @@
-//! The settler writes the results of all lanes in batches. The next batch gathers while one is written: no timer
-//! decides its size.
+//! The settler writes the results of all lanes in batches. While one batch is written, the next one is collected. No
+//! timer decides how large a batch gets.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, DeliveryKey, Evidence, Finish, FinishedState, Reason};
+use postcommit_channel::model::{Delivery, DeliveryKey, ErrorClass, Evidence, Finish, FinishedState, Reason};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
+use super::Tools;
 use super::leases::Leases;
+use super::outage::OutageLog;
 use super::parked_log::{About, is_parked};
 use crate::db::{DbError, postgres};
 use crate::metrics::{Counts, Metrics};
@@ -20,27 +22,28 @@ use crate::store::{Attempted, Lease, Place, Settled, Settlement, Store};
 
 /// The most results that one statement writes.
 const BATCH: usize = 1000;
-/// The most statements in flight.
+/// The most settle statements in flight.
 const WRITERS: usize = 2;
-/// The most unwritten results: as many as can be in flight.
+/// The most unwritten results of sends: as many as the statements in flight can write.
 const ROOM: usize = WRITERS * BATCH;
-/// The wait before a refused result is written again. It doubles with each refusal.
+/// The wait before a refused result is written again. It doubles with each further refusal.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// The longest such wait.
+/// The longest wait before a refused result is written again.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The longest wait while the database is unreachable: it may return at any moment.
+/// The longest wait between writes while the database is unreachable. It is short because the database may return at
+/// any moment.
 const WHILE_AWAY: Duration = Duration::from_secs(2);
 
 /// Results written so far, by outcome.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Sent or delivered.
+    /// Deliveries that were sent or delivered.
     pub sent: AtomicU64,
-    /// To be tried again.
+    /// Attempts that failed and will be repeated.
     pub again: AtomicU64,
-    /// Parked.
+    /// Deliveries that were parked.
     pub parked: AtomicU64,
-    /// Expired, cancelled or skipped.
+    /// Deliveries that expired, were cancelled or were skipped.
     pub dropped: AtomicU64,
     /// Results whose lease had passed to another worker.
     pub stale: AtomicU64,
@@ -54,7 +57,7 @@ struct PendingResult {
     noted: Option<Noted>,
 }
 
-/// Where a result is counted, and what the log says if it is parked.
+/// The metrics that count a result, and the details for the log if the delivery is parked.
 #[derive(Clone)]
 pub struct Noted {
     counts: Arc<Counts>,
@@ -67,16 +70,16 @@ impl Noted {
     }
 }
 
-/// Known results that are not written.
+/// State about results that are known and not written.
 #[derive(Default)]
 struct Unwritten {
     /// The last write found the database unreachable.
     is_away: AtomicBool,
-    /// Results that the database refused and that are kept.
+    /// How many results the database refused. They are kept and written again.
     refused: AtomicUsize,
 }
 
-/// Accepts results and writes them.
+/// Accepts results from all tasks and hands them to the writing task.
 #[derive(Clone)]
 pub struct Settler {
     results: mpsc::UnboundedSender<PendingResult>,
@@ -87,7 +90,8 @@ pub struct Settler {
 }
 
 impl Settler {
-    pub fn start(store: Store, metrics: Metrics, stir: Arc<Notify>, leases: Arc<Leases>) -> Self {
+    pub fn start(tools: &Tools, stir: Arc<Notify>, leases: Arc<Leases>, outage: Arc<OutageLog>) -> Self {
+        let (store, metrics) = (tools.store.clone(), tools.metrics.clone());
         let (results, received) = mpsc::unbounded_channel();
         let tally = Arc::new(Tally::default());
         let unwritten_results = Arc::<Unwritten>::default();
@@ -95,6 +99,7 @@ impl Settler {
             store,
             stir,
             leases,
+            outage,
             tally: tally.clone(),
             metrics: metrics.clone(),
             unwritten_results: unwritten_results.clone(),
@@ -107,23 +112,23 @@ impl Settler {
         self.tally.clone()
     }
 
-    /// Whether the writing task has ended. That is a bug, and ends the process.
+    /// Whether the writing task has ended. That is a bug, and the dispatcher then ends the process.
     pub fn is_gone(&self) -> bool {
         self.results.is_closed()
     }
 
-    /// Whether nothing more should be claimed: results cannot be written, and a new claim might take over an expired
-    /// lease of this very process.
+    /// Whether nothing more should be claimed. While results cannot be written, a new claim might take over an expired
+    /// lease of this same process.
     pub fn is_behind(&self) -> bool {
         self.unwritten_results.is_away.load(Ordering::Relaxed) || self.unwritten() >= ROOM
     }
 
-    /// How many results the database refused and this process keeps.
+    /// Returns how many results the database refused. This process keeps them and writes them again.
     pub fn unwritten(&self) -> usize {
         self.unwritten_results.refused.load(Ordering::Relaxed)
     }
 
-    /// Counts deliveries that ended at expansion, without an attempt.
+    /// Counts a delivery that ended at expansion, without an attempt.
     pub fn count_ended(&self, delivery: DeliveryKey, state: FinishedState, code: &str, noted: &Noted) {
         noted.counts.ended(state);
         let counter = match state {
@@ -136,35 +141,37 @@ impl Settler {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until there is room for one more unwritten result. Sends stop while results cannot be written.
+    /// Waits until there is room for one more unwritten result. So sends stop while results cannot be written.
     pub async fn room(&self) -> Option<OwnedSemaphorePermit> {
         self.room.clone().acquire_owned().await.ok()
     }
 
-    /// Hands in a result. Only an attempt takes room; other results are bounded by what was claimed.
+    /// Accepts a result to be written. Only a result of an attempt takes room. The number of other results is bounded
+    /// by the number of claimed deliveries.
     pub fn settle(&self, settlement: Settlement, room: Option<OwnedSemaphorePermit>, noted: Option<Noted>) {
-        // The receiver lives as long as the process; later there is nobody to tell.
+        // The receiver lives as long as the process. If it is gone, no task needs the result.
         let _ = self.results.send(PendingResult { settlement, room, noted });
     }
 
-    /// Returns claimed deliveries that were not begun.
+    /// Gives claimed deliveries back to the queue. No send of them has begun.
     pub fn return_unbegun(&self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
             self.settle(unbegun(&delivery, Finish::Returned, None, None), None, None);
         }
     }
 
-    /// Returns claimed deliveries that could not begin because of a failure of our own, to be tried again at that time.
+    /// Gives claimed deliveries back to the queue, due again at `at`. Used when a delivery could not begin because of a
+    /// failure of our own, such as a failed read.
     pub fn put_off(&self, leases: impl IntoIterator<Item = Lease>, at: Timestamp) {
         for lease in leases {
             self.settle(Settlement::unbegun(lease, Finish::Again { at, counted: false }), None, None);
         }
     }
 
-    /// Ends a delivery whose notification is purged or unreadable.
+    /// Parks a delivery whose notification is purged or unreadable.
     pub fn orphan(&self, delivery: &Delivery) {
         let finish = Finish::Ended(FinishedState::Parked(Reason::Config));
-        let detail = "the notification was purged or cannot be read; the log of the server says more";
+        let detail = "the notification was purged or cannot be read; see the log of the server";
         let unclear = delivery.unclear || delivery.lost_since.is_some();
         let counts = self.metrics.of("unknown", delivery.facts.channel());
         let settlement = unbegun(delivery, finish, Some("notification_unreadable"), Some(detail.into()));
@@ -173,32 +180,40 @@ impl Settler {
     }
 }
 
-/// A settlement without an attempt.
+/// Builds a settlement without an attempt.
 pub fn unbegun(delivery: &Delivery, finish: Finish, code: Option<&str>, detail: Option<String>) -> Settlement {
     let of_delivery = Settlement::unbegun(Lease::of(delivery), finish);
-    // A returned row stays as it was.
+    // A delivery that is returned keeps its row as it was.
     let place = place_of(delivery).filter(|_| finish != Finish::Returned);
-    Settlement { place, code: code.map(str::to_owned), detail, ..of_delivery }
+    Settlement {
+        place,
+        code: code.map(str::to_owned),
+        class: code.and_then(ErrorClass::of_code),
+        detail,
+        ..of_delivery
+    }
 }
 
-/// What the delivery's own row would hold, if it is sent from its notification's row.
+/// For a delivery that is sent from its notification's row, returns the content that its own row would have. Otherwise
+/// returns `None`.
 pub fn place_of(delivery: &Delivery) -> Option<Place> {
     let place = || Place { n: delivery.key.n, lane: delivery.lane, facts: delivery.facts.clone() };
     (delivery.row != delivery.key.n).then(place)
 }
 
-/// What the writing tasks share.
+/// State that the writing tasks share.
 struct ResultWriter {
     store: Store,
     stir: Arc<Notify>,
     leases: Arc<Leases>,
+    outage: Arc<OutageLog>,
     tally: Arc<Tally>,
     metrics: Metrics,
     unwritten_results: Arc<Unwritten>,
 }
 
-/// Writes gathered results while the next batch gathers. A second write starts beside the first once it is worth a
-/// statement of its own, so that the database is not idle while a commit waits for the disk.
+/// Writes one batch while the next one is collected. A second write starts beside the first when half a batch has been
+/// collected, so that the database is not idle while a commit waits for the disk.
 async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedReceiver<PendingResult>) {
     let (mut gathered, mut writing, mut open) = (Vec::new(), JoinSet::new(), true);
     while open || !gathered.is_empty() || !writing.is_empty() {
@@ -216,7 +231,8 @@ async fn write_all(writer: Arc<ResultWriter>, mut received: mpsc::UnboundedRecei
     }
 }
 
-/// Results come in bursts: the first one must not be written alone while the others are a moment behind.
+/// Takes more results until no new ones arrive or the batch is full. Results come in bursts, and the first result of a
+/// burst should not be written alone.
 async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<PendingResult>, gathered: &mut Vec<PendingResult>) {
     loop {
         tokio::task::yield_now().await;
@@ -236,7 +252,7 @@ async fn gather_the_rest(received: &mut mpsc::UnboundedReceiver<PendingResult>, 
 struct ResultBatch {
     settlements: Arc<[Settlement]>,
     noted: Vec<Option<Noted>>,
-    /// Released when the results are written: what is not durable still counts as in flight.
+    /// Released when the results are written. Until then they still count against the limit of unwritten results.
     room: Vec<Option<OwnedSemaphorePermit>>,
 }
 
@@ -251,7 +267,7 @@ impl ResultBatch {
         Self { settlements: settlements.into(), noted, room }
     }
 
-    /// Splits the batch into single results.
+    /// Splits the batch into batches of one result.
     fn split(self) -> impl Iterator<Item = Self> {
         let Self { settlements, noted, room } = self;
         let parts = noted.into_iter().zip(room).enumerate();
@@ -262,8 +278,8 @@ impl ResultBatch {
         })
     }
 
-    /// The results without the provider's own words: a text that the database refuses must not keep the state from
-    /// being written.
+    /// Returns the results without the provider's texts. A text that the database refuses must not prevent the
+    /// delivery's state from being written. `None` if no result has a text.
     fn without_texts(&self) -> Option<Arc<[Settlement]>> {
         let has_texts = |s: &Settlement| {
             s.detail.is_some()
@@ -278,26 +294,32 @@ impl ResultBatch {
 }
 
 impl ResultWriter {
-    /// Writes one batch, however long the database is unreachable. Meanwhile room and slots run out, and nothing more
-    /// is claimed. When the database refuses the batch, each result is written alone, and one that is refused alone is
-    /// kept without delaying others.
+    /// Writes one batch, and repeats it as long as the database is unreachable. Meanwhile nothing more is claimed. If
+    /// the database refuses the batch, each result is written alone. A result that is refused alone is kept and does
+    /// not delay other results.
     async fn write(self: Arc<Self>, batch: ResultBatch) {
         self.metrics.settled(batch.settlements.len());
         let mut wait = Duration::from_millis(50);
         loop {
             match self.settle(batch.settlements.clone()).await {
                 Ok(settled) => return self.done(&batch, &settled.stale),
-                // Another transaction holds the lock of one row. It must not delay other results.
+                // Another transaction holds the lock of one row. It must not delay the other results.
                 Err(problem) if postgres::is_held(&problem) && batch.settlements.len() > 1 => {
-                    tracing::warn!(%problem, results = batch.settlements.len(), "another transaction holds the lock of a row; settling one by one");
+                    tracing::warn!(
+                        %problem, results = batch.settlements.len(),
+                        "a row of this batch is locked by another transaction; the results are written one at a time"
+                    );
                     return self.write_each(batch).await;
                 }
                 Err(problem @ DbError::Unreachable(_)) if !postgres::is_held(&problem) => {
-                    tracing::warn!(%problem, results = batch.settlements.len(), "could not settle results; trying again");
+                    self.outage.failed(&problem, "could not write the results of sends to the database; trying again");
                 }
                 Err(problem) if batch.settlements.len() == 1 => return self.keep(batch, &problem),
                 Err(problem) => {
-                    tracing::error!(%problem, "the database refused a batch of results; settling one by one");
+                    tracing::error!(
+                        %problem,
+                        "the database refused a batch of results of sends; the results are written one at a time"
+                    );
                     return self.write_each(batch).await;
                 }
             }
@@ -315,11 +337,15 @@ impl ResultWriter {
         }
     }
 
-    /// A panic here would silence this process for good. It is caught, and the batch is repeated like a refused one.
+    /// Writes results in one statement. A panic would end all writing in this process, so it is caught and handled like
+    /// a refusal by the database.
     async fn settle(&self, settlements: Arc<[Settlement]>) -> Result<Settled, DbError> {
         let settled = AssertUnwindSafe(self.store.settle(settlements)).catch_unwind().await;
         let settled = settled.unwrap_or_else(|_panic| {
-            Err(DbError::Refused { code: "panic".into(), message: "settling panicked".into() })
+            Err(DbError::Refused {
+                code: "panic".into(),
+                message: "the code that writes the results of sends panicked".into(),
+            })
         });
         let is_away = settled
             .as_ref()
@@ -328,11 +354,14 @@ impl ResultWriter {
         settled
     }
 
-    /// Only this process knows the result of the send. If it were dropped, the delivery would be sent again. So it is
-    /// kept as long as the process lives, with its room and its lease, and written again and again.
+    /// Keeps a refused result and writes it again and again, as long as the process lives. Only this process knows the
+    /// result of the send. If the result were dropped, the delivery would be sent again.
     fn keep(self: &Arc<Self>, one: ResultBatch, problem: &DbError) {
         let delivery = one.settlements[0].key().id();
-        tracing::error!(%problem, %delivery, "the database refused a result; it is kept and written again after a wait");
+        tracing::error!(
+            %problem, %delivery,
+            "the database refused the result of a send; this process keeps the result and writes it again after a wait"
+        );
         self.metrics.unwritten.add(1);
         self.unwritten_results.refused.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(self.clone().keep_writing(one));
@@ -352,7 +381,11 @@ impl ResultWriter {
                 Err(problem) => {
                     let longer = (wait * 2).min(LONGEST_WAIT);
                     if longer > wait {
-                        tracing::error!(%problem, delivery = %one.settlements[0].key().id(), next = ?longer, "the database still refuses a result; it is kept");
+                        tracing::error!(
+                            %problem, delivery = %one.settlements[0].key().id(), next = ?longer,
+                            "the database still refuses the result of a send; this process keeps the result and tries \
+                             again"
+                        );
                     }
                     wait = longer;
                 }
@@ -367,7 +400,11 @@ impl ResultWriter {
         };
         let Some(bare) = one.without_texts() else { return Err(problem) };
         let settled = self.settle(bare).await?;
-        tracing::warn!(%problem, delivery = %one.settlements[0].key().id(), "the database refused a result; it is written without the provider's texts");
+        tracing::warn!(
+            %problem, delivery = %one.settlements[0].key().id(),
+            "the database refused the result of a send; the result was written without the texts of the provider's \
+             answer"
+        );
         Ok(settled)
     }
 
@@ -380,7 +417,11 @@ impl ResultWriter {
     fn count(&self, batch: &[Settlement], noted: &[Option<Noted>], stale: &[DeliveryKey]) {
         for (settlement, noted) in batch.iter().zip(noted) {
             if stale.contains(&settlement.lease.key) {
-                tracing::warn!(delivery = %settlement.key().id(), "a result came after its lease had passed to another worker; nothing was changed");
+                tracing::warn!(
+                    delivery = %settlement.key().id(),
+                    "the result of a send came after the lease of its delivery had gone to another worker; the \
+                     delivery is not changed"
+                );
                 self.metrics.stale_settles.add(1);
                 self.tally.stale.fetch_add(1, Ordering::Relaxed);
                 continue;
@@ -400,7 +441,7 @@ impl ResultWriter {
             about.warn(settlement.key(), reason, settlement.code.as_deref());
         }
         let outcome = settlement.attempt.as_ref().map(|attempt| attempt.outcome);
-        outcome.into_iter().for_each(|outcome| counts.attempt(outcome));
+        outcome.into_iter().for_each(|outcome| counts.attempt(outcome, settlement.class));
         match settlement.finish {
             Finish::Ended(state) => counts.ended(state),
             Finish::Again { .. } if outcome == Some("unclear") => self.metrics.possible_duplicates.add(1),
@@ -413,10 +454,14 @@ impl ResultWriter {
             Finish::Ended(FinishedState::Sent | FinishedState::Delivered) => Some(&self.tally.sent),
             Finish::Ended(FinishedState::Parked(_)) => Some(&self.tally.parked),
             Finish::Ended(_) => Some(&self.tally.dropped),
-            // Put off without an attempt: one host may have thousands of them.
+            // Deliveries that are put off without an attempt are not counted, because one host may have thousands of
+            // them.
             Finish::Again { .. } if settlement.attempt.is_none() => None,
             Finish::Again { at, .. } => {
-                tracing::info!(delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at, "delivery failed, trying again later");
+                tracing::info!(
+                    delivery = %settlement.key().id(), code = settlement.code.as_deref(), next = %at,
+                    "an attempt failed; the delivery is tried again later"
+                );
                 Some(&self.tally.again)
             }
             Finish::Returned => None,

@@ -1,5 +1,5 @@
-//! A test send: one send immediately, past the queue, whatever closes the lane. It is not retried, and nothing is kept
-//! except what the caller logs.
+//! A test send: one immediate send that bypasses the queue, even if the lane is closed. It is not retried, and this
+//! module stores nothing about it.
 
 use std::time::Duration;
 
@@ -7,27 +7,24 @@ use postcommit_channel::clock;
 use postcommit_channel::driver::{self, Message, RawEvent};
 use postcommit_channel::model::{DeliveryKey, Facts, Provider, Report, StoredNotification};
 use postcommit_channel::render::render;
-use postcommit_channel::secret::Secrets;
 use serde_json::json;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::Tools;
 use super::attempt::call;
+use super::drivers::open_secrets;
 
 /// The result of a test send.
 #[derive(Debug, Clone)]
 pub struct Trial {
-    /// What the channel saw.
+    /// The outcome and the evidence that the driver reported.
     pub report: Report,
-    /// How long it took.
+    /// How long the send took.
     pub latency: Duration,
 }
 
 /// Sends a test message to an address. Its event type is `postcommit.test`.
-///
-/// # Errors
-/// When the provider's settings or secrets do not make a driver.
 pub async fn try_provider(
     tools: &Tools,
     provider: &Provider,
@@ -35,14 +32,7 @@ pub async fn try_provider(
     address: &str,
     text: &str,
 ) -> Result<Trial, String> {
-    let secrets = match &provider.secrets {
-        Some(sealed) => tools
-            .keys
-            .existing()
-            .and_then(|ring| ring.open(sealed, provider.tenant, &provider.name))
-            .map_err(|e| e.to_string())?,
-        None => Secrets::new(),
-    };
+    let secrets = open_secrets(tools, provider).map_err(|e| e.to_string())?;
     let driver = driver::of_provider(provider, &secrets, &tools.egress, &tools.capture_fail_on)?;
     let note = test_note(provider, tenant_name, address, text);
     let key = DeliveryKey { tenant: provider.tenant, notification: note.id, n: 1 };

@@ -1,5 +1,5 @@
-//! Which lanes the next claim asks for, and where it searches for others. The knowledge here is a hint of this process.
-//! The search finds the rest: it covers all lanes that have rows, piece by piece (docs/decisions/0029).
+//! Decides which lanes the next claim asks for, and where it searches for other lanes with due work. The known lanes
+//! are only a hint of this process. The search covers all lanes that have rows, piece by piece (docs/decisions/0029).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,28 +8,30 @@ use postcommit_channel::clock;
 
 use crate::store::{Claim, Search, Want};
 
-/// The most tenants, and the most providers' lanes, that one claim asks for. The next claim goes on after them.
+/// The most tenants, and the most providers' lanes, that one claim asks for. The next claim continues after them.
 const ASKED: usize = 128;
-/// Lanes that had work most recently are asked for on a quiet day, whatever the search finds: their notifications are
-/// then claimed by one exchange, however many lanes there are, and from their low-water marks, however many dead index
-/// entries there are.
+/// How many of the lanes that had work most recently are asked for when there is little load. One exchange with the
+/// database then claims their notifications, however many lanes there are. It starts from the lanes' low-water marks,
+/// so dead index entries do not slow it down.
 const RECENT: usize = 8;
-/// The same while the search is slow.
+/// How many of the lanes that had work most recently are remembered. All of them are asked for while the search is
+/// slow.
 const REMEMBERED: usize = 64;
-/// Index positions that one piece of the search visits on each side: 2 ms where every lane has rows. With little room
-/// it visits fewer, so that each found tenant gets more than one row and it is known whether there are more.
+/// How many index positions one piece of the search visits in each range: 2 ms where every lane has rows. With little
+/// room it visits fewer. Each found tenant then gets more than one row, which shows whether it has more.
 const VISITS: i32 = 512;
 const LEAST_VISITS: i32 = 16;
-/// Under load, a piece that found nothing is followed by the next one after this time or this many claims.
+/// Under load, the next piece of the search follows a piece without a result after this time or this many claims.
 const PAUSE: Duration = Duration::from_millis(50);
 const CLAIMS: u32 = 4;
-/// A piece that takes longer than this walked over dead index entries. The search then pauses for four times as long as
-/// it took, as it does after a search in many pieces.
+/// A piece of the search that takes longer than this has walked over dead index entries. The search then pauses for
+/// `COST` times as long as the piece took. After a search in many pieces it pauses for `COST` times as long as all of
+/// them took. A pause lasts at most `LONGEST`.
 const SLOW: Duration = Duration::from_millis(50);
 const COST: u32 = 4;
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The expansion lane of a tenant: notifications that are not expanded or routed yet.
+/// Returns the expansion lane of a tenant. It holds notifications that are not expanded or routed yet.
 pub fn expansion_lane(tenant: i32) -> i32 {
     -tenant
 }
@@ -39,40 +41,40 @@ pub fn is_expansion(lane: i32) -> bool {
     lane < 0
 }
 
-/// What is known of lanes with due work.
+/// The lanes that this process believes to have due work, and the state of the search for others.
 #[derive(Debug)]
 pub struct Turns {
-    /// Tenants that filled their quota: they have more to expand.
+    /// Tenants that filled their quota in the last claim. They probably have more to expand.
     tenants: BTreeSet<i32>,
     /// Providers' lanes with waiting deliveries.
     lanes: BTreeSet<i32>,
-    /// The last tenant and the last lane that were asked for.
+    /// The last tenant and the last provider's lane that were asked for.
     last: (i32, i32),
-    /// Lanes that had work, the most recent first.
+    /// Lanes that had work, most recent first.
     recent: VecDeque<i32>,
-    /// Expansion lanes, and providers' lanes.
+    /// The two ranges of the search: expansion lanes, and providers' lanes.
     ranges: [SearchRange; 2],
     pace: SearchPace,
 }
 
-/// When the search goes on.
+/// Decides when the next piece of the search is due.
 #[derive(Debug, Default)]
 struct SearchPace {
     began: Option<Instant>,
     pieces: u32,
     last_at: Option<Instant>,
-    /// Claims since the last piece.
+    /// How many claims were made since the last piece of the search.
     claims: u32,
-    /// The last piece found a lane that was not asked for.
+    /// The last piece found a lane that the claim had not asked for.
     fruitful: bool,
-    /// The search is deferred until then, unless the caller insists.
+    /// Until when the search is deferred, unless the caller insists.
     next_at: Option<Instant>,
     slow: bool,
-    /// A piece was deferred because of `next_at`.
+    /// Whether the piece that was last asked for was deferred because of `next_at`.
     deferred: bool,
 }
 
-/// One range of the search. It goes round and knows where it began.
+/// One range of lane numbers that the search covers. The search starts anywhere in it and wraps around at its end.
 #[derive(Debug)]
 struct SearchRange {
     first: i32,
@@ -83,11 +85,11 @@ struct SearchRange {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SearchState {
-    /// From the origin to the end.
+    /// The search goes from its origin to the end of the range.
     Up {
         origin: i32,
     },
-    /// From the first lane to the origin.
+    /// The search has wrapped around and goes from the first lane to its origin.
     Around {
         origin: i32,
     },
@@ -113,7 +115,7 @@ impl SearchRange {
 
     fn reached(&mut self, until: i32, lane: i32) {
         if lane < until {
-            // Other priorities of this lane may follow.
+            // Rows of this lane with other priorities may follow, so the next piece starts with this lane again.
             self.at = lane - 1;
             return;
         }
@@ -139,30 +141,30 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Deliveries wait on this provider's lane.
+    /// Notes that deliveries wait on this provider's lane.
     pub fn wait(&mut self, lane: i32) {
         self.lanes.insert(lane);
     }
 
-    /// Nothing waits on this lane, or it cannot begin.
+    /// Notes that nothing waits on this lane, or that this process cannot serve it.
     pub fn forget(&mut self, lane: i32) {
         self.lanes.remove(&lane);
     }
 
-    /// Providers' lanes with waiting deliveries.
+    /// Returns the providers' lanes with waiting deliveries.
     pub fn waiting(&self) -> impl Iterator<Item = i32> + '_ {
         self.lanes.iter().copied()
     }
 
-    /// The providers' lanes that are next.
+    /// Returns the providers' lanes that the next claim asks for.
     pub fn next_lanes(&mut self, busy: bool) -> Vec<i32> {
         let mut next = turn(&self.lanes, &mut self.last.1);
         next.extend(self.recent(busy).filter(|lane| !is_expansion(*lane) && !self.lanes.contains(lane)));
         next
     }
 
-    /// Shares out the room for expansion by weight, among the tenants that are next. On a quiet day it goes to tenants
-    /// that had work most recently.
+    /// Divides the room for expansion by weight among the tenants that are next. If no tenant is known to have a
+    /// backlog, the room goes to the tenants that had work most recently.
     pub fn share_out(&mut self, room: usize, busy: bool, weight: impl Fn(i32) -> u32) -> Vec<Want> {
         let (mut next, mut others) = (turn(&self.tenants, &mut self.last.0), vec![]);
         let recent: Vec<i32> = self.recent(busy).filter(|lane| is_expansion(*lane)).map(|lane| -lane).collect();
@@ -171,7 +173,8 @@ impl Turns {
         } else {
             others = recent.into_iter().filter(|tenant| !self.tenants.contains(tenant)).collect();
         }
-        // Tenants of which nothing is known are asked for one row: if they have it, they are next the following time.
+        // Tenants without a known backlog are asked for one row. If they have one, they count as having a backlog from
+        // then on.
         others.truncate(room / 2);
         next.truncate(room - others.len());
         let weighed: Vec<u32> = next.iter().map(|tenant| weight(*tenant)).collect();
@@ -190,7 +193,7 @@ impl Turns {
         self.recent.iter().copied().take(count)
     }
 
-    /// Starts a new search over all lanes, wherever the search is now.
+    /// Starts a new search over all lanes, from its present position.
     pub fn look_anew(&mut self) {
         self.ranges.iter_mut().for_each(SearchRange::set_out);
         (self.pace.began, self.pace.pieces) = (None, 0);
@@ -201,13 +204,13 @@ impl Turns {
         self.ranges.iter().all(|side| side.state == SearchState::Through)
     }
 
-    /// When a deferred search may go on.
+    /// Returns when a deferred search may go on.
     pub fn next_search_at(&self) -> Option<Instant> {
         self.pace.next_at.filter(|_| self.pace.deferred)
     }
 
-    /// The next piece of the search, leaving out the lanes that are asked for anyway. Empty when none is due. A caller
-    /// that insists is not deferred.
+    /// Returns the next piece of the search, without the lanes that the claim asks for anyway. Returns an empty search
+    /// when no piece is due. If the caller insists, the search is not deferred.
     pub fn search(&mut self, asked: &[i32], quota: usize, busy: bool, insists: bool) -> Search {
         let now = clock::monotonic();
         self.pace.deferred = !insists && self.pace.next_at.is_some_and(|at| at > now);
@@ -226,12 +229,13 @@ impl Turns {
         around.dedup();
         let between = self.ranges.iter().filter_map(SearchRange::between).collect();
         let quota = i32::try_from(quota).unwrap_or(i32::MAX);
-        // A found tenant gets no more than tenants with a known backlog.
+        // A tenant that the search finds gets no more rows than tenants with a known backlog.
         let each = (quota / i32::try_from(1 + self.tenants.len()).unwrap_or(quota)).max(2);
         Search { between, around, visits: (quota / 2).clamp(LEAST_VISITS, VISITS), quota, each }
     }
 
-    /// Learns from a claim: how much each lane had, and how long it took. Returns the lanes that filled their quota.
+    /// Learns from a claim how many rows each lane had and how long the claim took. Returns the lanes that filled their
+    /// quota.
     pub fn note(&mut self, wants: &[Want], search: &Search, claim: &Claim, took: Duration) -> BTreeSet<i32> {
         let mut given: HashMap<i32, i32> = HashMap::new();
         claim.deliveries.iter().for_each(|delivery| *given.entry(delivery.lane).or_default() += 1);
@@ -269,13 +273,13 @@ impl Turns {
         let fresh: Vec<(i32, i32)> =
             given.iter().filter(|(lane, _)| !asked.contains(lane)).map(|(lane, count)| (*lane, *count)).collect();
         let is_cut = fresh.iter().map(|(_, count)| count).sum::<i32>() >= search.quota;
-        // A lane that gave one row while there was room for more is empty.
+        // A lane that gave only one row although there was room for more is empty now.
         self.tenants.extend(fresh.iter().filter(|(_, count)| is_cut || *count > 1).map(|(lane, _)| -lane));
         for (until, lane) in &claim.searched.reached {
             let [unexpanded, providers] = &mut self.ranges;
             (if *until > 0 { providers } else { unexpanded }).reached(*until, *lane);
         }
-        // Lanes that were found beyond the available room come with the next piece.
+        // The room did not suffice for all found lanes. The next piece continues after the last lane that got room.
         if let Some(last) = fresh.iter().map(|(lane, _)| *lane).max().filter(|_| is_cut) {
             let [unexpanded, _] = &mut self.ranges;
             let origin = if let SearchState::Up { origin } | SearchState::Around { origin } = unexpanded.state {
@@ -297,7 +301,7 @@ impl Turns {
     }
 }
 
-/// The next members of a set, starting after the last one.
+/// Returns the next members of the set, at most `ASKED`, and continues after the last one of the previous call.
 fn turn(all: &BTreeSet<i32>, last: &mut i32) -> Vec<i32> {
     if all.len() <= ASKED {
         return all.iter().copied().collect();
@@ -307,7 +311,7 @@ fn turn(all: &BTreeSet<i32>, last: &mut i32) -> Vec<i32> {
     next
 }
 
-/// Divides `room` by weight, at least one for each. There is room for every weight.
+/// Divides `room` by weight. Each share is at least one, so `room` must be at least the number of weights.
 fn shares(room: usize, weights: &[u32]) -> Vec<usize> {
     let all: usize = weights.iter().map(|weight| *weight as usize).sum();
     let beyond = room.saturating_sub(weights.len());

@@ -1,4 +1,4 @@
-//! Wakes the dispatcher after a commit. Only a hint: the poll finds everything as well.
+//! Wakes the dispatcher after a commit. This only saves time: the dispatcher also polls, and finds all work without it.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use crate::db;
 use crate::store::Store;
 
-/// Notified when a commit may have brought work.
+/// Signals that a commit may have brought work.
 pub struct WakeUp {
     rung: Arc<Notify>,
     watching: tokio::task::JoinHandle<()>,

@@ -1,4 +1,4 @@
-//! Instruments: counters, gauges and histograms of atomic additions, and their text.
+//! Counters, gauges and histograms that are updated by atomic additions, and their Prometheus text.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -13,7 +13,6 @@ impl Counter {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    #[must_use]
     pub fn read(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -32,25 +31,23 @@ impl Gauge {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    #[must_use]
     pub fn read(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A histogram with `N` upper bounds and a last bucket beyond them.
+/// A histogram with `N` upper bounds, and one more bucket for values above the last bound.
 #[derive(Debug)]
 pub struct Histogram<const N: usize> {
     bounds: &'static [f64; N],
     buckets: [AtomicU64; N],
     beyond: AtomicU64,
-    /// The sum in millionths.
+    /// The sum of all values, in millionths.
     sum: AtomicU64,
 }
 
 impl<const N: usize> Histogram<N> {
-    /// The bounds must be ascending.
-    #[must_use]
+    /// Creates an empty histogram. The bounds must be ascending.
     pub fn new(bounds: &'static [f64; N]) -> Self {
         Self {
             bounds,
@@ -60,7 +57,7 @@ impl<const N: usize> Histogram<N> {
         }
     }
 
-    /// Records a duration in seconds.
+    /// Records a duration, in seconds.
     pub fn took(&self, long: Duration) {
         self.observe(long.as_secs_f64(), u64::try_from(long.as_micros()).unwrap_or(u64::MAX));
     }
@@ -117,7 +114,6 @@ impl PrometheusText {
         );
     }
 
-    #[must_use]
     pub fn into_string(self) -> String {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Admission of deliveries to the hosts of their lane: which begin, which wait, and what an answer means for its host.
+//! Decides for each delivery whether it may be sent to its host now, and closes a host when an answer asks for it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::dispatch::settler::unbegun;
 use crate::dispatch::{Claimed, Crew, DatabaseTime};
 use crate::store::{CloseOutcome as Written, waits_for};
 
-/// A hold that is not longer than this is kept in this process only: a write, which every process would read, costs
-/// more.
+/// A hold of at most this length is kept only in this process. Writing it would cost more, because every process would
+/// have to read it.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// Puts off deliveries whose host does not take them now, before they are announced. Returns the rest.
+/// Puts off deliveries whose host does not accept them now, before they are announced. Returns the other deliveries.
 pub fn put_off_refused(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Timestamp) -> Vec<Claimed> {
     let Some(hosts) = &lane.hosts else { return batch };
     let mut begun: HashMap<String, usize> = HashMap::new();
@@ -40,8 +40,8 @@ pub fn put_off_refused(crew: &Crew, lane: &Lane, batch: Vec<Claimed>, now: Times
     begin
 }
 
-/// Takes a slot of the delivery's host. `None` where the lane does not tell hosts apart, `Err` when the delivery was
-/// put off.
+/// Takes a slot of the delivery's host. Returns `Ok(None)` where the lane does not tell hosts apart, and `Err` when the
+/// delivery was put off.
 pub async fn take_slot(
     crew: &Crew,
     lane: &Lane,
@@ -58,7 +58,7 @@ pub async fn take_slot(
     }
 }
 
-/// Returns a delivery to its lane for later. It was not sent: no attempt is counted or logged.
+/// Puts a delivery back into its lane, due later. It was not sent, so no attempt is counted or logged.
 fn put_off(
     crew: &Crew,
     (delivery, note): (&Delivery, &StoredNotification),
@@ -66,18 +66,18 @@ fn put_off(
     PutOff { wait, code }: PutOff,
     now: Timestamp,
 ) {
-    // Due at its expiry at the latest, where a check finds it expired.
+    // The delivery becomes due at its expiry at the latest, so that it is found expired in time.
     let at = now.plus(wait).min(note.expires_at.max(now));
     let detail = code.map(|_| waits_for(host));
     crew.settler.settle(unbegun(delivery, Finish::Again { at, counted: false }, code, detail), None, None);
 }
 
-/// Applies an answer that concerns a whole host: a request to wait, or the refusal of our account. A demand that cannot
-/// be written closes the host in this process, and the delivery is judged as if it had been written.
+/// Handles an answer that concerns a whole host: a request to wait, or a refusal of our account. If the hold or pause
+/// cannot be written, the host is closed in this process. The delivery is then judged as if the write had succeeded.
 pub async fn tell_host(
     crew: &Crew,
     lane: &Lane,
-    delivery: &Delivery,
+    (delivery, note): (&Delivery, &StoredNotification),
     host: &str,
     demand: CloseDemand,
     verdict: Verdict,
@@ -85,7 +85,8 @@ pub async fn tell_host(
 ) -> Verdict {
     let Some(hosts) = &lane.hosts else { return verdict };
     let (store, name) = (&crew.tools.store, &lane.provider.name);
-    // Applied before it is written, so that an operator who opens the host afterwards is not overruled.
+    // The hold or pause is applied in memory before it is written. If it were applied after the write, it could
+    // overrule an operator who has opened the host in between.
     hosts.demanded(host, &demand, now);
     if matches!(demand, CloseDemand::Hold(_, wait) if wait <= BRIEF) {
         return verdict;
@@ -96,12 +97,25 @@ pub async fn tell_host(
     }
     match (written, &demand) {
         (Ok(Written::Now), CloseDemand::Pause(why)) => {
-            tracing::error!(provider = name, why, "host paused; `providers show` names it");
+            tracing::error!(
+                tenant = note.tenant_name,
+                provider = name,
+                host,
+                why,
+                "a host of the provider is paused; nothing is sent to it until `postcommit providers resume --host`"
+            );
         }
         (Ok(Written::Now), CloseDemand::Hold(_, wait)) => {
-            tracing::warn!(provider = name, ?wait, "host held because it asked to wait; `providers show` names it");
+            tracing::warn!(
+                tenant = note.tenant_name,
+                provider = name,
+                host,
+                ?wait,
+                "a host of the provider asked to wait; nothing is sent to it for that time"
+            );
         }
-        // The delivery that paused the host is parked. Others in flight meet the same answer and wait with the rest.
+        // The delivery that paused the host is parked. Other deliveries in flight get the same answer and go back to
+        // the queue.
         (Ok(Written::Already), CloseDemand::Pause(_)) if may_go_back(delivery) => {
             return Verdict::Again { at: now, counted: false };
         }
@@ -114,14 +128,19 @@ pub async fn tell_host(
         (Ok(Written::TooMany), _) => {
             tracing::warn!(
                 provider = name,
-                "too many hosts of this lane are closed; this answer concerns its own delivery only"
+                "too many hosts of this provider are already paused or on hold; this host stays open, only its \
+                 delivery is affected"
             );
             hosts.open(host);
         }
         (Err(problem), _) => {
-            tracing::error!(%problem, provider = name, ?demand, "could not write the pause or hold of a host; the host stays closed in this process");
-            hosts.open(host);
+            tracing::error!(
+                %problem, provider = name, ?demand,
+                "could not write to the database that a host is paused or on hold; this process sends nothing to it \
+                 and repeats the write"
+            );
             hosts.unwritten(host).close_until_written(store, &crew.stir, &lane.provider, demand);
+            hosts.open(host);
         }
     }
     verdict

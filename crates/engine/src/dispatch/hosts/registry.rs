@@ -1,4 +1,4 @@
-//! The hosts of all lanes, and what this process has read of closed hosts.
+//! The hosts of all lanes, and the closed hosts that this process has read from the database.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,43 +11,48 @@ use crate::db::DbError;
 use crate::dispatch::hosts::Hosts;
 use crate::store::{HostChange, Store};
 
-/// While a host is closed, all closed hosts are read again this often: an operator may have deleted a row by hand.
+/// While any host is closed, all closed hosts are read again this often, because an operator may have deleted a row by
+/// hand.
 const ANEW: Duration = Duration::from_secs(300);
 
-/// A delivery that was claimed before its host was opened is put off, and that is written, within this time.
+/// How long after the opening of a host this process may still write that it puts off a delivery for that host.
 const CROSSING: Duration = Duration::from_secs(2);
 
-/// Opening a host brings its deliveries forward. Deliveries that this process is putting off at that moment come later,
-/// and would wait for minutes: they are brought forward once more.
+/// Brings deliveries of opened hosts forward a second time. Opening a host brings its deliveries forward, but misses
+/// those that this process puts off at the same moment. They would otherwise wait for minutes.
 async fn bring_forward(store: Store, opened: Vec<(i32, Arc<str>)>) {
     tokio::time::sleep(CROSSING).await;
     for (lane, host) in opened {
         if let Err(problem) = store.bring_hosts_forward(lane, Some(&host)).await {
-            tracing::warn!(%problem, lane, "could not bring deliveries of an opened host forward; they become due by themselves");
+            tracing::warn!(
+                %problem, lane,
+                "could not move the waiting deliveries of a reopened host to now; they are sent at their next retry \
+                 time"
+            );
         }
     }
 }
 
-/// The hosts of all lanes that tell them apart.
+/// The hosts of all lanes that tell hosts apart.
 #[derive(Default)]
 pub struct HostRegistry {
     lanes: Mutex<HashMap<i32, Arc<Hosts>>>,
-    /// All closed hosts must be read.
+    /// The next read must read all closed hosts, and not only changes.
     anew: Arc<AtomicBool>,
     read: Mutex<Read>,
 }
 
 #[derive(Default)]
 struct Read {
-    /// The last change that was read.
+    /// The number of the last change that was read.
     changed: i64,
-    /// When all were last read, if some are closed.
+    /// When all closed hosts were last read. `None` if no host is closed.
     shut_as_of: Option<Instant>,
 }
 
 impl HostRegistry {
-    /// The hosts of a lane, the same object each time. The next [`HostRegistry::read`] tells a new lane which hosts are
-    /// closed.
+    /// Returns the hosts of a lane, the same object each time. For a new lane the closed hosts are filled in by the
+    /// next [`HostRegistry::read`].
     pub fn of_lane(&self, lane: i32) -> Arc<Hosts> {
         let mut lanes = self.lanes();
         let make = || {
@@ -57,7 +62,8 @@ impl HostRegistry {
         lanes.entry(lane).or_insert_with(make).clone()
     }
 
-    /// Forgets what was read so far: the database was restored from a backup, or too much has changed.
+    /// Makes the next read start from the beginning. Needed after the database was restored from a backup or when too
+    /// much has changed.
     pub fn start_over(&self) {
         self.reading().changed = 0;
         self.anew.store(true, Ordering::Release);
@@ -69,7 +75,7 @@ impl HostRegistry {
         stale || (self.anew.load(Ordering::Acquire) && !self.lanes().is_empty())
     }
 
-    /// Reads changed hosts. Does nothing where no lane tells hosts apart.
+    /// Reads changed hosts. Does nothing if no lane tells hosts apart.
     pub async fn read(&self, store: &Store) -> Result<(), DbError> {
         if self.lanes().is_empty() {
             return Ok(());
@@ -92,7 +98,7 @@ impl HostRegistry {
         }
     }
 
-    /// Returns the opened hosts for which this process has put off deliveries.
+    /// Applies the changes that were read. Returns the opened hosts for which this process has put off deliveries.
     fn note(&self, changes: &[HostChange], all: bool) -> Vec<(i32, Arc<str>)> {
         let mut read = self.reading();
         read.changed = changes.iter().map(|change| change.changed).max().unwrap_or(0).max(read.changed);
@@ -104,7 +110,7 @@ impl HostRegistry {
         drop(read);
         let (mut lanes, mut opened) = (self.lanes(), Vec::new());
         if all {
-            // Hosts of deleted providers.
+            // Removes the hosts of deleted providers.
             lanes.retain(|_, hosts| Arc::strong_count(hosts) > 1);
             let mut shut: HashMap<i32, HashSet<&str>> = HashMap::new();
             for change in changes {

@@ -1,33 +1,15 @@
 use super::*;
-use crate::store::Searched;
-use postcommit::Timestamp;
-use postcommit_channel::model::{Delivery, DeliveryKey, Facts};
-use uuid::Uuid;
+use crate::store::{Searched, delivery_in};
+use postcommit_channel::model::Delivery;
 
 const EVEN: fn(i32) -> u32 = |_| 1;
 
 fn delivery(lane: i32) -> Delivery {
-    let at = Timestamp::from_micros(0);
-    Delivery {
-        key: DeliveryKey { tenant: lane.abs(), notification: Uuid::nil(), n: 0 },
-        row: 0,
-        lane,
-        priority: 5,
-        due_at: at,
-        leased_at: at,
-        attempts: 0,
-        losses: 0,
-        seq: 0,
-        lost_since: None,
-        intent_stands: false,
-        unclear: false,
-        first_try_at: None,
-        facts: Facts::default(),
-        token: Uuid::nil(),
-    }
+    delivery_in(lane, lane.abs())
 }
 
-/// A database with so much to expand for each tenant, and something due on these lanes.
+/// A simulated database. For each tenant it has a number of notifications to expand, and it has lanes with due
+/// deliveries.
 struct Queue {
     tenants: HashMap<i32, i32>,
     lanes: BTreeSet<i32>,
@@ -67,7 +49,7 @@ impl Queue {
     }
 }
 
-/// One round; how much each tenant got.
+/// Runs one claim. Returns how many rows each tenant got.
 fn round(turns: &mut Turns, queue: &mut Queue, room: usize, weight: fn(i32) -> u32) -> HashMap<i32, i32> {
     let wants = turns.share_out(room, true, weight);
     let quotas: i32 = wants.iter().map(|want| want.quota).sum();
@@ -131,7 +113,7 @@ fn what_is_searched_in_pieces_is_searched_all_round() {
         turns.note(&[], &search, &claim, Duration::ZERO);
         pieces += 1;
         if pieces == 2 {
-            // From here all is looked at once more: the first pieces were before.
+            // Starts the search again. Everything must be found once more, whatever the first pieces found.
             turns.look_anew();
             found.clear();
         }
@@ -140,10 +122,10 @@ fn what_is_searched_in_pieces_is_searched_all_round() {
     assert!(pieces <= 8, "{pieces}");
     assert!(
         turns.search(&[], 10, false, false).between.is_empty() && turns.next_search_at().is_some(),
-        "it costs too much to begin at once again"
+        "a new search does not begin immediately, because it costs too much"
     );
     queue.lanes.clear();
-    assert!(!turns.search(&[], 10, false, true).between.is_empty(), "unless somebody insists");
+    assert!(!turns.search(&[], 10, false, true).between.is_empty(), "a caller can force a new search");
 }
 
 #[test]
@@ -164,5 +146,5 @@ fn lanes_that_are_known_to_wait_are_asked_in_turn_and_not_searched() {
         Duration::ZERO,
     );
     assert!(turns.waiting().all(|lane| lane != 7) && turns.waiting().any(|lane| lane == 8));
-    assert!(turns.next_lanes(false).contains(&7), "who gave something last is asked on a quiet day");
+    assert!(turns.next_lanes(false).contains(&7), "without load, the lane that last had deliveries is asked again");
 }

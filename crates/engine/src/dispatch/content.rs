@@ -1,0 +1,40 @@
+//! Which templates the tenants have. The index is read as changes, by the same number as the providers.
+
+use std::sync::Arc;
+
+use postcommit_channel::model::TenantContent;
+
+use super::cow_map::CowMap;
+use crate::store::ContentChanges;
+
+/// The templates, mandatory event types and settings of all tenants that have any.
+#[derive(Clone, Default)]
+pub struct ContentIndex(CowMap<Arc<TenantContent>>);
+
+impl ContentIndex {
+    pub fn get(&self, tenant: i32) -> Option<&TenantContent> {
+        self.0.get(tenant).map(|content| &**content)
+    }
+
+    pub fn apply(&mut self, changes: ContentChanges) {
+        for (tenant, entry, is_used) in changes.templates {
+            self.change(tenant, |content| if is_used { content.put(entry) } else { content.remove(&entry.id) });
+        }
+        for (tenant, event_type, mandatory) in changes.event_types {
+            self.change(tenant, |content| content.set_mandatory(&event_type, mandatory));
+        }
+        for (tenant, language) in changes.languages {
+            self.change(tenant, |content| content.language = language);
+        }
+        for tenant in changes.guarded {
+            self.change(tenant, |content| content.is_guarded = true);
+        }
+    }
+
+    /// Changes the entry of one tenant. Only the first of several changes copies it.
+    fn change(&mut self, tenant: i32, change: impl FnOnce(&mut TenantContent)) {
+        let mut content = self.0.remove(tenant).unwrap_or_default();
+        change(Arc::make_mut(&mut content));
+        self.0.insert(tenant, content);
+    }
+}
