@@ -157,7 +157,7 @@ on_both! {
         let page = world.store.audit_rows(&AuditFilter { before: Some(all[2].id), limit: 1, ..AuditFilter::default() }).await.unwrap();
         assert_eq!(page.iter().map(|row| row.id).collect::<Vec<_>>(), [all[1].id]);
         let last = all.last().unwrap().at;
-        assert!(list(AuditFilter { to: Some(all[0].at), ..AuditFilter::default() }).await.is_empty());
+        assert!(list(AuditFilter { until: Some(all[0].at), ..AuditFilter::default() }).await.is_empty());
         assert!(list(AuditFilter { from: Some(last), ..AuditFilter::default() }).await.contains(&"job 4".to_owned()));
         assert!(world.store.db().execute_one("UPDATE postcommit.audit SET actor = 'nobody'", vec![]).await.unwrap_err().to_string().contains("append-only"));
     }

@@ -74,7 +74,7 @@ on_both! {
         for (place, answer) in answers.iter().enumerate() {
             match (place, answer) {
                 (3 | 17, Err(NotAccepted::Invalid { field, problem })) => {
-                    assert_eq!((field.as_deref(), problem.as_str()), (Some("expires_at"), "after due at"));
+                    assert_eq!((field.as_deref(), problem.as_str()), (Some("expires_at"), "must be later than due_at; a notification without due_at is due now"));
                 }
                 (3 | 17, other) => panic!("{other:?}"),
                 (_, answer) => assert!(answer.as_ref().is_ok_and(|accepted| !accepted.duplicate), "{place}: {answer:?}"),

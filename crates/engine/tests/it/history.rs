@@ -75,10 +75,10 @@ fn notification_filters() -> Vec<NotificationFilter> {
     let text = |value: &str| Some(value.to_owned());
     vec![
         all(),
-        NotificationFilter { status: text("pending"), ..all() },
-        NotificationFilter { status: text("parked"), ..all() },
-        NotificationFilter { status: text("sent"), ..all() },
-        NotificationFilter { status: text("expired"), ..all() },
+        NotificationFilter { states: vec!["pending".into()], ..all() },
+        NotificationFilter { states: vec!["parked".into()], ..all() },
+        NotificationFilter { states: vec!["sent".into()], ..all() },
+        NotificationFilter { states: vec!["expired".into()], ..all() },
         NotificationFilter { event_type: text("e3"), ..all() },
         NotificationFilter { event_type: text("none"), ..all() },
         NotificationFilter { entity: text("entity-20000"), ..all() },
@@ -88,6 +88,8 @@ fn notification_filters() -> Vec<NotificationFilter> {
         NotificationFilter { channel: text("email"), ..all() },
         NotificationFilter { channel: text("none"), ..all() },
         NotificationFilter { list: text("none"), ..all() },
+        NotificationFilter { recipient: text("guest70@example.com"), ..all() },
+        NotificationFilter { recipient: text("none@example.com"), ..all() },
         NotificationFilter { attempts: Some(1), ..all() },
         NotificationFilter { stuck: Some(Duration::from_secs(60)), ..all() },
         NotificationFilter { words: vec!["ready".into()], ..all() },
@@ -97,7 +99,7 @@ fn notification_filters() -> Vec<NotificationFilter> {
             ..all()
         },
         NotificationFilter {
-            to: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)),
+            until: Some(postcommit::Timestamp::from_micros((BEGIN_MS + APART_MS * HISTORY / 2) * 1000)),
             ..all()
         },
     ]
@@ -117,7 +119,8 @@ fn delivery_filters() -> Vec<DeliveryFilter> {
         DeliveryFilter { event_type: text("e7"), ..in_state("parked") },
         DeliveryFilter { event_type: text("none"), ..all() },
         DeliveryFilter { channel: text("none"), ..all() },
-        DeliveryFilter { target: text("none@example.com"), ..all() },
+        DeliveryFilter { recipient: text("none@example.com"), ..all() },
+        DeliveryFilter { recipient: text("guest70@example.com"), ..all() },
         DeliveryFilter { error_code: text("550"), ..all() },
         DeliveryFilter { entity: text("entity-20000"), ..all() },
         DeliveryFilter { site: text("plant"), ..all() },

@@ -97,7 +97,7 @@ on_both! {
             let held = shut(&world).await.into_iter().find(|host| host.host == pair.bad.to_string()).unwrap();
             assert!(held.lane == lane && held.paused.is_none() && held.held_until.is_some());
             let provider = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap();
-            assert!(provider.not_before.is_none() && provider.paused.is_none(), "the lane is open");
+            assert!(provider.held_until.is_none() && provider.paused.is_none(), "the lane is open");
             let waiting = world.store.count_closed(Some(world.tenant)).await.unwrap();
             assert_eq!((waiting.lanes_held, waiting.hosts_held, waiting.hosts_paused), (0, i64::try_from(n).unwrap() + 1, 0));
         }
@@ -209,7 +209,8 @@ on_both! {
         let before = world.store.db().trips();
         world.pass().await;
         let asked = world.store.db().trips().since(before);
-        assert!(asked.commits < 10, "what was put off is left alone: {asked:?}");
+        // A pass reads providers, hosts and templates first; moving 500 rows again would cost far more.
+        assert!(asked.commits < 16, "what was put off is left alone: {asked:?}");
         assert!(world.store.resume_host(lane, &pair.bad.to_string()).await.unwrap());
         world.pass().await;
         assert_eq!((pair.bad_requests(), world.count("delivery_queue").await), (500, 0), "and then each is sent");
@@ -238,7 +239,7 @@ on_both! {
             let other = to(&world, &pair.good_url()).await;
             world.pass().await;
             let provider = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap();
-            assert!(provider.not_before.is_some() && shut(&world).await.is_empty());
+            assert!(provider.held_until.is_some() && shut(&world).await.is_empty());
             assert_eq!(world.delivery(other).await.state, "pending");
             assert_eq!(world.store.count_closed(None).await.unwrap().lanes_held, 1);
             assert!(world.store.resume_lane(lane).await.unwrap());

@@ -289,7 +289,7 @@ on_both! {
         let minted = user_token::mint(&world.store, world.tenant, "alice", hour).await.unwrap();
         let bearer = user_token::verify(&world.store, &minted.token).await.unwrap();
         assert_eq!((bearer.tenant, bearer.user.as_str(), bearer.expires_at), (world.tenant, "alice", minted.expires_at));
-        let refused = |result: Result<user_token::Minted, TokenError>| result.unwrap_err().to_string();
+        let refused = |result: Result<user_token::UserToken, TokenError>| result.unwrap_err().to_string();
         assert_eq!(refused(user_token::mint(&world.store, world.tenant, "alice", hour * 25).await), "ttl_s: is 90000; 1 to 86400 are allowed");
         assert_eq!(refused(user_token::mint(&world.store, world.tenant, "", hour).await), "user: has 0 bytes; 1 to 2048 are allowed");
         // Another tenant's key does not open the inbox, nor does a missing key.

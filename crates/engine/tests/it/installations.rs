@@ -24,10 +24,7 @@ pub async fn connect(url: &str) -> Client {
 
 /// The SQL for an administrator that a refusal quotes.
 pub fn asked(said: &str) -> &str {
-    let (_, script) = said
-        .split_once("As a login that may make roles: ")
-        .or_else(|| said.split_once("As a login that may: "))
-        .expect(said);
+    let (_, script) = said.split_once("Run as a login that may create roles: ").expect(said);
     script.split_once("; then run").expect(said).0
 }
 
@@ -106,7 +103,7 @@ impl Installation {
         worker.check_isolation().await.unwrap();
         let world = World::sqlite().await;
         Dispatcher::new(world.tools(worker.clone())).await.unwrap().pass(None).await.unwrap();
-        assert_eq!(worker.of_tenant(1).notification_row(id).await.unwrap().unwrap().status, "sent");
+        assert_eq!(worker.of_tenant(1).notification_row(id).await.unwrap().unwrap().state, "sent");
         assert!(worker.of_tenant(99).notification_row(id).await.unwrap().is_none());
     }
 }
@@ -243,9 +240,8 @@ async fn an_open_connect_and_grants_to_other_logins_are_reported() {
     assert!(said.len() == 1 && said[0].ends_with(&closing), "{said:?}");
 
     admin.batch_execute(&format!("GRANT SELECT (id) ON postcommit.notification TO {name}")).await.unwrap();
-    let held = format!(
-        "{name} holds privileges of its own on postcommit.notification. If that is not meant to be, REVOKE them"
-    );
+    let held =
+        format!("{name} holds privileges of its own on postcommit.notification. If that is not intended, REVOKE them");
     assert_eq!(notes().await.last(), Some(&held));
     admin.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
     assert_eq!(notes().await, [held]);
@@ -254,4 +250,64 @@ async fn an_open_connect_and_grants_to_other_logins_are_reported() {
     admin.batch_execute("GRANT EXECUTE ON FUNCTION postcommit.role_name TO PUBLIC").await.unwrap();
     assert!(notes().await[0].starts_with("PUBLIC holds privileges of its own on postcommit.role_name(text)"));
     assert_eq!(World::sqlite().await.store.access().await.unwrap(), None);
+}
+
+/// The application enqueues as `login`, in its own transaction.
+async fn enqueues_as(database: &TestDatabase, login: &str) {
+    let sql = "BEGIN; CREATE TEMP TABLE booking (id int); INSERT INTO booking VALUES (1);
+        SELECT postcommit.enqueue('a', '{}', gen_random_uuid()::text); COMMIT";
+    connect(&database.url_as(login)).await.batch_execute(sql).await.unwrap();
+}
+
+/// A database whose schema was migrated by `owner`, while `schema` tells who makes the schema itself.
+async fn migrated_by(owner: &TestLogin, schema: &str) -> TestDatabase {
+    let postgres = Postgres::shared();
+    let database = postgres.database_with(&format!("OWNER {} TEMPLATE template0 ENCODING 'UTF8'", owner.name())).await;
+    Postgres::at(database.url.clone()).execute(schema).await;
+    Store::open(&database.url_as(owner.name())).await.unwrap().db().migrate().await.unwrap();
+    database
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_made_by_a_superuser_take_nothing_from_the_login_that_owned_the_schema() {
+    let owner = Postgres::shared().login("").await;
+    let name = owner.name().to_owned();
+    for schema in ["SELECT 1".to_owned(), format!("CREATE SCHEMA postcommit; GRANT ALL ON SCHEMA postcommit TO {name}")]
+    {
+        let database = migrated_by(&owner, &schema).await;
+        enqueues_as(&database, &name).await;
+        let admin = Store::open(&database.url).await.unwrap();
+        let made = admin.db().make_roles().await.unwrap();
+        let granted =
+            format!("{} is granted to {name}, so that this login keeps its privileges", role(&admin, "owner"));
+        assert!(made.granted.contains(&granted), "{made:?}");
+        assert!(made.granted[0].starts_with("the schema postcommit now belongs to postcommit_owner_"), "{made:?}");
+        enqueues_as(&database, &name).await;
+        let again = admin.db().make_roles().await.unwrap();
+        assert!(again.granted.is_empty() && again.names == made.names, "{again:?}");
+        // The owner still migrates and serves.
+        let store = Store::open(&database.url_as(&name)).await.unwrap();
+        store.db().migrate().await.unwrap();
+        store.check_isolation().await.unwrap();
+        store.providers().await.unwrap();
+    }
+}
+
+/// Before PostgreSQL 16 a login with NOINHERIT has nothing by a membership. From then on the membership says it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_that_inherits_nothing_does_not_lose_the_schema() {
+    let owner = Postgres::shared().login("NOINHERIT").await;
+    let database = migrated_by(&owner, "SELECT 1").await;
+    let admin = Store::open(&database.url).await.unwrap();
+    let version = admin.db().query("SELECT current_setting('server_version_num')::int", vec![]).await.unwrap();
+    let made = admin.db().make_roles().await;
+    if version[0].get::<i32>(0).unwrap() < 160_000 {
+        let said = made.unwrap_err().to_string();
+        let remedy = format!("As an administrator: ALTER ROLE {} INHERIT", owner.name());
+        assert!(said.contains("nothing was changed") && said.contains(&remedy), "{said}");
+    }
+    enqueues_as(&database, owner.name()).await;
+    Postgres::shared().execute(&format!("ALTER ROLE {} INHERIT", owner.name())).await;
+    admin.db().make_roles().await.unwrap();
+    enqueues_as(&database, owner.name()).await;
 }

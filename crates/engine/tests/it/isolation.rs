@@ -6,7 +6,7 @@ use postcommit::Notification;
 use postcommit_channel::model::Scopes;
 use postcommit_engine::db::{DbError, Value};
 use postcommit_engine::dispatch::Dispatcher;
-use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Store};
+use postcommit_engine::store::{Act, DeliveryFilter, JobDraft, KpiSettings, Login, Opener, Store, Unopened};
 use postcommit_engine::user_token;
 use postcommit_testkit::Cluster;
 use serde_json::json;
@@ -21,7 +21,7 @@ const TABLES: &str = "SELECT c.relname, CASE c.relname WHEN 'tenant' THEN 'id' E
     AND (c.relname = 'tenant' OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant')) ORDER BY 1";
 
 /// The tables of this version.
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 25] = [
     "api_key",
     "attempt",
     "audit",
@@ -39,12 +39,14 @@ const KNOWN: [&str; 23] = [
     "notification",
     "provider",
     "rollup_fresh",
+    "rollup_group",
     "rollup_hour",
     "rollup_label",
     "rollup_minute",
     "session",
     "stale_settle",
     "tenant",
+    "unopened_secret",
 ];
 
 async fn tables(world: &World) -> Vec<(String, String)> {
@@ -79,7 +81,10 @@ async fn tenant(world: &World, name: &str) -> i32 {
     store.create_session(&login, Duration::from_secs(60)).await.unwrap();
     user_token::mint(store, tenant, "ada", user_token::DEFAULT_TTL).await.unwrap();
     store
-        .create_job(Some(tenant), &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), pace_per_s: None })
+        .create_job(
+            Some(tenant),
+            &JobDraft { act: Act::Retry, filter: DeliveryFilter::default(), unclear: false, pace_per_s: None },
+        )
         .await
         .unwrap();
     let enqueue = async |key: &str, title: &str, due: &str| {
@@ -91,6 +96,8 @@ async fn tenant(world: &World, name: &str) -> i32 {
     enqueue("sent", "b", "2020-01-01T00:00:00Z").await;
     world.pass().await;
     enqueue("waits", "c", "2099-01-01T00:00:00Z").await;
+    let unopened = Unopened { tenant, lane, reason: "it is another key" };
+    store.note_unopened(Opener::Worker(id), &[unopened]).await.unwrap();
     let of: Vec<Value> = vec![tenant.into(), id.into()];
     world
         .execute("INSERT INTO postcommit.cancel_request (tenant, notification_id, n) VALUES ($1, $2, 7)", of.clone())
@@ -99,10 +106,40 @@ async fn tenant(world: &World, name: &str) -> i32 {
         .execute(
             "INSERT INTO postcommit.stale_settle (tenant, notification_id, n, token, outcome) \
             VALUES ($1, $2, 1, $2, 'sent')",
-            of,
+            of.clone(),
         )
         .await;
+    content(world, tenant, of).await;
     tenant
+}
+
+/// A row in each table of content.
+async fn content(world: &World, tenant: i32, of: Vec<Value>) {
+    for sql in [
+        "INSERT INTO postcommit.content_settings (tenant) VALUES ($1)",
+        "INSERT INTO postcommit.event_type (tenant, name) VALUES ($1, 'a')",
+        "INSERT INTO postcommit.layout (tenant, name, kind, source) VALUES ($1, 'a', 'layout', 'x')",
+        "INSERT INTO postcommit.template (tenant, id, event_type, channel, version) VALUES ($1, 'a', 'other', 'sms', 1)",
+        "INSERT INTO postcommit.template_version (tenant, template, version, missing, date_format, time_zone, created_by) \
+            VALUES ($1, 'a', 1, 'empty', '%d', 'UTC', 'ada')",
+        "INSERT INTO postcommit.user_profile (tenant, id) VALUES ($1, 'ada')",
+        "INSERT INTO postcommit.user_address (tenant, user_id, kind, position, address) \
+            VALUES ($1, 'ada', 'email', 1, 'ada@example.com')",
+        "INSERT INTO postcommit.preference (tenant, user_id, allowed, updated_by) VALUES ($1, 'ada', true, 'ada')",
+        "INSERT INTO postcommit.list (tenant, name) VALUES ($1, 'a')",
+        "INSERT INTO postcommit.list_member (tenant, list, kind, member) VALUES ($1, 'a', 'user', 'ada')",
+        "INSERT INTO postcommit.suppression (tenant, channel, address, reason, created_by) \
+            VALUES ($1, 'sms', '+14155550100', 'asked', 'ada')",
+    ] {
+        world.execute(sql, vec![tenant.into()]).await;
+    }
+    for sql in [
+        "INSERT INTO postcommit.send_key (tenant, key_hash, notification_id, n) VALUES ($1, $2, $2, 1)",
+        "INSERT INTO postcommit.expansion_member (tenant, notification_id, position, kind, member) \
+            VALUES ($1, $2, 1, 'user', 'ada')",
+    ] {
+        world.execute(sql, of.clone()).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +243,7 @@ async fn a_tenant_s_own_work_passes_row_level_security() {
     assert!(!world.store.of_tenant(b).discard(key).await.unwrap());
     assert_eq!(
         scoped
-            .delivery_rows(&DeliveryFilter { notification: Some(id), limit: 10, ..DeliveryFilter::default() })
+            .delivery_rows(&DeliveryFilter { notification_id: Some(id), limit: 10, ..DeliveryFilter::default() })
             .await
             .unwrap()
             .rows[0]
@@ -252,7 +289,7 @@ async fn a_table_of_a_later_migration_gets_row_level_security() {
     world.execute("INSERT INTO postcommit.later VALUES (1, 1), (2, 2)", vec![]).await;
     let said = world.store.check_isolation().await.unwrap_err().to_string();
     assert!(
-        said.contains("later, latest without its policies")
+        said.contains("the protection between tenants is missing on later, latest")
             && said.contains("ALTER TABLE postcommit.later ENABLE ROW LEVEL SECURITY"),
         "{said}"
     );
@@ -318,7 +355,7 @@ async fn a_login_without_createrole_migrates_and_is_told_what_to_ask_for() {
     let id = store.enqueue(&note).await.unwrap();
     store.enqueue(&other).await.unwrap();
     Dispatcher::new(world.tools(store.clone())).await.unwrap().pass(None).await.unwrap();
-    assert_eq!(store.notification_row(id).await.unwrap().unwrap().status, "sent");
+    assert_eq!(store.notification_row(id).await.unwrap().unwrap().state, "sent");
     assert_eq!((store.tenants().await.unwrap().len(), store.of_tenant(1).tenants().await.unwrap().len()), (2, 1));
 }
 
@@ -388,7 +425,7 @@ async fn functions_that_were_restored_without_privileges_are_taken_from_public()
     let (db, open) = (world.store.db(), "SELECT has_function_privilege('public', 'postcommit.restored()', 'EXECUTE')");
     world.execute("CREATE FUNCTION postcommit.restored() RETURNS int LANGUAGE sql AS 'SELECT 1'", vec![]).await;
     let problem = db.check_isolation().await.unwrap_err().to_string();
-    assert!(problem.contains("PUBLIC may call functions of the schema: restored"), "{problem}");
+    assert!(problem.contains("PUBLIC may call functions of the schema postcommit: restored"), "{problem}");
     assert!(db.migrate().await.unwrap().arranged);
     db.check_isolation().await.unwrap();
     assert!(!world.sql(open, vec![]).await[0].get::<bool>(0).unwrap());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postcommit_channel::model::{DeliveryKey, Guarantee};
-use postcommit_engine::store::{Act, Acted, DeliveryFilter, Job, JobDraft, MAX_IDS, SLICE, SliceOutcome};
+use postcommit_engine::store::{Act, Acted, DeliveryFilter, Job, JobCount, JobDraft, MAX_IDS, SLICE, SliceOutcome};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -48,7 +48,7 @@ fn of_type(event_type: &str) -> DeliveryFilter {
 }
 
 fn draft(act: Act, filter: DeliveryFilter) -> JobDraft {
-    JobDraft { act, filter, pace_per_s: Some(10_000) }
+    JobDraft { act, filter, unclear: false, pace_per_s: Some(10_000) }
 }
 
 async fn count(world: &World, state: &str) -> i64 {
@@ -94,21 +94,21 @@ on_both! {
         let sent = world.enqueue("ok", json!({})).await;
         world.pass().await;
         let keys = [world.key(parked, 1), world.key(sent, 1), world.key(parked, 3), world.key(parked, 9), world.key(parked, 1)];
-        let found = world.store.act_on_many(Act::Retry, &keys).await.unwrap();
+        let found = world.store.act_on_many(Act::Retry, &keys, false).await.unwrap();
         assert_eq!(found[0], Acted::Done);
         assert_eq!(found[1], Acted::Refused { state: "sent".into(), reason: None });
         assert_eq!((&found[2], &found[3], &found[4]), (&Acted::Done, &Acted::NotFound, &Acted::Done));
         assert_eq!((count(&world, "pending").await, count(&world, "parked").await), (2, 1));
         world.pass().await;
-        let found = world.store.act_on_many(Act::Discard, &[world.key(parked, 2), world.key(parked, 3), world.key(sent, 1)]).await.unwrap();
+        let found = world.store.act_on_many(Act::Discard, &[world.key(parked, 2), world.key(parked, 3), world.key(sent, 1)], false).await.unwrap();
         assert_eq!(found, [Acted::Done, Acted::Done, Acted::Refused { state: "sent".into(), reason: None }]);
         assert_eq!((count(&world, "discarded").await, count(&world, "parked").await), (2, 1));
-        let again = world.store.act_on_many(Act::Retry, &[world.key(parked, 2)]).await.unwrap();
+        let again = world.store.act_on_many(Act::Retry, &[world.key(parked, 2)], false).await.unwrap();
         assert!(matches!(&again[..], [Acted::Refused { state, .. }] if state == "discarded"), "{again:?}");
         let other = DeliveryKey { tenant: world.tenant + 1, ..world.key(parked, 1) };
-        assert_eq!(world.store.act_on_many(Act::Retry, &[other]).await.unwrap(), [Acted::NotFound]);
+        assert_eq!(world.store.act_on_many(Act::Retry, &[other], false).await.unwrap(), [Acted::NotFound]);
         let too_many = vec![world.key(parked, 1); MAX_IDS + 1];
-        assert!(world.store.act_on_many(Act::Retry, &too_many).await.unwrap_err().to_string().contains("at most 1000"));
+        assert!(world.store.act_on_many(Act::Retry, &too_many, false).await.unwrap_err().to_string().contains("at most 1000"));
     }
 
     async fn an_operator_marks_a_delivery_as_delivered(world) {
@@ -131,6 +131,46 @@ on_both! {
         assert_eq!((row.state.as_str(), row.reason, row.unclear, row.sent_at.is_some()), ("delivered", None, false, true));
         assert_eq!(world.store.mark_delivered(world.key(ids[1], 1)).await.unwrap(), refused("delivered", None));
         assert_eq!(world.store.mark_delivered(world.key(ids[1], 7)).await.unwrap(), Acted::NotFound);
+    }
+
+    async fn c14_what_may_have_arrived_is_retried_with_consent_alone(world) {
+        let mut provider = world.draft("capture", "capture", json!({"fail_on": "unclear=u,permanent=p"}));
+        provider.guarantee = Guarantee::AtMostOnce;
+        world.provider(provider).await;
+        let (unknown, rejected) = (world.enqueue("u", json!({})).await, world.enqueue("p", json!({})).await);
+        world.pass().await;
+        let row = world.delivery(unknown).await;
+        assert_eq!((row.reason.as_deref(), row.unclear), (Some("outcome_unknown"), true));
+        // Whatever the reason, the mark counts.
+        let keys = [world.key(unknown, 1), world.key(rejected, 1)];
+        let refused = [Acted::Unclear { reason: Some("outcome_unknown".into()) }, Acted::Done];
+        assert_eq!(world.store.act_on_many(Act::Retry, &keys, false).await.unwrap(), refused);
+        assert!(!world.store.retry(keys[0]).await.unwrap());
+        world.execute("UPDATE postcommit.delivery_ledger SET reason = 'exhausted'", vec![]).await;
+        assert_eq!(world.store.act_on_many(Act::Retry, &keys[..1], false).await.unwrap(), [Acted::Unclear { reason: Some("exhausted".into()) }]);
+        assert_eq!(count(&world, "parked").await, 1, "it was not touched");
+        assert_eq!(world.store.act_on_many(Act::Retry, &keys[..1], true).await.unwrap(), [Acted::Done]);
+        world.pass().await;
+        assert_eq!(world.store.act_on_many(Act::Discard, &keys, false).await.unwrap(), [Acted::Done, Acted::Done], "only a retry sends");
+    }
+
+    async fn c14_a_job_leaves_out_what_may_have_arrived_and_counts_it(world) {
+        park(&world, world.tenant, "meant", 5).await;
+        let unsure = "UPDATE postcommit.delivery_ledger SET unclear = (1 = 1) \
+            WHERE notification_id IN (SELECT id FROM postcommit.notification ORDER BY id LIMIT 2)";
+        world.execute(unsure, vec![]).await;
+        let asked = draft(Act::Retry, of_type("meant"));
+        assert_eq!(world.store.count_for_job(None, &asked).await.unwrap(), JobCount { total: 3, left_out: 2, is_exact: true });
+        let job = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
+        assert_eq!((job.total, job.left_out, job.filter.unclear), (3, 2, Some(false)));
+        let job = run_to_the_end(&world, job.id).await;
+        assert_eq!((job.done, job.skipped, job.left_out, count(&world, "parked").await), (3, 0, 2, 2));
+        let discard = draft(Act::Discard, of_type("meant"));
+        assert_eq!(world.store.count_for_job(None, &discard).await.unwrap(), JobCount { total: 2, left_out: 0, is_exact: true });
+        let consented = JobDraft { unclear: true, ..draft(Act::Retry, of_type("meant")) };
+        let job = world.store.create_job(Some(world.tenant), &consented).await.unwrap();
+        assert_eq!((job.total, job.left_out, job.filter.unclear), (2, 0, None));
+        assert_eq!((run_to_the_end(&world, job.id).await.done, count(&world, "parked").await), (2, 0));
     }
 
     async fn b12_a_job_retries_exactly_what_its_filter_matches_in_slices(world) {
@@ -301,10 +341,10 @@ on_both! {
 
     async fn rows_that_were_moved_in_the_meantime_are_counted_separately(world) {
         park(&world, world.tenant, "meant", 12).await;
-        let mut asked = draft(Act::Retry, DeliveryFilter { target: Some("guest@example.com".into()), ..of_type("meant") });
+        let mut asked = draft(Act::Retry, DeliveryFilter { recipient: Some("guest@example.com".into()), ..of_type("meant") });
         asked.pace_per_s = Some(10);
         let asked = world.store.create_job(Some(world.tenant), &asked).await.unwrap();
-        assert_eq!(asked.filter.target.as_deref(), Some("g…@example.com"), "shown masked");
+        assert_eq!(asked.filter.recipient.as_deref(), Some("g…@example.com"), "shown masked");
         slice(&world).await;
         let rest = world.store.delivery_rows(&DeliveryFilter { states: vec!["parked".into()], limit: 10, ..DeliveryFilter::default() }).await.unwrap().rows;
         world.store.discard(world.key(rest[0].notification_id, 1)).await.unwrap();
@@ -339,7 +379,8 @@ on_both! {
             assert!(rows.len() == expected && rows.iter().all(|row| row.unclear == unclear), "{rows:?}");
         }
         let asked = draft(Act::Retry, sure(false));
-        assert_eq!(world.store.count_for_job(None, &asked).await.unwrap(), (3, true));
+        let counted = JobCount { total: 3, left_out: 0, is_exact: true };
+        assert_eq!(world.store.count_for_job(None, &asked).await.unwrap(), counted, "nothing is left out that the filter excludes");
         let of_all = world.store.create_job(None, &asked).await.unwrap();
         let of_one = world.store.create_job(Some(world.tenant), &draft(Act::Discard, of_type("none"))).await.unwrap();
         assert_eq!((of_all.tenant_name, of_one.tenant_name.as_deref()), (None, Some("default")));

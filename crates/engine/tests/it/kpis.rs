@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::driver::FailOn;
-use postcommit_channel::model::{DeliveryKey, Policy};
+use postcommit_channel::model::{DeliveryKey, Policy, ProviderDraft};
 use postcommit_engine::db::Db;
 use postcommit_engine::store::{
-    Depth, GroupBy, Kpi, KpiSeries, KpiSettings, LINES, OTHER, SITES, SeriesLine, SlotLength, Store, TimeRange,
+    Depth, GROUPS_LISTED, GroupBy, Kpi, KpiGrouping, KpiSeries, KpiSettings, LINES, OTHER, SITES, SeriesLine,
+    SlotLength, Store, TimeRange,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -18,12 +19,16 @@ use crate::world::World;
 
 const STUCK: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
+const BY_SITE: Option<KpiGrouping> = Some(KpiGrouping::Site);
+
+/// The labels of a delivery, in the order of [`KpiGrouping::ALL`]: site, channel, provider, event type, error.
+type Labels = [String; 5];
 
 /// Events that the tables no longer show.
 #[derive(Default)]
 struct Past {
-    /// Deliveries that were parked and have been retried or discarded since, by tenant and site.
-    failed: BTreeMap<(i32, String), i64>,
+    /// Deliveries that were parked and have been retried or discarded since, with their tenants.
+    failed: Vec<(i32, Labels)>,
     confirmed: i64,
 }
 
@@ -35,6 +40,8 @@ async fn seed(world: &mut World) -> (i32, Past) {
         let mut draft = world.draft("capture", "capture", json!({}));
         draft.policy = Policy::from_json(&json!("marketplace")).unwrap();
         world.store.create_provider(tenant, &draft).await.unwrap();
+        let texts = ProviderDraft { name: "texts".into(), channel: "sms".into(), ..draft };
+        world.store.create_provider(tenant, &texts).await.unwrap();
     }
     let mut past = Past::default();
     for (tenant, name) in [(world.tenant, "default"), (other, "hotel")] {
@@ -42,14 +49,15 @@ async fn seed(world: &mut World) -> (i32, Past) {
             [("", json!({})), ("goa", json!({"site": "goa"})), ("berlin", json!({"site": "berlin", "rule": "r"}))]
         {
             let base = json!({"tenant": name, "source": source, "entity": format!("{name}{site}")});
-            let failed = seed_site(world, tenant, &base, &mut past).await;
-            past.failed.insert((tenant, site.to_owned()), failed);
+            seed_site(world, tenant, &base, &mut past).await;
+            let labels = [site, "email", "capture", "no", "unknown"].map(str::to_owned);
+            past.failed.extend([(tenant, labels.clone()), (tenant, labels)]);
         }
     }
     (other, past)
 }
 
-async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &mut Past) -> i64 {
+async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &mut Past) {
     let with = |more: serde_json::Value| {
         let mut all = base.clone();
         more.as_object().unwrap().iter().for_each(|(name, value)| all[name] = value.clone());
@@ -66,13 +74,18 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
         world.enqueue("no", with(json!({}))).await,
         world.enqueue("no", with(json!({}))).await,
     ];
-    world.enqueue("again", with(json!({}))).await;
-    world.enqueue("again", with(json!({}))).await;
+    world.enqueue("no", with(json!({"recipients": [{"phone": "+4915112345678"}]}))).await;
+    let again = [world.enqueue("again", with(json!({}))).await, world.enqueue("again", with(json!({}))).await];
+    // Parked before it had a target.
+    world.enqueue("nobody", with(json!({"recipients": []}))).await;
     // Skipped when the notification was expanded: a phone number has no mail address.
     let off_channel =
         json!({"channels": ["email"], "recipients": [{"email": "a@example.com"}, {"phone": "+4915112345678"}]});
     world.enqueue("yes", with(off_channel)).await;
     world.pass().await;
+    for (age, id) in (1..).zip(again) {
+        first_due(world, id, age * 400 + i64::from(tenant)).await;
+    }
     world.enqueue("later", with(json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}))).await;
     // Cancelled by the application, and one by an operator.
     let gone = with(json!({"entity": "gone", "due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}));
@@ -91,7 +104,13 @@ async fn seed_site(world: &World, tenant: i32, base: &serde_json::Value, past: &
     receipt(world, key(sent)).await;
     past.confirmed += 1;
     world.enqueue("yes", with(json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"}))).await;
-    2
+}
+
+/// As if the notification had been first due so many seconds ago.
+async fn first_due(world: &World, id: Uuid, seconds: i64) {
+    let then = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - seconds * 1_000_000);
+    let sql = "UPDATE postcommit.delivery_queue SET first_due_at = $1 WHERE notification_id = $2";
+    assert_eq!(world.execute(sql, vec![then.into(), id.into()]).await, 1);
 }
 
 async fn receipt(world: &World, key: DeliveryKey) {
@@ -103,36 +122,54 @@ async fn receipt(world: &World, key: DeliveryKey) {
 /// A delivery in the public view, with the columns that KPIs depend on.
 struct Seen {
     tenant: i32,
-    site: String,
+    labels: Labels,
     state: String,
     reason: Option<String>,
     due_later: bool,
+    first_due: Option<Timestamp>,
+    captured: bool,
 }
 
 async fn look_at_everything(world: &World) -> Vec<Seen> {
-    let sql = "SELECT d.tenant_id, coalesce(n.source ->> 'site', ''), d.state, d.reason, n.due_at > {now} FROM postcommit.delivery d
+    let sql = "SELECT d.tenant_id, d.state, d.reason, n.due_at > {now},
+          (SELECT q.first_due_at FROM postcommit.delivery_queue q
+            WHERE q.tenant = d.tenant_id AND q.notification_id = d.notification_id AND q.n = d.n),
+          coalesce(n.source ->> 'site', ''), coalesce(d.channel, ''), coalesce(d.provider, ''), d.event_type,
+          coalesce(d.error_class, ''), d.captured
+        FROM postcommit.delivery d
         JOIN postcommit.notification n ON n.tenant = d.tenant_id AND n.id = d.notification_id";
     let sql = if world.is_postgres() { sql.replace("{now}", "clock_timestamp()") } else { sql.to_owned() };
     let seen = |row: &postcommit_engine::db::Row| Seen {
         tenant: row.get(0).unwrap(),
-        site: row.get(1).unwrap(),
-        state: row.get(2).unwrap(),
-        reason: row.get(3).unwrap(),
-        due_later: row.get(4).unwrap(),
+        labels: [5, 6, 7, 8, 9].map(|place| row.get(place).unwrap()),
+        state: row.get(1).unwrap(),
+        reason: row.get(2).unwrap(),
+        due_later: row.get(3).unwrap(),
+        first_due: row.get(4).unwrap(),
+        captured: row.get(10).unwrap(),
     };
     world.sql(&sql, vec![]).await.iter().map(seen).collect()
 }
 
-/// The slow exact count. Stuck deliveries and the age of the oldest have tests of their own.
-fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, site: Option<&str>) -> Kpi {
-    let of = |t: i32, s: &str| tenant.is_none_or(|tenant| tenant == t) && site.is_none_or(|site| site == s);
+/// The slow exact count, as of `at`, of one group or of all.
+fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, group: Option<(KpiGrouping, &str)>, at: Timestamp) -> Kpi {
+    let is_of_group = |labels: &Labels| {
+        group.is_none_or(|(by, label)| {
+            KpiGrouping::ALL.iter().zip(labels).any(|(known, own)| *known == by && own == label)
+        })
+    };
+    let of = |t: i32, labels: &Labels| tenant.is_none_or(|tenant| tenant == t) && is_of_group(labels);
     let mut kpi = Kpi::default();
-    for one in seen.iter().filter(|one| of(one.tenant, &one.site)) {
+    for one in seen.iter().filter(|one| of(one.tenant, &one.labels)) {
+        let age = one.first_due.filter(|due| *due <= at).map_or(Duration::ZERO, |due| at.since(due));
+        kpi.stuck += i64::from(age > STUCK && one.state != "sending");
+        kpi.oldest_pending_s = kpi.oldest_pending_s.max(i64::try_from(age.as_secs()).unwrap());
         match one.state.as_str() {
             "pending" if one.due_later => kpi.queue.scheduled += 1,
             "pending" => kpi.queue.pending += 1,
             "retrying" => kpi.queue.retrying += 1,
             "sending" => kpi.queue.sending += 1,
+            "sent" | "delivered" if one.captured => kpi.captured += 1,
             "sent" | "delivered" => kpi.delivered += 1,
             "parked" => {
                 kpi.failed += 1;
@@ -149,37 +186,53 @@ fn count(seen: &[Seen], past: &Past, tenant: Option<i32>, site: Option<&str>) ->
     }
     let Depth { pending, sending, retrying, scheduled, .. } = kpi.queue;
     kpi.queue.total = pending + sending + retrying + scheduled;
-    kpi.failed += past.failed.iter().filter(|((t, s), _)| of(*t, s)).map(|(_, failed)| failed).sum::<i64>();
+    kpi.failed += i64::try_from(past.failed.iter().filter(|(t, labels)| of(*t, labels)).count()).unwrap();
     kpi
 }
 
 async fn assert_equal(world: &World, other: i32, past: &Past) {
     let seen = look_at_everything(world).await;
     for tenant in [None, Some(world.tenant), Some(other)] {
-        let mut kpis = world.store.kpis(tenant, true, STUCK, HOUR).await.unwrap();
-        kpis.total.oldest_pending_s = 0;
-        assert_eq!(kpis.total, count(&seen, past, tenant, None), "{tenant:?}");
+        for by in KpiGrouping::ALL {
+            assert_groups(world, &seen, past, tenant, by).await;
+        }
         // A store of one tenant sees the same numbers, and none of another tenant.
         if let Some(tenant) = tenant {
-            let mut walled = world.store.of_tenant(tenant).kpis(Some(tenant), false, STUCK, HOUR).await.unwrap();
-            walled.total.oldest_pending_s = 0;
-            assert_eq!(walled.total, kpis.total);
+            let walled = world.store.of_tenant(tenant).kpis(Some(tenant), None, STUCK, HOUR).await.unwrap();
+            assert_eq!(walled.total, count(&seen, past, Some(tenant), None, walled.at));
             if world.is_postgres() {
-                let nobody = world.store.of_tenant(tenant + 1000).kpis(Some(tenant), true, STUCK, HOUR).await.unwrap();
-                assert_eq!((nobody.total, nobody.sites), (Kpi::default(), vec![]));
+                let nobody =
+                    world.store.of_tenant(tenant + 1000).kpis(Some(tenant), BY_SITE, STUCK, HOUR).await.unwrap();
+                assert_eq!((nobody.total, nobody.groups), (Kpi::default(), vec![]));
             }
         }
-        let mut plain = world.store.kpis(tenant, false, STUCK, HOUR).await.unwrap();
-        plain.total.oldest_pending_s = 0;
-        assert_eq!(plain.total, kpis.total);
-        assert!(plain.sites.is_empty());
-        let mut sites: Vec<&str> = kpis.sites.iter().map(|s| s.site.as_str()).collect();
-        sites.sort_unstable();
-        assert_eq!(sites, ["", "berlin", "goa"]);
-        for one in &mut kpis.sites {
-            one.kpi.oldest_pending_s = 0;
-            assert_eq!(one.kpi, count(&seen, past, tenant, Some(&one.site)), "{tenant:?} {}", one.site);
-        }
+        let plain = world.store.kpis(tenant, None, STUCK, HOUR).await.unwrap();
+        assert_eq!(plain.total, count(&seen, past, tenant, None, plain.at));
+        assert!(plain.groups.is_empty());
+    }
+}
+
+async fn assert_groups(world: &World, seen: &[Seen], past: &Past, tenant: Option<i32>, by: KpiGrouping) {
+    let kpis = world.store.kpis(tenant, Some(by), STUCK, HOUR).await.unwrap();
+    assert_eq!(kpis.total, count(seen, past, tenant, None, kpis.at), "{tenant:?}");
+    assert!(kpis.total.stuck >= 3 && kpis.total.oldest_pending_s > 800, "{:?}", kpis.total);
+    let mut labels: Vec<&str> = kpis.groups.iter().map(|one| one.label.as_str()).collect();
+    labels.sort_unstable();
+    let expected: &[&str] = match by {
+        KpiGrouping::Site => &["", "berlin", "goa"],
+        KpiGrouping::Channel => &["", "email", "sms"],
+        KpiGrouping::Provider => &["", "capture", "texts"],
+        KpiGrouping::EventType => &["again", "later", "no", "nobody", "yes"],
+        KpiGrouping::Error => &["", "invalid_address", "unknown"],
+    };
+    assert_eq!((kpis.by, labels.as_slice()), (Some(by), expected));
+    for one in &kpis.groups {
+        let exact = count(seen, past, tenant, Some((by, &one.label)), kpis.at);
+        assert_eq!(one.kpi, exact, "{tenant:?} {by:?} {}", one.label);
+        // Only errors have codes, and they add up.
+        let coded = one.codes.iter().fold((0, 0), |sum, code| (sum.0 + code.queue, sum.1 + code.parked));
+        let has_codes = by == KpiGrouping::Error && !one.label.is_empty();
+        assert_eq!(coded, if has_codes { (exact.queue.total, exact.parked.total) } else { (0, 0) }, "{one:?}");
     }
 }
 
@@ -202,13 +255,13 @@ fn sums(series: &KpiSeries) -> BTreeMap<String, i64> {
 async fn assert_series(world: &World, past: &Past) {
     let seen = look_at_everything(world).await;
     let total = |state: &str| i64::try_from(seen.iter().filter(|one| one.state == state).count()).unwrap();
-    let failed = total("parked") + past.failed.values().sum::<i64>();
+    let failed = total("parked") + i64::try_from(past.failed.len()).unwrap();
     for per in [SlotLength::Minute, SlotLength::Hour] {
         let drawn = series(world, None, per, GroupBy::State).await;
         assert!(drawn.lines.iter().all(|line| line.counts.len() == drawn.slots.len()));
         let by_state = sums(&drawn);
         let of = |state: &str| by_state.get(state).copied().unwrap_or(0);
-        assert_eq!(of("sent") + of("delivered"), total("sent") + total("delivered"));
+        assert_eq!(of("captured"), total("sent") + total("delivered"), "nothing was sent by a driver of its own");
         assert_eq!((of("confirmed"), of("parked")), (past.confirmed, failed));
         for state in ["discarded", "cancelled", "skipped"] {
             assert_eq!(of(state), total(state), "{state}");
@@ -238,47 +291,31 @@ on_both! {
         assert_equal(&world, other, &more).await;
     }
 
-    async fn e11_stuck_is_pending_or_retrying_for_longer_than_the_threshold(world) {
+    async fn e10_only_what_ended_in_the_interval_is_counted(world) {
         let mut world = world;
-        world.fail_on = FailOn::parse("transient=again").unwrap();
-        let lane = world.capture(json!({})).await;
-        let stuck = async |after: Duration| {
-            let kpis = world.store.kpis(None, true, after, HOUR).await.unwrap();
-            assert_eq!(kpis.total.stuck, kpis.sites.iter().map(|s| s.kpi.stuck).sum::<i64>());
-            (kpis.total.stuck, kpis.total.oldest_pending_s)
-        };
-        let age = async |id: Uuid, column: &str, seconds: i64| {
-            let then = Timestamp::from_micros(world.store.now().await.unwrap().as_micros() - seconds * 1_000_000);
-            world.execute(&format!("UPDATE postcommit.delivery_queue SET {column} = $1 WHERE notification_id = $2"), vec![then.into(), id.into()]).await;
-        };
-        // A retrying delivery is not stuck while it waits for its next attempt. It is stuck when the attempt has been
-        // due for eleven minutes.
-        let again = world.enqueue("again", json!({})).await;
+        world.fail_on = FailOn::parse("permanent=no").unwrap();
+        world.capture(json!({})).await;
+        world.enqueue("no", json!({"source": {"site": "goa"}})).await;
+        // Into an inbox: what capture takes is not delivered.
+        world.enqueue("yes", json!({"source": {"site": "goa"}, "recipients": [{"user": "ada"}]})).await;
         world.pass().await;
-        assert_eq!(stuck(STUCK).await, (0, 0));
-        age(again, "due_at", 660).await;
-        let (count, oldest) = stuck(STUCK).await;
-        assert!(count == 1 && (660..700).contains(&oldest), "{count} {oldest}");
-        assert_eq!(stuck(Duration::from_secs(900)).await.0, 0, "the threshold is a setting");
-        // A scheduled delivery is not stuck. A due delivery is, even when its lane is paused.
-        world.enqueue("a", json!({"due_at": "2999-01-01T00:00:00Z", "expires_at": "2999-02-01T00:00:00Z"})).await;
-        let pending = world.enqueue("a", json!({})).await;
-        assert_eq!(stuck(STUCK).await.0, 1);
-        world.store.pause_lane(lane, None, "for the test").await.unwrap();
-        age(pending, "due_at", 720).await;
-        assert_eq!(stuck(STUCK).await.0, 2);
-        // A delivery that is being sent is not stuck.
-        world.store.resume_lane(lane).await.unwrap();
-        // The row was aged by hand, so it lies before the low-water mark that this store keeps.
-        let fresh = world.another_store().await;
-        let held = fresh.claim(&[postcommit_engine::store::Want { lane: -world.tenant, quota: 5 }], Duration::from_secs(60), None).await.unwrap();
-        assert_eq!(held.deliveries.len(), 1);
-        assert_eq!(stuck(STUCK).await.0, 1);
+        world.store.fold_rollups_once(&KpiSettings::default()).await.unwrap();
+        for (hours_ago, expected) in [(0, 1), (2, 0)] {
+            let slot = SlotLength::Minute.floor(world.store.now().await.unwrap());
+            let slot = Timestamp::from_micros(slot.as_micros() - hours_ago * 3_600_000_000);
+            world.execute("UPDATE postcommit.rollup_minute SET slot = $1", vec![slot.into()]).await;
+            let kpis = world.store.kpis(None, BY_SITE, STUCK, HOUR).await.unwrap();
+            assert_eq!((kpis.total.delivered, kpis.total.failed, kpis.total.parked.total), (expected, expected, 1));
+            assert_eq!(kpis.groups.len(), 1);
+            assert_eq!((kpis.groups[0].label.as_str(), &kpis.groups[0].kpi), ("goa", &kpis.total));
+            let longer = world.store.kpis(None, BY_SITE, STUCK, 3 * HOUR).await.unwrap();
+            assert_eq!((longer.total.delivered, longer.groups[0].kpi.failed), (1, 1));
+        }
     }
 
     async fn e10_an_empty_store_has_zeros(world) {
-        let kpis = world.store.kpis(Some(world.tenant), true, STUCK, HOUR).await.unwrap();
-        assert_eq!((kpis.total, kpis.sites), (Kpi::default(), vec![]));
+        let kpis = world.store.kpis(Some(world.tenant), BY_SITE, STUCK, HOUR).await.unwrap();
+        assert_eq!((kpis.total, kpis.groups), (Kpi::default(), vec![]));
         let drawn = series(&world, None, SlotLength::Minute, GroupBy::State).await;
         assert!(drawn.lines.is_empty() && drawn.slots.len() == 61, "{}", drawn.slots.len());
     }
@@ -302,11 +339,12 @@ on_both! {
         }
     }
 
-    async fn sites_and_channels_beyond_the_bound_are_other(world) {
+    async fn e10_groups_beyond_the_bound_are_other(world) {
         let more = SITES + 5;
         let numbers = if world.is_postgres() { format!("generate_series(1, {more}) g (x)") } else { format!("(WITH RECURSIVE g (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM g WHERE x < {more}) SELECT x FROM g) g") };
-        let sql = format!("INSERT INTO postcommit.rollup_fresh (tenant, slot, site, channel, state, count) \
-            SELECT 1, $1, 'site' || x, 'c' || x, 'sent', 1 \
+        let sql = format!("INSERT INTO postcommit.rollup_fresh \
+              (tenant, slot, site, channel, state, count, event_type, lane, error_class) \
+            SELECT 1, $1, 'site' || x, 'c' || x, 'sent', 1, 'e' || x, x, 'x' || x \
             FROM {numbers}");
         let slot = SlotLength::Minute.floor(world.store.now().await.unwrap());
         for _ in 0..2 {
@@ -319,23 +357,39 @@ on_both! {
         let counts: Vec<i64> = (0..4).map(|place| row.get(place).unwrap()).collect();
         assert_eq!(counts, [SITES + 1, 101, 2 * more, 10]);
         // The result has a bounded number of sites, too, and loses nothing.
-        let kpis = world.store.kpis(None, true, STUCK, HOUR).await.unwrap();
-        assert_eq!((kpis.total.delivered, kpis.sites.iter().map(|s| s.kpi.delivered).sum::<i64>()), (2 * more, 2 * more));
-        assert!(kpis.sites.len() <= usize::try_from(SITES).unwrap() + 1);
+        for by in KpiGrouping::ALL {
+            let kpis = world.store.kpis(None, Some(by), STUCK, HOUR).await.unwrap();
+            let sum = kpis.groups.iter().map(|one| one.kpi.delivered).sum::<i64>();
+            assert_eq!((kpis.total.delivered, sum), (2 * more, 2 * more), "{by:?}");
+            assert!(kpis.groups.len() <= GROUPS_LISTED + 1);
+            // The list has room for one of the 1,000 sites less.
+            let rest = match by {
+                KpiGrouping::Channel => 2 * (more - 100),
+                KpiGrouping::Provider => 2 * (more - SITES),
+                _ => 2 * (more - SITES) + 2,
+            };
+            let other = kpis.groups.iter().find(|one| one.label == OTHER).unwrap();
+            assert_eq!(other.kpi.delivered, rest, "{by:?}");
+        }
         let drawn = sums(&series(&world, None, SlotLength::Hour, GroupBy::Site).await);
         assert_eq!((drawn.len() <= LINES, drawn.values().sum::<i64>(), drawn.contains_key(OTHER)), (true, 2 * more, true));
     }
 
     async fn slots_that_are_too_old_are_forgotten(world) {
         let now = world.store.now().await.unwrap();
-        for (per, hours) in [("minute", 47), ("minute", 49), ("hour", 399 * 24), ("hour", 401 * 24)] {
+        for (per, hours) in
+            [("minute", 47), ("minute", 49), ("group", 47), ("group", 49), ("hour", 399 * 24), ("hour", 401 * 24)]
+        {
             let slot = Timestamp::from_micros(now.as_micros() - hours * 3_600_000_000);
-            let sql = format!("INSERT INTO postcommit.rollup_{per} (tenant, slot, state, channel, site, count) \
+            let labels = if per == "group" { "kind, label" } else { "channel, site" };
+            let sql = format!("INSERT INTO postcommit.rollup_{per} (tenant, slot, state, {labels}, count) \
                 VALUES (1, $1, 'sent', '', '', 1)");
             world.execute(&sql, vec![slot.into()]).await;
         }
         postcommit_engine::dispatch::run_duties_once(&world.store, &KpiSettings::default()).await.unwrap();
-        assert_eq!((world.count("rollup_minute").await, world.count("rollup_hour").await), (1, 1));
+        for per in ["minute", "group", "hour"] {
+            assert_eq!(world.count(&format!("rollup_{per}")).await, 1, "{per}");
+        }
     }
 
     /// A result that came too late, or is written a second time, counts nothing.
@@ -348,8 +402,8 @@ on_both! {
             let one = postcommit_engine::store::Settlement { site: site.map(Into::into), ..settlement(&held, SENT, "sent") };
             world.store.settle(vec![one.clone(), one]).await.unwrap();
         }
-        let kpis = world.store.kpis(None, true, STUCK, HOUR).await.unwrap();
-        assert_eq!((kpis.total.delivered, kpis.sites.len()), (1, 1));
+        let kpis = world.store.kpis(None, BY_SITE, STUCK, HOUR).await.unwrap();
+        assert_eq!((kpis.total.delivered, kpis.groups.len()), (1, 1));
     }
 }
 
@@ -375,8 +429,10 @@ async fn e10_history_is_not_read_for_kpis() {
     assert!(parked.len() > 20, "{parked:?}");
     let is_of =
         |name: &str, table: &str| name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('_'));
-    for (tenant, by_site) in [(None, false), (None, true), (Some(1), false), (Some(1), true)] {
-        for (name, sql) in Store::kpi_statements(tenant, by_site) {
+    let groupings = || std::iter::once(None).chain(KpiGrouping::ALL.map(Some));
+    for (tenant, by) in [None, Some(1)].into_iter().flat_map(|tenant| groupings().map(move |by| (tenant, by))) {
+        let looks_up = matches!(by, Some(KpiGrouping::Site | KpiGrouping::EventType));
+        for (name, sql) in Store::kpi_statements(tenant, by) {
             let times: &[&str] = match name {
                 "queue" => &["now()", "now() - interval '600 s'", "1"],
                 "parked" => &["1"],
@@ -403,7 +459,7 @@ async fn e10_history_is_not_read_for_kpis() {
                     );
                 }
             }
-            assert_eq!(reached > 0, name == "parked" || (name == "queue" && by_site), "{name}: {plan:#}");
+            assert_eq!(reached > 0, name == "parked" || (name == "queue" && looks_up), "{name}: {plan:#}");
         }
     }
 }

@@ -4,10 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use postcommit::Timestamp;
-use postcommit_engine::store::{DeliveryFilter, NotificationFilter, NotificationRow, Page, Store};
+use postcommit::{Recipient, Timestamp};
+use postcommit_channel::model::Actor;
+use postcommit_engine::store::{DeliveryFilter, NotificationFilter, NotificationRow, Page, Resend, Store};
 use serde_json::json;
 use uuid::Uuid;
+
+use crate::world::World;
 
 fn all() -> NotificationFilter {
     NotificationFilter { limit: 50, ..NotificationFilter::default() }
@@ -63,6 +66,18 @@ fn ids(rows: &[NotificationRow]) -> Vec<Uuid> {
     rows.iter().map(|row| row.id).collect()
 }
 
+fn wish(entity: &str, channel: &str, recipient: Option<Recipient>) -> Resend {
+    let request_id = Uuid::now_v7().to_string();
+    Resend { entity: entity.into(), channel: channel.into(), event_type: None, template: None, recipient, request_id }
+}
+
+/// Resends as the operator Ada. Returns the id of the copy.
+async fn resend(world: &World, entity: &str, channel: &str, recipient: Option<Recipient>) -> Uuid {
+    let (wish, store) = (wish(entity, channel, recipient), world.store.by(Actor::new("cli:ada")));
+    let copied = store.copied(world.tenant, &wish).await.unwrap().unwrap();
+    store.resend(world.tenant, &wish, copied).await.unwrap().id
+}
+
 on_both! {
     async fn a_notification_that_is_being_expanded_or_sent_is_listed_once(world) {
         world.capture(json!({})).await;
@@ -92,10 +107,13 @@ on_both! {
                 for (filter, expected) in [
             (NotificationFilter { tenant: Some(world.tenant), ..all() }, vec![c, b, a]),
             (NotificationFilter { tenant: Some(world.tenant + 1), ..all() }, vec![]),
-            (NotificationFilter { status: text("sent"), ..all() }, vec![a]),
-            (NotificationFilter { status: text("parked"), ..all() }, vec![b]),
-            (NotificationFilter { status: text("pending"), ..all() }, vec![c]),
-            (NotificationFilter { status: text("retrying"), ..all() }, vec![]),
+            (NotificationFilter { states: vec!["sent".into()], ..all() }, vec![a]),
+            (NotificationFilter { states: vec!["parked".into()], ..all() }, vec![b]),
+            (NotificationFilter { states: vec!["pending".into()], ..all() }, vec![c]),
+            (NotificationFilter { states: vec!["retrying".into()], ..all() }, vec![]),
+            (NotificationFilter { states: vec!["sent".into(), "parked".into()], ..all() }, vec![b, a]),
+            (NotificationFilter { states: vec!["pending".into(), "retrying".into()], ..all() }, vec![c]),
+            (NotificationFilter { states: vec!["pending".into(), "parked".into()], ..all() }, vec![c, b]),
             (NotificationFilter { event_type: text("b"), ..all() }, vec![b]),
             (NotificationFilter { entity: text("e1"), ..all() }, vec![b, a]),
             (NotificationFilter { entity: text("e1"), site: text("s2"), ..all() }, vec![b]),
@@ -139,14 +157,14 @@ on_both! {
         let (rows, _) = pages(&world.store, &NotificationFilter { tenant: north, ..page_of(3) }).await;
         assert!(rows.len() == 4 && rows.iter().all(|row| row.tenant == "north"));
         // Only the tenant `default` has a provider: all deliveries of the others are parked.
-        let (rows, _) = pages(&world.store, &NotificationFilter { status: Some("sent".into()), ..page_of(3) }).await;
+        let (rows, _) = pages(&world.store, &NotificationFilter { states: vec!["sent".into()], ..page_of(3) }).await;
         assert!(rows.len() == 2 && rows.iter().all(|row| row.tenant == "default" && row.event_type == "good"), "{rows:?}");
-        let (parked, _) = pages(&world.store, &NotificationFilter { status: Some("parked".into()), ..page_of(3) }).await;
+        let (parked, _) = pages(&world.store, &NotificationFilter { states: vec!["parked".into()], ..page_of(3) }).await;
         assert_eq!(parked.len(), 10);
         let now = world.store.now().await.unwrap();
         let (past, future) = (Timestamp::from_micros(now.as_micros() - 3_600_000_000), now.plus(Duration::from_secs(60)));
         for (from, to, count) in [(Some(past), Some(future), 12), (Some(future), None, 0), (None, Some(past), 0), (Some(past), None, 12)] {
-            assert_eq!(pages(&world.store, &NotificationFilter { from, to, ..page_of(5) }).await.0.len(), count);
+            assert_eq!(pages(&world.store, &NotificationFilter { from, until: to, ..page_of(5) }).await.0.len(), count);
         }
     }
 
@@ -172,13 +190,13 @@ on_both! {
             (states(&["pending"]), vec![name(later, 0)]),
             (states(&["nonsense"]), vec![]),
             (DeliveryFilter { reason: text("rejected"), ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
-            (DeliveryFilter { target: text("b@example.com"), ..deliveries() }, vec![name(parked, 2)]),
-            (DeliveryFilter { target: text("b@example"), ..deliveries() }, vec![]),
+            (DeliveryFilter { recipient: text("b@example.com"), ..deliveries() }, vec![name(parked, 2)]),
+            (DeliveryFilter { recipient: text("b@example"), ..deliveries() }, vec![]),
             (DeliveryFilter { event_type: text("t"), ..deliveries() }, vec![name(waiting, 1)]),
             (DeliveryFilter { entity: text("e"), ..deliveries() }, vec![name(later, 0), name(sent, 1), name(parked, 1), name(parked, 2)]),
             (DeliveryFilter { entity: text("e"), limit: 1, ..states(&["parked"]) }, vec![name(parked, 1), name(parked, 2)]),
             (DeliveryFilter { site: text("s"), ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
-            (DeliveryFilter { notification: Some(parked), limit: 1, ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
+            (DeliveryFilter { notification_id: Some(parked), limit: 1, ..deliveries() }, vec![name(parked, 1), name(parked, 2)]),
             (DeliveryFilter { provider: text("capture"), ..deliveries() }, vec![name(sent, 1), name(waiting, 1), name(parked, 1), name(parked, 2)]),
             (DeliveryFilter { provider: text("none"), ..deliveries() }, vec![]),
             (DeliveryFilter { attempts: Some(1), channel: text("email"), ..states(&["sent", "retrying"]) }, vec![name(sent, 1), name(waiting, 1)]),
@@ -187,8 +205,69 @@ on_both! {
         }
         let code = world.store.delivery_rows(&states(&["parked"])).await.unwrap().rows[0].error_code.clone();
         assert_eq!(delivery_ids(&world.store, &DeliveryFilter { error_code: code, ..deliveries() }).await.len(), 2);
-        let shown = world.store.delivery_rows(&DeliveryFilter { target: text("b@example.com"), ..deliveries() }).await.unwrap().rows;
+        let shown = world.store.delivery_rows(&DeliveryFilter { recipient: text("b@example.com"), ..deliveries() }).await.unwrap().rows;
         assert_eq!(shown[0].target.as_deref(), Some("b…@example.com"), "found by the address, shown masked");
+    }
+
+    async fn b4_lists_and_views_are_asked_by_tenant_and_recipient(world) {
+        world.capture(json!({})).await;
+        let alice = json!([{"user": "alice"}]);
+        let mail = world.enqueue("a", json!({"entity": "e"})).await;
+        let both = world.enqueue("a", json!({"entity": "e", "recipients": [{"user": "alice"}, {"email": "guest@example.com"}]})).await;
+        let inbox = world.enqueue("a", json!({"recipients": alice})).await;
+        world.enqueue("a", json!({"recipients": [{"user": "bob"}, {"provider": "capture", "address": "al"}]})).await;
+        let elsewhere = world.enqueue("a", json!({"recipients": alice, "tenant": "other"})).await;
+        let cancelled = world.enqueue("a", json!({"recipients": alice, "due_at": "2099-01-01T00:00:00Z"})).await;
+        world.store.cancel_notification(None, cancelled).await.unwrap();
+        world.pass().await;
+        let scheduled = world.enqueue("a", json!({"recipients": alice, "due_at": "2099-01-01T00:00:00Z"})).await;
+
+        let own = Some(world.tenant);
+        let text = |value: &str| Some(value.to_owned());
+        let name = |id: Uuid, n: i32| format!("{} {id}.{n}", if id == elsewhere { "other" } else { "default" });
+        let of_alice = vec![name(both, 1), name(inbox, 1), name(cancelled, 0), name(scheduled, 0)];
+        for limit in [1, 50] {
+            let to = |recipient: &str| DeliveryFilter { recipient: text(recipient), tenant: own, limit, ..DeliveryFilter::default() };
+            for (filter, expected) in [
+                (to("alice"), of_alice.clone()),
+                (DeliveryFilter { tenant: None, ..to("alice") }, [of_alice.clone(), vec![name(elsewhere, 1)]].concat()),
+                (to("guest@example.com"), vec![name(mail, 1), name(both, 2)]),
+                (DeliveryFilter { entity: text("e"), ..to("alice") }, vec![name(both, 1)]),
+                (DeliveryFilter { states: vec!["delivered".into()], ..to("alice") }, vec![name(both, 1), name(inbox, 1)]),
+                (DeliveryFilter { states: vec!["pending".into()], ..to("alice") }, vec![name(scheduled, 0)]),
+                (to("alic"), vec![]),
+                (to("capture"), vec![]),
+            ] {
+                assert_eq!(delivery_ids(&world.store, &filter).await, in_order(expected), "{filter:?}");
+            }
+            let to = |recipient: &str| NotificationFilter { recipient: text(recipient), tenant: own, limit, ..NotificationFilter::default() };
+            for (filter, expected) in [
+                (to("alice"), vec![both, inbox, cancelled, scheduled]),
+                (NotificationFilter { tenant: None, ..to("alice") }, vec![both, inbox, cancelled, scheduled, elsewhere]),
+                (to("guest@example.com"), vec![mail, both]),
+                (NotificationFilter { entity: text("e"), ..to("alice") }, vec![both]),
+                (NotificationFilter { states: vec!["pending".into()], ..to("alice") }, vec![scheduled]),
+                (NotificationFilter { words: vec!["none".into()], ..to("alice") }, vec![]),
+                (to("guest@example"), vec![]),
+                (to("capture"), vec![]),
+            ] {
+                let found: Vec<Uuid> = pages(&world.store, &filter).await.0.into_iter().map(|row| row.id).collect();
+                assert_eq!(found, newest_first(expected), "{filter:?}");
+            }
+        }
+        let full = DeliveryFilter { recipient: text("guest@example.com"), full: true, ..deliveries() };
+        let shown = world.store.delivery_rows(&full).await.unwrap().rows.remove(0);
+        assert_eq!((shown.target.as_deref(), shown.address.as_deref()), (Some("g…@example.com"), Some("guest@example.com")));
+
+        let hashed = if world.is_postgres() { "AND recipient_hash = hashtext('alice')" } else { "" };
+        let named = if world.is_postgres() { "recipients @> '[{\"user\": \"alice\"}]'" } else { "EXISTS (SELECT 1 FROM json_each(recipients) r WHERE r.value ->> 'user' = 'alice')" };
+        for (sql, count) in [
+            (format!("SELECT count(*) FROM postcommit.delivery WHERE tenant = 'default' AND target = 'alice' {hashed}"), 2),
+            (format!("SELECT count(*) FROM postcommit.notification_status WHERE tenant = 'default' AND {named}"), 4),
+            (format!("SELECT count(*) FROM postcommit.notification_status WHERE tenant = 'other' AND {named}"), 1),
+        ] {
+            assert_eq!(world.sql(&sql, vec![]).await[0].get::<i64>(0).unwrap(), count, "{sql}");
+        }
     }
 
     async fn a_delivery_long_due_is_stuck_and_a_scheduled_one_is_not(world) {
@@ -197,7 +276,8 @@ on_both! {
         world.enqueue("a", json!({"due_at": "2099-01-01T00:00:00Z"})).await;
         world.enqueue("a", json!({})).await;
         let past = Timestamp::from_micros(1_000_000);
-        world.execute("UPDATE postcommit.delivery_queue SET due_at = $1 WHERE notification_id IN ($2, $3)", vec![past.into(), stuck.into(), under_way.into()]).await;
+        world.execute("UPDATE postcommit.delivery_queue SET due_at = $1, first_due_at = $1 \
+            WHERE notification_id IN ($2, $3)", vec![past.into(), stuck.into(), under_way.into()]).await;
         world.execute("UPDATE postcommit.delivery_queue SET lease_token = $1, lease_until = {now} \
             WHERE notification_id = $2", vec![Uuid::new_v4().into(), under_way.into()]).await;
         let hour = Some(Duration::from_secs(3600));
@@ -235,7 +315,8 @@ on_both! {
         let status = async |id| world.store.status(Some(world.tenant), id).await.unwrap().unwrap();
         let stood = status(ok).await;
         assert_eq!((stood.state.as_str(), stood.retries, stood.last_error.as_deref()), ("sent", 0, None));
-        assert!(stood.delivered_at >= stood.source.received_at);
+        assert!(stood.sent_at >= stood.source.received_at && stood.last_attempt_at >= stood.source.received_at);
+        assert_eq!((stood.delivered_at, stood.captured), (None, true), "sent is not delivered, and this was not even sent");
         assert_eq!(stood.source.site.as_deref(), Some("plant-7"));
         assert_eq!((stood.source.instance.as_deref(), stood.source.script.as_deref(), stood.source.rule.as_deref()), (Some("i-1"), Some("night.py"), Some("r9")));
         let shown = serde_json::to_value(&stood).unwrap();
@@ -244,7 +325,9 @@ on_both! {
         assert_eq!((stood.state.as_str(), stood.retries, stood.delivered_at), ("retrying", 1, None));
         assert!(stood.last_error.is_some() && stood.next_attempt_at.is_some());
         assert_eq!(Some(stood.enqueued_at), stood.source.received_at, "it came from no site");
-        assert_eq!(status(parked).await.delivered_at, None);
+        let stood = status(parked).await;
+        assert_eq!((stood.sent_at, stood.delivered_at, stood.captured), (None, None, false));
+        assert!(stood.last_attempt_at.is_some());
         assert!(world.store.status(Some(world.tenant + 1), ok).await.unwrap().is_none(), "another tenant's is none");
         assert!(world.store.status(None, Uuid::nil()).await.unwrap().is_none());
     }
@@ -257,16 +340,16 @@ on_both! {
         world.pass().await;
         world.enqueue("p", json!({"idempotency_key": "k", "title": "other"})).await;
         let story = world.store.notification_details(Some(world.tenant), id).await.unwrap().unwrap();
-        assert_eq!((story.status.as_str(), story.deliveries.len(), story.attempts.len(), story.conflicts.len()), ("parked", 2, 3, 1));
-        assert!(story.attempts.is_sorted_by_key(|attempt| attempt.at));
-        assert_eq!(story.attempts[2].delivery, format!("{id}.1"));
+        assert_eq!((story.state.as_str(), story.deliveries.len(), story.attempt_log.len(), story.conflicts.len()), ("parked", 2, 3, 1));
+        assert!(story.attempt_log.is_sorted_by_key(|attempt| attempt.at));
+        assert_eq!(story.attempt_log[2].delivery_id, format!("{id}.1"));
         assert_eq!(story.notification.recipients[0]["email"], "a…@example.com");
         assert!(world.store.notification_details(Some(world.tenant + 1), id).await.unwrap().is_none());
     }
 
     async fn c10_everything_for_an_entity_newest_first_with_what_is_scheduled(world) {
-        world.capture(json!({})).await;
-        let sent = world.enqueue("a", json!({"entity": "b1"})).await;
+        world.capture(json!({"fail_on": "permanent=refused"})).await;
+        let sent = world.enqueue("a", json!({"entity": "b1", "title": "Hello", "idempotency_key": "k-1"})).await;
         let later = world.enqueue("reminder", json!({"entity": "b1", "due_at": "2099-01-01T00:00:00Z"})).await;
         world.enqueue("a", json!({"entity": "b2"})).await;
         world.enqueue("a", json!({"entity": "b1", "tenant": "other"})).await;
@@ -278,5 +361,81 @@ on_both! {
         assert_eq!(rows.map(|row| row.notification_id).to_vec(), newest_first(vec![sent, later]));
         let scheduled = rows.iter().find(|row| row.notification_id == later).unwrap();
         assert_eq!((scheduled.state.as_str(), scheduled.next_attempt_at.unwrap().to_string().as_str()), ("pending", "2099-01-01T00:00:00Z"));
+        let parked = world.enqueue("refused", json!({"entity": "b1"})).await;
+        world.pass().await;
+        let again = resend(&world, "b1", "email", None).await;
+        world.pass().await;
+        world.execute("UPDATE postcommit.delivery_ledger SET template = 'booking-mail' WHERE notification_id = $1", vec![sent.into()]).await;
+        let rows = world.store.entity_rows(world.tenant, "b1", None, 10).await.unwrap().rows;
+        assert_eq!(rows.iter().map(|row| row.notification_id).collect::<Vec<_>>(), newest_first(vec![sent, later, parked, again]));
+        let row = |id: Uuid| rows.iter().find(|row| row.notification_id == id).unwrap();
+        let first = row(sent);
+        assert_eq!((first.channel.as_deref(), first.event_type.as_str(), first.template.as_deref()), (Some("email"), "a", Some("booking-mail")));
+        assert_eq!((first.target.as_deref(), first.state.as_str(), first.attempts), (Some("g…@example.com"), "sent", 1));
+        assert!(first.sent_at.is_some_and(|at| at >= first.created_at) && first.last_error.is_none());
+        assert_eq!((first.idempotency_key.as_str(), first.copy_of, first.asked_by.as_deref()), ("k-1", None, None));
+        let refused = row(parked);
+        assert_eq!((refused.state.as_str(), refused.attempts, refused.sent_at), ("parked", 1, None));
+        assert_eq!((refused.error_code.as_deref(), refused.last_error.as_deref()), (Some("capture_permanent"), Some("simulated permanent failure")));
+        let copy = row(again);
+        assert_eq!((copy.state.as_str(), copy.copy_of, copy.asked_by.as_deref()), ("sent", Some(sent), Some("cli:ada")));
+        assert!(copy.idempotency_key.starts_with("manual:b1:email::"), "{copy:?}");
+        let sql = "SELECT idempotency_key, CAST(copy_of AS text), asked_by, template FROM postcommit.delivery WHERE notification_id = $1";
+        let seen = world.sql(sql, vec![again.into()]).await.remove(0);
+        let text = |place| seen.get::<Option<String>>(place).unwrap();
+        assert_eq!((text(0), text(1), text(2), text(3)), (Some(copy.idempotency_key.clone()), Some(sent.to_string()), Some("cli:ada".into()), None));
+    }
+
+    async fn c11_what_was_never_sent_on_a_channel_is_sent_there(world) {
+        world.capture(json!({})).await;
+        let reached = async |id: Uuid| -> Vec<(Option<String>, Option<String>)> {
+            world.pass().await;
+            let rows = world.store.delivery_rows(&DeliveryFilter::of_notification(id)).await.unwrap().rows;
+            rows.into_iter().map(|row| (row.channel, row.target)).collect()
+        };
+        let pair = |channel: &str, target: &str| (Some(channel.to_owned()), Some(target.to_owned()));
+        let recipients = json!([{"email": "guest@example.com"}, {"phone": "+14155550100"}]);
+        world.enqueue("a", json!({"entity": "b1", "title": "Old", "recipients": recipients})).await;
+        let newest = world.enqueue("a", json!({"entity": "b1", "title": "New", "channels": ["email"], "recipients": recipients})).await;
+        world.pass().await;
+        let by_phone = resend(&world, "b1", "whatsapp", None).await;
+        assert_eq!(reached(by_phone).await, [pair("whatsapp", "+14…00")]);
+        let details = world.store.notification_details(None, by_phone).await.unwrap().unwrap();
+        assert_eq!((details.notification.title.as_deref(), details.deliveries[0].copy_of), (Some("New"), Some(newest)));
+        let other = resend(&world, "b1", "email", Some(Recipient::email("desk@example.org"))).await;
+        assert_eq!(reached(other).await, [pair("email", "d…@example.org")], "to the recipient that is given, and to no other");
+        assert_eq!(reached(resend(&world, "b1", "slack", Some(Recipient::from_json(&json!({"slack": "https://hooks.example.com/x"})).unwrap())).await).await.len(), 1);
+        // An inbox needs no provider beforehand.
+        assert_eq!(reached(resend(&world, "b1", "in_app", Some(Recipient::user("u-7"))).await).await[0].0.as_deref(), Some("in_app"));
+        // What waits, or was taken back, can be sent too: the operator asks for it.
+        let scheduled = world.enqueue("reminder", json!({"entity": "b3", "body": "Soon", "due_at": "2099-01-01T00:00:00Z"})).await;
+        let now = resend(&world, "b3", "email", None).await;
+        assert_eq!(reached(now).await, [pair("email", "g…@example.com")]);
+        assert_eq!(world.delivery(scheduled).await.state, "pending");
+    }
+
+    async fn c11_a_resend_that_nobody_can_get_or_that_says_nothing_is_refused(world) {
+        world.capture(json!({})).await;
+        world.enqueue("a", json!({"entity": "b1", "title": "Hello"})).await;
+        world.enqueue("a", json!({"entity": "b2", "payload": {"bookingId": 1}})).await;
+        let refused = async |entity: &str, channel: &str, recipient: Option<Recipient>| {
+            let wish = wish(entity, channel, recipient);
+            let checked = match wish.check() {
+                Ok(()) => world.store.copied(world.tenant, &wish).await.map(|copied| copied.is_some()),
+                Err(refusal) => Err(refusal),
+            };
+            checked.unwrap_err().to_string()
+        };
+        let problem = refused("b1", "sms", None).await;
+        assert!(problem.starts_with("channel: no recipient of notification") && problem.contains("name a recipient in `recipient`"), "{problem}");
+        let problem = refused("b2", "email", None).await;
+        assert!(problem.starts_with("channel: notification") && problem.contains("has no content for channel \"email\""), "{problem}");
+        let problem = refused("b1", "sms", Some(Recipient::email("a@example.com"))).await;
+        assert!(problem.starts_with("recipient: cannot be reached on channel \"sms\""), "{problem}");
+        let problem = refused("b1", "email", Some(Recipient::email("nobody"))).await;
+        assert!(problem.starts_with("recipient.email: is not a mail address"), "{problem}");
+        assert!(world.store.copied(world.tenant, &wish("b9", "email", None)).await.unwrap().is_none());
+        let event = wish("b2", "webhook", Some(Recipient::webhook("https://example.com/")));
+        assert!(world.store.copied(world.tenant, &event).await.unwrap().is_some(), "a webhook gets the event itself");
     }
 }

@@ -3,6 +3,7 @@
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Delivery, Guarantee, Policy, ProviderDraft};
+use postcommit_engine::store::{Act, Acted};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -40,7 +41,7 @@ pub fn parked(reason: &str, unclear: bool) -> (i32, String, Option<String>, bool
 /// The outcome and code of each attempt, in order.
 async fn log(world: &World, id: Uuid) -> Vec<(String, Option<String>)> {
     let attempts = world.attempts(id).await;
-    assert!(attempts.iter().all(|a| a.delivery == format!("{id}.1")), "{attempts:?}");
+    assert!(attempts.iter().all(|a| a.delivery_id == format!("{id}.1")), "{attempts:?}");
     assert!(attempts.iter().zip(1..).all(|(a, seq)| a.seq == seq), "{attempts:?}");
     attempts.into_iter().map(|a| (a.outcome, a.code)).collect()
 }
@@ -121,7 +122,8 @@ on_both! {
         assert_eq!(world.delivery(id).await.error_code.as_deref(), Some("no_provider"));
         // An operator has decided that it is to be sent.
         with(&world, Guarantee::Idempotent).await;
-        assert!(world.store.retry(world.key(id, 1)).await.unwrap());
+        assert!(!world.store.retry(world.key(id, 1)).await.unwrap(), "it may have arrived");
+        assert_eq!(world.store.act_on_many(Act::Retry, &[world.key(id, 1)], true).await.unwrap(), [Acted::Done]);
         world.pass().await;
         assert_eq!(log(&world, id).await, [sent()]);
     }

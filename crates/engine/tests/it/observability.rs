@@ -49,8 +49,8 @@ on_both! {
         let samples = samples(&text);
         let of = |name: &str| samples.get(name).copied().unwrap_or_else(|| panic!("{name} is not in {text}"));
         assert_eq!(of("postcommit_attempts_total{event_type=\"yes\",channel=\"email\",outcome=\"sent\"}"), 3.0);
-        assert_eq!(of("postcommit_attempts_total{event_type=\"no\",channel=\"email\",outcome=\"rejected\"}"), 1.0);
-        assert_eq!(of("postcommit_attempts_total{event_type=\"again\",channel=\"email\",outcome=\"deferred\"}"), 1.0);
+        assert_eq!(of("postcommit_attempts_total{event_type=\"no\",channel=\"email\",outcome=\"rejected\",error_class=\"unknown\"}"), 1.0);
+        assert_eq!(of("postcommit_attempts_total{event_type=\"again\",channel=\"email\",outcome=\"deferred\",error_class=\"unknown\"}"), 1.0);
         assert_eq!(of("postcommit_attempts_total{event_type=\"again\",channel=\"email\",outcome=\"sent\"}"), 1.0);
         assert_eq!(of("postcommit_deliveries_total{event_type=\"yes\",channel=\"email\",state=\"sent\"}"), 3.0);
         assert_eq!(of("postcommit_deliveries_total{event_type=\"yes\",channel=\"sms\",state=\"skipped\"}"), 1.0);

@@ -26,7 +26,7 @@ on_both! {
         assert_eq!((row.id, row.channel.as_deref()), (format!("{id}.1"), Some("email")));
         let log = world.attempts(id).await.remove(0);
         let sent: serde_json::Value = serde_json::from_str(log.excerpt.as_ref().unwrap()).unwrap();
-        assert_eq!((log.delivery, log.seq, &sent["key"]), (format!("{id}.1"), 1, &json!(format!("{id}_1"))));
+        assert_eq!((log.delivery_id, log.seq, &sent["key"]), (format!("{id}.1"), 1, &json!(format!("{id}_1"))));
         assert_eq!(world.watched().await, Vec::<String>::new(), "no row of the target's own was written");
         world.enqueue("a", to_two()).await;
         world.pass().await;
@@ -101,7 +101,7 @@ on_both! {
         world.pass().await;
         let row = world.delivery(id).await;
         assert_eq!((row.state.as_str(), row.attempts, row.unclear), ("sent", 2, false));
-        let log: Vec<_> = world.attempts(id).await.into_iter().map(|a| (a.delivery, a.seq, a.outcome)).collect();
+        let log: Vec<_> = world.attempts(id).await.into_iter().map(|a| (a.delivery_id, a.seq, a.outcome)).collect();
         let one = |seq, outcome: &str| (format!("{id}.1"), seq, outcome.to_owned());
         assert_eq!(log, [one(1, "deferred"), one(2, "sent")]);
         assert_eq!(world.watched().await, Vec::<String>::new(), "the notification's row became the target's");
@@ -206,7 +206,7 @@ on_both! {
         world.watch().await;
         let server = HttpServer::start(|_| Reply::ok().slow());
         let mut slow = world.draft("slow", "webhook", json!({}));
-        (slow.concurrency, slow.timeout_ms) = (1, 50_000);
+        (slow.concurrency, slow.timeout_ms) = (1, 15_000);
         world.provider(slow).await;
         world.capture(json!({})).await;
         let running = world.run().await;

@@ -22,7 +22,7 @@ impl World {
         let all = self.store.providers_of(self.tenant).await.unwrap();
         all.into_iter()
             .filter(|provider| provider.channel == "sms" && provider.is_default)
-            .map(|provider| provider.name)
+            .map(|provider| provider.draft.name)
             .collect()
     }
 }
@@ -47,7 +47,7 @@ on_both! {
         assert_eq!((row.state.as_str(), row.error_code.as_deref()), ("parked", Some("capture_journal")), "{row:?}");
         assert_eq!(world.delivery(mail).await.state, "sent");
         let lane = world.store.provider(world.tenant, "stuck").await.unwrap().unwrap();
-        assert_eq!(lane.paused.as_deref(), Some("capture_journal: settings.journal: is no regular file"));
+        assert_eq!(lane.paused.as_deref(), Some("capture_journal: settings.journal: is not a regular file"));
     }
 
     async fn a_concurrent_change_is_not_overwritten(world) {

@@ -115,7 +115,7 @@ on_both! {
         let later = to(&world, &server).await;
         world.until("it is expanded", async || world.delivery(later).await.n == 1).await;
         world.heal(VERSION).await;
-        world.until("the hold is written at last", async || provider(&world).await.not_before.is_some()).await;
+        world.until("the hold is written at last", async || provider(&world).await.held_until.is_some()).await;
         running.finish().await;
         let row = world.delivery(id).await;
         assert_eq!(row.attempts, 1, "it is counted");

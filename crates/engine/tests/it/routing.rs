@@ -1,5 +1,6 @@
 //! From recipients and channels to deliveries and lanes, and back to a lane after a retry; on both databases.
 
+use postcommit_engine::store::DeliveryFilter;
 use serde_json::json;
 
 on_both! {
@@ -63,6 +64,89 @@ on_both! {
         let nobody = world.enqueue("a", json!({"recipients": to, "channels": ["slack"]})).await;
         world.pass().await;
         assert_eq!(world.delivery(nobody).await.error_code.as_deref(), Some("no_recipient"));
+    }
+
+    async fn b1_in_app_is_also_written_with_a_hyphen(world) {
+        let to = "'[{\"user\": \"alice\"}]'";
+        let is_postgres = world.is_postgres();
+        let insert = |to: &str, key: &str, channel: &str| match is_postgres {
+            true => format!("SELECT postcommit.enqueue('a', '{{}}', '{key}', recipients => {to}, channels => '{{{channel}}}')"),
+            false => format!(
+                "INSERT INTO postcommit_enqueue (event_type, payload, idempotency_key, recipients, channels) \
+                 VALUES ('a', '{{}}', '{key}', {to}, '[\"{channel}\"]')"
+            ),
+        };
+        let list = if is_postgres { "SELECT array_to_string(channels, ',') FROM postcommit.notification" } else { "SELECT channels ->> 0 FROM postcommit_notification" };
+        world.execute(&insert(to, "k", "in-app"), vec![]).await;
+        world.execute(&insert(to, "k", "in_app"), vec![]).await;
+        if world.is_postgres() {
+            let batch = "SELECT * FROM postcommit.enqueue_many('[{\"event_type\": \"a\", \"idempotency_key\": \"KEY\", \"recipients\": [{\"user\": \"alice\"}], \"channels\": [\"in-app\"]}]')";
+            for key in ["k", "batch"] {
+                world.sql(&batch.replace("KEY", key), vec![]).await;
+            }
+        }
+        world.enqueue("a", json!({"idempotency_key": "sdk", "recipients": [{"user": "alice"}], "channels": ["in-app"], "data": {"in-app": {"shelf": 7}}})).await;
+        assert_eq!(world.count("key_conflict").await, 0, "both names are the same content");
+        let stored: Vec<String> = world.sql(list, vec![]).await.iter().map(|row| row.get(0).unwrap()).collect();
+        assert!(stored.len() > 1 && stored.iter().all(|channel| channel == "in_app"), "{stored:?}");
+        // Enqueued by an older version, which kept the name.
+        let old = if world.is_postgres() { "'{in-app}'" } else { "'[\"in-app\"]'" };
+        world.execute(&format!("UPDATE postcommit.notification SET channels = {old} WHERE idempotency_key = 'k'"), vec![]).await;
+        world.pass().await;
+        let by = |channel: &str| DeliveryFilter { channel: Some(channel.to_owned()), limit: 50, ..DeliveryFilter::default() };
+        let rows = world.store.delivery_rows(&by("in-app")).await.unwrap().rows;
+        assert_eq!(rows.len(), stored.len());
+        assert!(rows.iter().all(|row| row.state == "delivered" && row.channel.as_deref() == Some("in_app")), "{rows:?}");
+        assert_eq!(world.store.delivery_rows(&by("in_app")).await.unwrap().rows, rows);
+        let data = world.sql("SELECT count(*) FROM postcommit.inbox_message WHERE data IS NOT NULL", vec![]).await;
+        assert_eq!(data[0].get::<i64>(0).unwrap(), 1, "data is found under either name");
+    }
+
+    async fn an_unknown_channel_parks_its_delivery_and_no_other(world) {
+        world.capture(json!({})).await;
+        let to = json!([{"email": "a@example.com"}, {"user": "alice"}]);
+        let id = world.enqueue("a", json!({"recipients": to, "channels": ["email", "pager", "in-app"]})).await;
+        world.pass().await;
+        let seen: Vec<_> = world.deliveries(id).await.into_iter().map(|d| (d.channel.unwrap(), d.state, d.reason, d.error_code)).collect();
+        let went = |channel: &str, state: &str, code: Option<&str>| (channel.to_owned(), state.to_owned(), None, code.map(str::to_owned));
+        let parked = ("pager".to_owned(), "parked".to_owned(), Some("config".to_owned()), Some("unknown_channel".to_owned()));
+        assert_eq!(seen, [
+            went("email", "sent", None), parked.clone(), went("email", "skipped", Some("no_address")), parked, went("in_app", "delivered", None),
+        ]);
+        let said = world.deliveries(id).await[1].last_error.clone().unwrap();
+        assert!(said.contains("\"pager\" does not exist") && said.contains("email, in_app, slack"), "{said}");
+        let mut pager = world.draft("pager", "capture", json!({}));
+        pager.channel = "pager".into();
+        world.provider(pager).await;
+        assert!(world.store.retry(world.key(id, 2)).await.unwrap());
+        world.pass().await;
+        assert_eq!(world.deliveries(id).await[1].state, "sent");
+    }
+
+    async fn c7_numbers_are_sent_unchanged_and_a_bad_or_missing_address_skips_its_channel_alone(world) {
+        world.capture(json!({})).await;
+        let to = "[{\"phone\": \"+919876543210\"}, {\"phone\": \"98765\"}, {\"email\": \"nonsense\"}, {\"email\": \"\"}, {\"email\": \"guest@example.com\"}]";
+        let id = world.enqueue_by_sql("a", to).await;
+        world.pass().await;
+        let rows = world.deliveries(id).await;
+        let states: Vec<_> = rows.iter().map(|d| (d.state.as_str(), d.error_code.as_deref())).collect();
+        let bad = ("skipped", Some("bad_address"));
+        assert_eq!(states, [("sent", None), bad, bad, bad, ("sent", None)]);
+        for (row, said) in rows.iter().zip(["", "recipients[1].phone is not a phone number in E.164", "recipients[2].email is not a mail address", "recipients[3].email has 0 bytes", ""]) {
+            assert!(row.last_error.as_deref().unwrap_or_default().starts_with(said), "{row:?}");
+        }
+        let excerpt = world.attempts(id).await.remove(0).excerpt.unwrap();
+        assert!(excerpt.contains("+919876543210"), "as it was enqueued: {excerpt}");
+        let kept = world.sql("SELECT target FROM postcommit.delivery_ledger WHERE n = 1", vec![]).await[0].get::<String>(0).unwrap();
+        assert_eq!(kept, "+919876543210");
+
+        let missing = world.enqueue("a", json!({"recipients": [{"user": "alice"}, {"email": "guest@example.com"}], "channels": ["sms", "in_app", "email"]})).await;
+        world.pass().await;
+        let rows = world.deliveries(missing).await;
+        let seen: Vec<_> = rows.iter().map(|d| (d.channel.as_deref().unwrap(), d.state.as_str(), d.error_code.as_deref())).collect();
+        let none = Some("no_address");
+        assert_eq!(seen, [("sms", "skipped", none), ("in_app", "delivered", None), ("email", "skipped", none), ("email", "sent", None)]);
+        assert_eq!(rows[0].last_error.as_deref(), Some("recipients[0].user has no address for sms"));
     }
 
     async fn a_notification_that_was_damaged_by_hand_delays_nothing_else(world) {

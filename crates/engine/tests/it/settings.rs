@@ -342,7 +342,7 @@ async fn a_login_for_which_no_trigger_fires_is_refused() {
         .unwrap();
     let little = database.url.replacen("postgres@", "little@", 1);
     let refused = Store::open(&little).await.err().unwrap().to_string();
-    assert!(refused.contains("session_replication_role is not origin for this login"), "{refused}");
+    assert!(refused.contains("session_replication_role is not `origin` for this login"), "{refused}");
     Store::open(&database.url).await.unwrap();
     admin.batch_execute(&format!("ALTER DATABASE {} RESET session_replication_role", database.name())).await.unwrap();
     Store::open(&little).await.unwrap();

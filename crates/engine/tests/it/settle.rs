@@ -107,7 +107,7 @@ on_both! {
         assert_eq!(second.first_try_at, Some(held.leased_at), "the provider may have seen the key since then");
         assert_eq!(second.facts, Facts::new("email", "guest@example.com"));
         world.store.settle(vec![settlement(&second, SENT, "sent")]).await.unwrap();
-        let log: Vec<_> = world.attempts(held.key.notification).await.into_iter().map(|a| (a.delivery, a.seq, a.outcome)).collect();
+        let log: Vec<_> = world.attempts(held.key.notification).await.into_iter().map(|a| (a.delivery_id, a.seq, a.outcome)).collect();
         let id = target_of(&held).id().to_string();
         assert_eq!(log, [(id.clone(), 1, "unclear".into()), (id, 2, "sent".into())]);
     }

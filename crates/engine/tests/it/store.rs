@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postcommit::Timestamp;
 use postcommit_channel::model::{Delivery, Evidence, Facts, Fate, Finish, FinishedState, Reason, Target};
-use postcommit_engine::store::{Attempted, Expanded, Lease, Settlement, Store, Want};
+use postcommit_engine::store::{Act, Acted, Attempted, Expanded, Lease, Settlement, Store, Want};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -31,10 +31,13 @@ pub fn settlement(delivery: &Delivery, finish: Finish, outcome: &'static str) ->
         finish,
         attempt: Some(attempt),
         code: None,
+        class: None,
         detail: None,
         unclear: outcome == "unclear",
+        captured: false,
         message: None,
         site: None,
+        event_type: None,
     }
 }
 
@@ -47,16 +50,16 @@ pub async fn in_lane(world: &World, lane: i32, count: usize) -> Vec<Uuid> {
         ids.push(world.enqueue("test.event", json!({"idempotency_key": format!("k{i}-{}", Uuid::new_v4())})).await);
     }
     let own: Vec<Expanded> = claim(&world.store, -world.tenant, 1000).await.iter().map(|d| expanded(d, lane)).collect();
-    assert_eq!(world.store.expand(own).await.unwrap(), count);
+    assert_eq!(world.store.expand(own).await.unwrap().expanded, count);
     ids
 }
 
 fn expanded(delivery: &Delivery, lane: i32) -> Expanded {
-    Expanded { lease: lease(delivery), targets: vec![target(Fate::Lane(lane))] }
+    Expanded::new(lease(delivery), vec![target(Fate::Lane(lane))])
 }
 
 fn target(fate: Fate) -> Target {
-    Target { facts: Facts::new("email", "guest@example.com"), fate }
+    Target::new(Facts::new("email", "guest@example.com"), fate)
 }
 
 on_both! {
@@ -79,13 +82,16 @@ on_both! {
             template: Some("booking".into()),
             template_version: Some(3),
             language: Some("de".into()),
+            user_id: Some("ana".into()),
+            context: Some("{}".into()),
+            send_key: Some("e:test.event:email:booking".into()),
             ..Facts::new("email", "guest@example.com")
         };
         for entity in ["taken back", "by hand", "parked"] {
             world.enqueue("test.event", json!({"entity": entity})).await;
             let own = claim(&world.store, -world.tenant, 1).await.remove(0);
-            let targets = vec![Target { facts: facts.clone(), fate: Fate::Lane(lane) }];
-            world.store.expand(vec![Expanded { lease: lease(&own), targets }]).await.unwrap();
+            let targets = vec![Target::new(facts.clone(), Fate::Lane(lane))];
+            world.store.expand(vec![Expanded::new(lease(&own), targets)]).await.unwrap();
         }
         let claimed = claim(&world.store, lane, 3).await;
         assert!(claimed.len() == 3 && claimed.iter().all(|delivery| delivery.facts == facts));
@@ -96,7 +102,8 @@ on_both! {
         let parked = claim(&world.store, lane, 3).await.remove(0);
         let park = Finish::Ended(FinishedState::Parked(Reason::Rejected));
         world.store.settle(vec![settlement(&parked, park, "rejected")]).await.unwrap();
-        let ledger = "SELECT channel, target, provider, template, template_version, language FROM postcommit.delivery_ledger";
+        let ledger = "SELECT channel, target, provider, template, template_version, language, user_id, context, send_key
+            FROM postcommit.delivery_ledger";
         for row in world.sql(ledger, vec![]).await {
             let read = Facts {
                 channel: row.get(0).unwrap(),
@@ -105,6 +112,9 @@ on_both! {
                 template: row.get(3).unwrap(),
                 template_version: row.get(4).unwrap(),
                 language: row.get(5).unwrap(),
+                user_id: row.get(6).unwrap(),
+                context: row.get(7).unwrap(),
+                send_key: row.get(8).unwrap(),
             };
             assert_eq!(read, facts);
         }
@@ -242,7 +252,7 @@ on_both! {
         let mut again = settlement(&held, Finish::Again { at, counted: true }, "unclear");
         again.code = Some("timeout".into());
         world.store.settle(vec![again]).await.unwrap();
-        let row = world.another_store().await.delivery_row(None, world.key(id, 1).id()).await.unwrap().unwrap();
+        let row = world.another_store().await.delivery_row(None, world.key(id, 1).id(), false).await.unwrap().unwrap();
         assert_eq!((row.state.as_str(), row.attempts, row.next_attempt_at, row.error_code.as_deref()), ("retrying", 1, Some(at), Some("timeout")));
         world.make_due().await;
         let retried = claim(&world.store, lane, 1).await.remove(0);
@@ -276,10 +286,10 @@ on_both! {
         world.expire_leases().await;
         let second = claim(&world.store, -world.tenant, 1).await.remove(0);
         let skipped = Fate::Ended { state: FinishedState::Skipped, code: "bad_address", detail: "no".into() };
-        let expand = |d: &Delivery| vec![Expanded { lease: lease(d), targets: vec![target(Fate::Lane(lane)), target(skipped.clone())] }];
-        assert_eq!(world.store.expand(expand(&first)).await.unwrap(), 0, "its lease has gone to someone else");
-        assert_eq!(world.store.expand(expand(&second)).await.unwrap(), 1);
-        assert_eq!(world.store.expand(expand(&second)).await.unwrap(), 0);
+        let expand = |d: &Delivery| vec![Expanded::new(lease(d), vec![target(Fate::Lane(lane)), target(skipped.clone())])];
+        assert_eq!(world.store.expand(expand(&first)).await.unwrap().expanded, 0, "its lease has gone to someone else");
+        assert_eq!(world.store.expand(expand(&second)).await.unwrap().expanded, 1);
+        assert_eq!(world.store.expand(expand(&second)).await.unwrap().expanded, 0);
         let states: Vec<String> = world.deliveries(id).await.into_iter().map(|d| d.state).collect();
         assert_eq!(states, ["pending", "skipped"]);
     }
@@ -292,7 +302,7 @@ on_both! {
         world.store.settle(vec![settlement(&held, parked, "unclear")]).await.unwrap();
         let row = world.delivery(id).await;
         assert_eq!((row.state.as_str(), row.reason.as_deref()), ("parked", Some("exhausted")));
-        assert!(world.store.retry(held.key).await.unwrap());
+        assert_eq!(world.store.act_on_many(Act::Retry, &[held.key], true).await.unwrap(), [Acted::Done]);
         let row = world.delivery(id).await;
         assert_eq!((row.state.as_str(), row.attempts, row.reason), ("pending", 0, None));
         let again = claim(&world.store, lane, 1).await.remove(0);

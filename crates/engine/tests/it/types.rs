@@ -22,35 +22,13 @@ async fn enqueue(world: &World, field: &str, value: Value) -> Result<u64, String
         .map_err(|problem| problem.to_string())
 }
 
-const FIELDS: [&str; 19] = [
-    "event_type",
-    "payload",
-    "idempotency_key",
-    "tenant",
-    "entity",
-    "recipients",
-    "channels",
-    "title",
-    "body",
-    "action_url",
-    "data",
-    "priority",
-    "due_at",
-    "expires_at",
-    "source",
-    "correlation_id",
-    "topic",
-    "schema_version",
-    "strict",
-];
-
 #[tokio::test]
 async fn bytes_are_refused_in_every_column_by_the_field_and_what_is_allowed() {
     let world = World::sqlite().await;
     let columns = world.sql("SELECT name FROM pragma_table_info('postcommit_enqueue')", vec![]).await;
     let columns: Vec<String> = columns.iter().map(|row| row.get(0).unwrap()).collect();
-    assert_eq!(columns, FIELDS, "a new column is asked for its type too");
-    for field in FIELDS {
+    assert!(columns.iter().any(|column| column == "strict"), "{columns:?}");
+    for field in &columns {
         let said = enqueue(&world, field, Value::Bytes(b"acme".to_vec())).await.unwrap_err();
         assert!(
             said.starts_with(&format!("postcommit: {field} is bytes; ")) && said.contains("allowed"),

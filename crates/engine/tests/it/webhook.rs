@@ -163,11 +163,35 @@ on_both! {
         world.pass().await;
         assert_eq!(server.requests().len(), 1, "the second was not tried: the lane is held");
         let provider = world.store.provider(world.tenant, "hooks").await.unwrap().unwrap();
-        let (now, held) = (world.store.now().await.unwrap(), provider.not_before.unwrap());
+        let (now, held) = (world.store.now().await.unwrap(), provider.held_until.unwrap());
         assert!(held.since(now) > Duration::from_secs(100) && held.since(now) <= Duration::from_secs(120));
         let row = world.delivery(one).await;
         assert!(row.next_attempt_at.unwrap().since(row.updated_at) >= Duration::from_secs(119), "honoured in full, although the policy says one minute");
         assert_eq!(world.delivery(other).await.state, "pending");
+    }
+
+    async fn d6_retry_after_counts_on_every_answer_and_up_to_the_expiry(world) {
+        hooks(&world, Guarantee::Idempotent).await;
+        for (status, state) in [(408, "retrying"), (429, "retrying"), (500, "retrying"), (502, "retrying"), (503, "retrying"), (404, "parked")] {
+            let server = HttpServer::start(move |_| Reply::status(status).with_header("Retry-After", "259200"));
+            let (patient, hook) = (to(&world, &server, &status.to_string()).await, server.url("/"));
+            world.pass().await;
+            let row = world.delivery(patient).await;
+            assert_eq!(row.state, state, "{status}");
+            let Some(next) = row.next_attempt_at else { continue };
+            let asked = next.since(world.attempts(patient).await[0].at).as_secs();
+            assert!((259_200..259_300).contains(&asked), "{status}: {asked} s are three days");
+            world.store.resume_host(world.store.provider(world.tenant, "hooks").await.unwrap().unwrap().id, &server.addr().to_string()).await.unwrap();
+
+            let expires = world.store.now().await.unwrap().plus(Duration::from_secs(7200));
+            let brief = world.enqueue("t", json!({"recipients": [{"webhook": hook}], "expires_at": expires})).await;
+            world.pass().await;
+            let next = world.delivery(brief).await.next_attempt_at.unwrap();
+            assert!(next < expires, "{status}: the policy's own wait, because the asked one ends after the expiry");
+            let held = world.store.closed_hosts(None, None, 100).await.unwrap();
+            let until = held.iter().find(|host| host.host == server.addr().to_string()).and_then(|host| host.held_until).unwrap();
+            assert!(until < expires, "{status}: the host is held no longer than that wait");
+        }
     }
 
     async fn refused_credentials_pause_the_lane_and_park_nothing_else(world) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use postcommit::{Notification, Timestamp};
 use postcommit_channel::driver::{self, FailOn, Occasion};
 use postcommit_channel::egress::{Egress, EgressSettings};
-use postcommit_channel::model::{DeliveryId, DeliveryKey, Guarantee, Policy, ProviderChange, ProviderDraft};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, Guarantee, ProviderChange, ProviderDraft};
 use postcommit_channel::secret::KeySource;
 use postcommit_engine::db::{Db, Row, Value, schema_hash};
 use postcommit_engine::dispatch::{DispatchSettings, Dispatcher, Stop, Tools};
@@ -126,19 +126,14 @@ impl World {
 
     pub fn draft(&self, name: &str, driver: &str, settings: serde_json::Value) -> ProviderDraft {
         ProviderDraft {
-            name: name.into(),
             channel: if driver == "webhook" { "webhook" } else { "*" }.into(),
             driver: driver.into(),
             settings,
-            secrets: None,
             guarantee: Guarantee::Idempotent,
-            policy: Policy::default(),
             concurrency: 8,
-            rate_per_s: None,
-            burst: None,
             timeout_ms: 5000,
             is_default: true,
-            enabled: true,
+            ..driver::kind("capture").unwrap().draft(name)
         }
     }
 

@@ -75,7 +75,7 @@ async fn dump_and_restore(with_roles: bool) {
     copy.migrate(with_roles).await;
     let world = World::sqlite().await;
     Dispatcher::new(world.tools(copy.store.clone())).await.unwrap().pass(None).await.unwrap();
-    assert_eq!(copy.store.of_tenant(1).notification_row(id).await.unwrap().unwrap().status, "sent");
+    assert_eq!(copy.store.of_tenant(1).notification_row(id).await.unwrap().unwrap().state, "sent");
     assert!(copy.store.of_tenant(2).notification_row(id).await.unwrap().is_none());
     let guests =
         connect(&copy.database.url_as(copy.owner.name())).await.query("SELECT guest FROM booking", &[]).await.unwrap();
