@@ -92,7 +92,7 @@ def after_call(context, case, response):
         return
     answer = response.json()
     for item in answer.get("items", [answer]):
-        remember(noun, item.get("name" if noun in ("providers", "tenants") else "id"))
+        remember(noun, item.get("name" if noun in ("providers", "tenants", "layouts", "lists", "event-types") else "id"))
 
 
 @schemathesis.hook

@@ -5,19 +5,28 @@
 #![allow(unused_qualifications, reason = "utoipa's macros write them")]
 
 pub mod audit;
+pub mod content;
 pub mod deliveries;
 pub mod dispatch;
 pub mod entities;
+pub mod event_types;
 pub mod inbox;
 pub mod jobs;
 pub mod keys;
 pub mod kpis;
+pub mod layouts;
+pub mod member_lists;
 pub mod notifications;
 pub mod page;
 pub mod providers;
 pub mod recipients;
 pub mod session;
+pub mod states;
+pub mod suppressions;
+pub mod templates;
 pub mod tenants;
+pub mod unsubscribe;
+pub mod users;
 
 use axum::Router;
 use axum::response::IntoResponse;
@@ -58,6 +67,27 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(providers::test_provider))
         .routes(routes!(providers::pause_provider))
         .routes(routes!(providers::resume_provider))
+        .routes(routes!(templates::list_templates, templates::create_template))
+        .routes(routes!(templates::get_template, templates::update_template, templates::delete_template))
+        .routes(routes!(templates::activate_template))
+        .routes(routes!(templates::deactivate_template))
+        .routes(routes!(templates::list_template_versions))
+        .routes(routes!(templates::get_template_version))
+        .routes(routes!(templates::preview_template))
+        .routes(routes!(layouts::list_layouts, layouts::create_layout))
+        .routes(routes!(layouts::get_layout, layouts::update_layout, layouts::delete_layout))
+        .routes(routes!(content::get_content, content::update_content))
+        .routes(routes!(users::list_users, users::create_user))
+        .routes(routes!(users::get_user, users::put_user, users::update_user, users::delete_user))
+        .routes(routes!(users::list_preferences, users::replace_preferences, users::set_preferences))
+        .routes(routes!(unsubscribe::create_unsubscribe_link))
+        .routes(routes!(member_lists::list_lists, member_lists::create_list))
+        .routes(routes!(member_lists::get_list, member_lists::update_list, member_lists::delete_list))
+        .routes(routes!(member_lists::list_members, member_lists::change_members))
+        .routes(routes!(suppressions::list_suppressions, suppressions::create_suppression))
+        .routes(routes!(suppressions::remove_suppression))
+        .routes(routes!(event_types::list_event_types, event_types::create_event_type))
+        .routes(routes!(event_types::get_event_type, event_types::update_event_type, event_types::delete_event_type))
         .routes(routes!(inbox::list_inbox))
         .routes(routes!(inbox::count_unread))
         .routes(routes!(inbox::follow_inbox))
@@ -90,7 +120,8 @@ fn described() -> (Router<AppState>, OpenApi) {
         }
         described => needs_nothing(described),
     };
-    let operations = document.paths.paths.values_mut().flat_map(|path| [&mut path.post, &mut path.patch]).flatten();
+    let paths = document.paths.paths.values_mut();
+    let operations = paths.flat_map(|path| [&mut path.post, &mut path.put, &mut path.patch]).flatten();
     for body in operations.filter_map(|operation| operation.request_body.as_mut()) {
         let RefOr::T(body) = body else { continue };
         if body
@@ -118,7 +149,7 @@ pub fn router() -> Router<AppState> {
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
-    info(title = "Postcommit", description = "Commit the notification with your data. Postcommit delivers it, once, on every channel, and can prove it.",
+    info(title = "Postcommit", description = "Commit the notification with your data. Postcommit delivers it, once, and can prove it.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")),
     components(schemas(ProblemBody)),
     modifiers(&Keys)
@@ -130,10 +161,10 @@ struct Keys;
 impl Modify for Keys {
     fn modify(&self, document: &mut OpenApi) {
         let bearer = Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("pc_<id>_<secret>");
-        let about = "A key of one tenant. The scope that a route needs stands beside it.";
+        let about = "An API key of one tenant. Each route names the scope that it needs.";
         let scheme = SecurityScheme::Http(bearer.description(Some(about)).build());
         let token = Http::builder().scheme(HttpAuthScheme::Bearer).bearer_format("pcu_<token>");
-        let about = "A token of one user, for that user's browser: opens one inbox.";
+        let about = "A token of one user, for that user's browser. It opens only that user's inbox.";
         let user_token = SecurityScheme::Http(token.description(Some(about)).build());
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("key", scheme);
@@ -146,8 +177,8 @@ impl Modify for Keys {
 #[into_params(parameter_in = Query)]
 #[allow(dead_code, reason = "the caller reads it; this describes it")]
 pub struct TenantQuery {
-    /// A tenant's name, for keys of scope `ops`: the request is about that tenant. A list without it shows every
-    /// tenant's rows.
+    /// The name of the tenant that the request is about. Only for keys of scope `ops`. Without it, a list shows the
+    /// rows of every tenant.
     tenant: Option<String>,
 }
 
@@ -163,14 +194,14 @@ impl IntoResponses for ProblemResponses {
     fn responses() -> std::collections::BTreeMap<String, RefOr<Response>> {
         let known = [
             ("400", "The request cannot be read"),
-            ("401", "No key, or an unknown one"),
-            ("403", "The key may not do this, or the tenant is suspended"),
+            ("401", "The key is missing or unknown"),
+            ("403", "The key does not allow this, or the tenant is suspended"),
             ("404", "The object does not exist, or belongs to another tenant"),
             ("405", "Method not allowed"),
-            ("409", "Not in this state, or the key was used with other content"),
+            ("409", "The state does not allow this, or the idempotency key was used with other content"),
             ("413", "The body is too large"),
             ("415", "The body must be JSON"),
-            ("421", "The header Host names another host, where the server listens on loopback"),
+            ("421", "The header Host names another host, and the server listens on loopback"),
             ("422", "A field is invalid"),
             ("429", "Too many requests"),
             ("503", "The database is unavailable, or there are too many connections; nothing was done"),

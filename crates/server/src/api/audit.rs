@@ -19,24 +19,24 @@ use crate::read::check_lengths;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditQuery {
-    /// Only by this actor, e.g. `key:…`.
+    /// Only entries by this actor, e.g. `key:…`.
     #[param(max_length = 255)]
     actor: Option<String>,
-    /// Only this action, e.g. `delivery.retry`.
+    /// Only entries of this action, e.g. `delivery.retry`.
     #[param(max_length = 255)]
     action: Option<String>,
-    /// Only on this, e.g. a delivery's id or a provider's name.
+    /// Only entries about this subject, e.g. a delivery's id or a provider's name.
     #[param(max_length = 255)]
     subject: Option<String>,
-    /// Only at this time or later.
+    /// Only entries at this time or later.
     from: Option<Timestamp>,
-    /// Only before this time.
-    to: Option<Timestamp>,
+    /// Only entries before this time.
+    until: Option<Timestamp>,
 }
 
 /// The audit log, newest first: actor, action, subject or filter, and count.
 #[utoipa::path(get, path = "/v1/audit", tag = "audit", security(("key" = ["admin"])), params(AuditQuery, PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<AuditRow>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<AuditRow>), ProblemResponses))]
 pub async fn list_audit(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
@@ -55,7 +55,7 @@ pub async fn list_audit(
         action: wanted.action,
         subject: wanted.subject,
         from: wanted.from,
-        to: wanted.to,
+        until: wanted.until,
         before: page.place()?,
         limit: limit + 1,
     };

@@ -6,8 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use postcommit_channel::model::{DeliveryId, DeliveryKey};
-use postcommit_engine::store::{Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, MAX_IDS, PACE_MOST, Store};
+use postcommit_channel::model::{DeliveryId, DeliveryKey, Scope};
+use postcommit_engine::store::{
+    Act, Acted, AttemptRow, DeliveryFilter, DeliveryRow, Job, JobCount, MAX_IDS, PACE_MOST, Store,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,19 +19,20 @@ use crate::acts::{self, FilterError};
 use crate::app::AppState;
 use crate::auth::{Caller, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
-use crate::read::{Body, Id};
-use query::DeliveryQuery;
+use crate::read::{Body, Id, Params};
+use query::{DeliveryQuery, FullQuery};
 
-/// Deliveries, newest first; addresses are masked.
+/// Lists deliveries, newest first. Addresses are masked, except with `full` and the scope `operate`.
 #[utoipa::path(get, path = "/v1/deliveries", tag = "deliveries", security(("key" = ["read"])), params(DeliveryQuery, PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_deliveries(
     State(app): State<AppState>,
     Reader(caller): Reader,
     Paged(wanted, page): Paged<DeliveryQuery>,
 ) -> Result<Json<Listing<DeliveryRow>>, Problem> {
+    let full = shows_addresses(&caller, wanted.full);
     let filter = wanted.filter(app.stuck_after)?;
-    let filter = DeliveryFilter { tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
+    let filter = DeliveryFilter { full, tenant: caller.whose(), before: page.place()?, limit: page.limit(), ..filter };
     Ok(Json(Listing::walked(caller.store(&app).delivery_rows(&filter).await?)))
 }
 
@@ -38,24 +41,32 @@ pub async fn list_deliveries(
 pub struct DeliveryStory {
     #[serde(flatten)]
     delivery: DeliveryRow,
-    /// In order, over all rounds.
+    /// All attempts in order, including the attempts before a retry by an operator.
     attempt_log: Vec<AttemptRow>,
 }
 
-/// One delivery, with every attempt.
-#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "{notification}.{n}"), TenantQuery),
+/// Returns one delivery with all its attempts.
+#[utoipa::path(get, path = "/v1/deliveries/{id}", tag = "deliveries", security(("key" = ["read"])), params(("id" = String, Path, description = "The id of the delivery: `{notification}.{n}`"), FullQuery, TenantQuery),
     responses((status = 200, description = "The delivery", body = DeliveryStory), ProblemResponses))]
 pub async fn get_delivery(
     State(app): State<AppState>,
     Reader(caller): Reader,
     Id(id): Id<DeliveryId>,
+    Params(shown): Params<FullQuery>,
 ) -> Result<Json<DeliveryStory>, Problem> {
     let store = caller.store(&app);
     let key = find(&store, &caller, id).await?;
-    let delivery = store.delivery_row(Some(key.tenant), id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
+    let full = shows_addresses(&caller, shown.full);
+    let row = store.delivery_row(Some(key.tenant), id, full).await?;
+    let delivery = row.ok_or_else(|| Problem::not_found("delivery"))?;
     let mut attempt_log = store.attempts(key.tenant, key.notification).await?;
-    attempt_log.retain(|attempt| attempt.delivery == delivery.id);
+    attempt_log.retain(|attempt| attempt.delivery_id == delivery.id);
     Ok(Json(DeliveryStory { delivery, attempt_log }))
+}
+
+/// Full addresses are shown to callers that may act on deliveries, if they ask.
+fn shows_addresses(caller: &Caller, asked: Option<bool>) -> bool {
+    asked == Some(true) && caller.scopes().allows(Scope::Operate)
 }
 
 async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<DeliveryKey, Problem> {
@@ -67,18 +78,22 @@ async fn find(store: &Store, caller: &Caller, id: DeliveryId) -> Result<Delivery
 pub struct DeliveryDone {
     /// `{notification}.{n}`.
     id: String,
-    /// Its state now.
+    /// The present state of the delivery.
     state: String,
 }
 
-async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -> Result<Json<DeliveryDone>, Problem> {
+async fn act_on_one(
+    app: &AppState,
+    caller: &Caller,
+    id: DeliveryId,
+    act: Act,
+    unclear: bool,
+) -> Result<Json<DeliveryDone>, Problem> {
     let store = caller.store(app);
-    match acts::on_ids(&store, caller.whose(), act, &[Some(id)]).await?.pop() {
-        Some(Acted::Done) => Ok(Json(DeliveryDone {
-            id: id.to_string(),
-            state: if act == Act::Retry { "pending" } else { "discarded" }.into(),
-        })),
+    match acts::on_ids(&store, caller.whose(), act, &[Some(id)], unclear).await?.pop() {
+        Some(Acted::Done) => Ok(Json(DeliveryDone { id: id.to_string(), state: act.result().into() })),
         Some(Acted::Refused { state, .. }) => Err(not_parked(&state)),
+        Some(Acted::Unclear { reason }) => Err(unclear_needed(reason.as_deref())),
         _ => Err(Problem::not_found("delivery")),
     }
 }
@@ -86,22 +101,43 @@ async fn act_on_one(app: &AppState, caller: &Caller, id: DeliveryId, act: Act) -
 fn not_parked(state: &str) -> Problem {
     Problem::new(
         ProblemKind::StateConflict,
-        format!("the delivery is {state}; only what is parked can be retried or discarded"),
+        format!("the delivery is {state}; only parked deliveries can be retried or discarded"),
     )
 }
 
-/// Sets a parked delivery back to pending, with its counters reset. A delivery that was sent is not sent again.
+fn unclear_needed(reason: Option<&str>) -> Problem {
+    let reason = reason.map(|reason| format!(" as {reason}")).unwrap_or_default();
+    let detail = format!(
+        "is false; the delivery is parked{reason}: it {}. Send \"unclear\": true to retry it anyway",
+        acts::MAY_HAVE_ARRIVED
+    );
+    Problem::new(ProblemKind::StateConflict, detail).about("unclear")
+}
+
+/// How to retry one delivery.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetryRequest {
+    /// Retry the delivery although it may have arrived: it is parked as `outcome_unknown`, or marked `unclear`.
+    #[serde(default)]
+    unclear: bool,
+}
+
+/// Sets a parked delivery back to pending and resets its attempt counters. A delivery that was sent is not sent again.
+/// A delivery that may have arrived is retried only with `"unclear": true`; otherwise the answer is 409.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/retry", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
+    request_body = RetryRequest,
     responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn retry_delivery(
     State(app): State<AppState>,
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
+    Body(how): Body<RetryRequest>,
 ) -> Result<Json<DeliveryDone>, Problem> {
-    act_on_one(&app, &caller, id, Act::Retry).await
+    act_on_one(&app, &caller, id, Act::Retry, how.unclear).await
 }
 
-/// Ends a parked delivery for good; the row stays.
+/// Discards a parked delivery: it is never sent, and its row is kept.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/discard", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn discard_delivery(
@@ -109,10 +145,10 @@ pub async fn discard_delivery(
     Operator(caller): Operator,
     Id(id): Id<DeliveryId>,
 ) -> Result<Json<DeliveryDone>, Problem> {
-    act_on_one(&app, &caller, id, Act::Discard).await
+    act_on_one(&app, &caller, id, Act::Discard, false).await
 }
 
-/// Marks a delivery as delivered that was sent, or is parked as `outcome_unknown`.
+/// Marks a delivery as delivered. It must have been sent, or be parked as `outcome_unknown`.
 #[utoipa::path(post, path = "/v1/deliveries/{id}/mark-delivered", tag = "deliveries", security(("key" = ["operate"])), params(("id" = String, Path), TenantQuery),
     responses((status = 200, description = "Done", body = DeliveryDone), ProblemResponses))]
 pub async fn mark_delivery_delivered(
@@ -125,28 +161,35 @@ pub async fn mark_delivery_delivered(
         Acted::Done => Ok(Json(DeliveryDone { id: id.to_string(), state: "delivered".into() })),
         Acted::Refused { state, reason } => {
             let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-            let allowed = "only what was sent, or is parked as outcome_unknown, can be marked";
+            let allowed =
+                "only a delivery that was sent, or that is parked as outcome_unknown, can be marked as delivered";
             Err(Problem::new(ProblemKind::StateConflict, format!("the delivery is {state}{reason}; {allowed}")))
         }
-        Acted::NotFound => Err(Problem::not_found("delivery")),
+        // Only a retry asks for consent.
+        Acted::Unclear { .. } | Acted::NotFound => Err(Problem::not_found("delivery")),
     }
 }
 
-/// Deliveries by their ids, answered immediately; or all that match a filter, as a job.
+/// Deliveries by their ids, answered immediately; or all deliveries that match a filter, as a job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActRequest {
     /// Up to 1,000 ids.
     #[schema(min_items = 1, max_items = 1000)]
     ids: Option<Vec<String>>,
-    /// All parked deliveries that match now; deliveries parked later are left alone. It names at least one condition:
-    /// `{"state": "parked"}` is all of the tenant's. A key of scope `ops` names the tenant by `?tenant=`; otherwise
-    /// it is its own.
+    /// All parked deliveries that match now; deliveries that are parked later are not changed. The filter needs at
+    /// least one condition: `{"state": "parked"}` matches all parked deliveries of the tenant. The tenant is that of
+    /// the key. A key of scope `ops` may name another tenant by `?tenant=`.
     filter: Option<DeliveryQuery>,
-    /// With a filter: at most this many per second. Default 500.
+    /// Also retry deliveries that may have arrived. Without it, the result of such an id is `unclear`, and a filter
+    /// leaves such deliveries out and counts them. A filter with `"unclear": true` selects only such deliveries. A
+    /// discard does not need it.
+    #[serde(default)]
+    unclear: bool,
+    /// With a filter: change at most this many deliveries per second. Default 500.
     #[schema(minimum = 1, maximum = 10_000)]
     pace_per_s: Option<i32>,
-    /// With a filter: only count the matches.
+    /// With a filter: only count the matching deliveries and change nothing.
     #[serde(default)]
     dry_run: bool,
 }
@@ -154,48 +197,54 @@ pub struct ActRequest {
 /// How many deliveries a filter matches now.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MatchCount {
-    /// The act that was asked for.
+    /// The requested action.
     kind: Act,
-    /// How many deliveries match.
-    total: i64,
-    /// False: at least this many.
-    is_exact: bool,
+    #[serde(flatten)]
+    count: JobCount,
 }
 
-/// The answer by ids, or to `dry_run`.
+/// The answer to a request by ids, or with `dry_run`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum ActAnswer {
-    /// By ids: a result for each.
+    /// By ids: one result for each id.
     Results(ActResults),
-    /// By filter, with `dry_run`: how many match.
+    /// By filter with `dry_run`: the number of matching deliveries.
     Count(MatchCount),
 }
 
 /// The results by id.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActResults {
-    /// How many were acted on.
+    /// How many deliveries were changed.
     done: usize,
-    /// One for each id, in the order given.
+    /// One result for each id, in the order of `ids`.
     results: Vec<ActResult>,
 }
 
 /// The result for one id.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActResult {
-    /// The id as given.
+    /// The id as it was given.
     id: String,
-    /// `done`, `refused` or `not_found`.
+    /// `done`, `refused`, `not_found`, or `unclear`: the delivery may have arrived, and the request had no `"unclear":
+    /// true`.
     result: &'static str,
-    /// The state of a refused one.
+    /// The present state of the delivery.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
 }
 
-/// Retries deliveries by id, or all that match.
+impl ActResult {
+    fn of(id: &str, act: Act, acted: Acted) -> Self {
+        let (result, state) = acts::told(act, acted);
+        Self { id: id.to_owned(), result, state }
+    }
+}
+
+/// Retries deliveries by their ids, or all deliveries that match a filter.
 #[utoipa::path(post, path = "/v1/deliveries/retry", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
+    responses((status = 200, description = "By ids: one result for each id. With `dry_run`: the number of matching deliveries", body = ActAnswer), (status = 202, description = "By filter: the job that was created", body = Job), ProblemResponses))]
 pub async fn retry_deliveries(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -204,9 +253,9 @@ pub async fn retry_deliveries(
     act_on_many(&app, &caller, many, Act::Retry).await
 }
 
-/// Discards deliveries by id, or all that match.
+/// Discards deliveries by their ids, or all deliveries that match a filter.
 #[utoipa::path(post, path = "/v1/deliveries/discard", tag = "deliveries", security(("key" = ["operate"])), params(TenantQuery), request_body = ActRequest,
-    responses((status = 200, description = "By ids: a result for each; with `dry_run`: how many match", body = ActAnswer), (status = 202, description = "By filter: a job that does it", body = Job), ProblemResponses))]
+    responses((status = 200, description = "By ids: one result for each id. With `dry_run`: the number of matching deliveries", body = ActAnswer), (status = 202, description = "By filter: the job that was created", body = Job), ProblemResponses))]
 pub async fn discard_deliveries(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -222,28 +271,40 @@ async fn act_on_many(app: &AppState, caller: &Caller, many: ActRequest, act: Act
     }
     match (many.ids, many.filter) {
         (Some(_), None) if many.dry_run => Err(Problem::invalid("dry_run", "is only allowed together with filter")),
-        (Some(ids), None) => Ok(Json(ActAnswer::Results(act_on_ids(&store, caller, &ids, act).await?)).into_response()),
+        (Some(ids), None) => {
+            let results = act_on_ids(&store, caller, &ids, act, many.unclear).await?;
+            Ok(Json(ActAnswer::Results(results)).into_response())
+        }
         (None, Some(filter)) => {
+            if filter.full.is_some() {
+                return Err(Problem::invalid("filter.full", "is only allowed in a list"));
+            }
             let filter = filter.filter(app.stuck_after).map_err(|problem| problem.within("filter"))?;
-            let draft = acts::job(act, filter, many.pace_per_s).map_err(refused)?;
+            let draft = acts::job(act, filter, many.unclear, many.pace_per_s).map_err(refused)?;
             if many.dry_run {
-                let (total, is_exact) = store.count_for_job(Some(caller.tenant()), &draft).await?;
-                return Ok(Json(ActAnswer::Count(MatchCount { kind: act, total, is_exact })).into_response());
+                let count = store.count_for_job(Some(caller.tenant()), &draft).await?;
+                return Ok(Json(ActAnswer::Count(MatchCount { kind: act, count })).into_response());
             }
             let job = store.create_job(Some(caller.tenant()), &draft).await?;
             Ok((StatusCode::ACCEPTED, Json(job)).into_response())
         }
-        _ => Err(Problem::invalid("ids", "give either ids or a filter")),
+        _ => Err(Problem::invalid("ids", "give either ids or a filter, and not both")),
     }
 }
 
-async fn act_on_ids(store: &Store, caller: &Caller, ids: &[String], act: Act) -> Result<ActResults, Problem> {
+async fn act_on_ids(
+    store: &Store,
+    caller: &Caller,
+    ids: &[String],
+    act: Act,
+    unclear: bool,
+) -> Result<ActResults, Problem> {
     if ids.is_empty() || ids.len() > MAX_IDS {
         return Err(Problem::invalid("ids", format!("has {} entries; 1 to {MAX_IDS} are allowed", ids.len())));
     }
     let parsed: Vec<Option<DeliveryId>> = ids.iter().map(|id| id.parse().ok()).collect();
-    let acted = acts::on_ids(store, caller.whose(), act, &parsed).await?;
-    let results: Vec<ActResult> = ids.iter().zip(acted).map(|(id, acted)| act_result(id, acted)).collect();
+    let acted = acts::on_ids(store, caller.whose(), act, &parsed, unclear).await?;
+    let results: Vec<ActResult> = ids.iter().zip(acted).map(|(id, acted)| ActResult::of(id, act, acted)).collect();
     Ok(ActResults { done: results.iter().filter(|one| one.result == "done").count(), results })
 }
 
@@ -253,16 +314,7 @@ fn refused(error: FilterError) -> Problem {
         FilterError::NotParked(_) => Problem::invalid("filter.state", error.to_string()),
         FilterError::Stuck => Problem::invalid("filter.stuck", error.to_string()),
         FilterError::Empty => {
-            Problem::invalid("filter", format!(r#"{error}; {{"state": "parked"}} is all that is parked"#))
+            Problem::invalid("filter", format!(r#"{error}, e.g. {{"state": "parked"}} for all parked deliveries"#))
         }
     }
-}
-
-fn act_result(id: &str, acted: Acted) -> ActResult {
-    let (result, state) = match acted {
-        Acted::Done => ("done", None),
-        Acted::Refused { state, .. } => ("refused", Some(state)),
-        Acted::NotFound => ("not_found", None),
-    };
-    ActResult { id: id.to_owned(), result, state }
 }

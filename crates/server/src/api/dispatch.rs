@@ -23,31 +23,31 @@ const SECONDS_MAX: u64 = 300;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PassQuery {
-    /// Nothing more is claimed after this many seconds; what is under way is finished. Default 30.
+    /// The pass stops claiming deliveries after this many seconds; running sends are finished. Default 30.
     #[param(minimum = 1, maximum = 300)]
     seconds: Option<u64>,
 }
 
-/// The result of a pass.
+/// How many deliveries the pass handled, by result.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PassResult {
-    /// Sent or delivered.
+    /// Deliveries that were sent or delivered.
     sent: u64,
-    /// To be retried.
+    /// Deliveries that failed and will be retried.
     again: u64,
-    /// Parked.
+    /// Deliveries that were parked.
     parked: u64,
-    /// Expired, cancelled or skipped.
+    /// Deliveries that had expired, were cancelled or were skipped.
     dropped: u64,
-    /// The time was up before everything due was claimed: call again.
+    /// The time was over before all due deliveries were claimed: call again.
     more: bool,
 }
 
-/// Delivers what is due now, and answers when that is done.
+/// Sends the deliveries that are due now, and answers when the pass has ended.
 ///
-/// Safe to repeat and to call from many machines: no delivery is sent twice by it. One pass runs at a time: while
-/// another is under way, in any process, the answer is 409 and nothing is claimed. A killed pass blocks others for at
-/// most 30 seconds.
+/// It is safe to repeat the request and to send it from many machines: no delivery is sent twice by it. One pass runs
+/// at a time. While another pass runs in any process, the answer is 409 and nothing is claimed. A killed pass blocks
+/// other passes for at most 30 seconds.
 #[utoipa::path(post, path = "/v1/dispatch", tag = "dispatch", security(("key" = ["ops"])), params(PassQuery),
     responses((status = 200, description = "Done", body = PassResult), ProblemResponses))]
 pub async fn dispatch(
@@ -69,11 +69,12 @@ pub async fn dispatch(
         let _alone = alone;
         dispatcher.pass_alone(Duration::from_secs(seconds)).await
     });
-    let more =
-        match passing.await.map_err(|_| Problem::new(ProblemKind::Internal, "the pass ended without a result"))?? {
-            dispatch::PassOutcome::Done { more } => more,
-            dispatch::PassOutcome::Elsewhere => return Err(under_way()),
-        };
+    let more = match passing.await.map_err(|_| {
+        Problem::new(ProblemKind::Internal, "the dispatch pass ended without a result; the server's log has details")
+    })?? {
+        dispatch::PassOutcome::Done { more } => more,
+        dispatch::PassOutcome::Elsewhere => return Err(under_way()),
+    };
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     Ok(Json(PassResult {
         sent: count(&tally.sent),
@@ -85,5 +86,9 @@ pub async fn dispatch(
 }
 
 fn under_way() -> Problem {
-    Problem::new(ProblemKind::StateConflict, "a pass is under way; it delivers what is due").retry_after(1)
+    Problem::new(
+        ProblemKind::StateConflict,
+        "another dispatch pass is running and sends the due deliveries; repeat the request after it",
+    )
+    .retry_after(1)
 }

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use postcommit::limits;
+use postcommit::{Recipient, channel_name, limits};
 use postcommit_engine::store::{DeliveryRow, Resend};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::notifications::{Cancelled, Enqueued, Enqueueing, enqueued};
 use super::page::{Listing, PageQuery};
+use super::recipients::To;
 use super::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
 use crate::auth::{Operator, Reader};
@@ -19,9 +20,9 @@ use crate::problem::Problem;
 use crate::read::{Body, Id, Params};
 use crate::watching::Traced;
 
-/// Everything sent for an entity and what is scheduled for it, newest first.
+/// Lists all deliveries about an entity, sent and scheduled, newest first.
 #[utoipa::path(get, path = "/v1/entities/{entity}/deliveries", tag = "entities", security(("key" = ["read"])), params(("entity" = String, Path), PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<DeliveryRow>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<DeliveryRow>), ProblemResponses))]
 pub async fn list_entity_deliveries(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -32,28 +33,40 @@ pub async fn list_entity_deliveries(
     Ok(Json(Listing::walked(caller.store(&app).entity_rows(caller.tenant(), &entity, before, page.limit()).await?)))
 }
 
-/// What to send once more.
+/// Which notification to send again, and to which recipient.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResendRequest {
-    /// Over which channel.
+    /// The channel to send over.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     channel: String,
-    /// Only of this event type; none is the last one sent.
+    /// Copy only a notification of this event type. Default: any event type.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
-    /// A repeated id is not sent again; without one, every request is a new send.
+    /// Send the present text of this template, with the newest event of the entity. Default: a copy of what was sent.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
+    template: Option<String>,
+    /// Send to this recipient. Default: the recipients of the original.
+    #[schema(value_type = Option<To>)]
+    recipient: Option<Recipient>,
+    /// A second request with the same id sends nothing. Without an id, every request sends.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     request_id: Option<String>,
 }
 
-/// Sends again what was last sent for an entity over a channel, to the same recipients.
+/// Sends the last notification of an entity over a channel again, to the same recipients or to another one.
 ///
-/// It is a new notification with the key `manual:{entity}:{channel}::{request_id}`; the first one is not touched, and
-/// both are listed for the entity. Its story names the actor.
+/// If nothing was sent over that channel, the newest notification of the entity is sent over it: to its recipients that
+/// have an address on the channel, or to `recipient`. It must have a title, a body or data for the channel, or its event
+/// type an active template for it.
+///
+/// With `template`, the present text of that template is sent, with the newest event of its event type.
+///
+/// The copy is a new notification with the key `manual:{entity}:{channel}:{template}:{request_id}`. The original is not
+/// changed, and both are listed for the entity. The history of the copy names the actor.
 #[utoipa::path(post, path = "/v1/entities/{entity}/resend", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
     request_body = ResendRequest,
-    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
+    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "URL of the notification"))),
         (status = 200, description = "This request was accepted before", body = Enqueued), ProblemResponses))]
 pub async fn resend_entity(
     State(app): State<AppState>,
@@ -62,13 +75,14 @@ pub async fn resend_entity(
     traced: Option<Extension<Traced>>,
     Body(what): Body<ResendRequest>,
 ) -> Result<Response, Problem> {
-    let ResendRequest { channel, event_type, request_id } = what;
+    let ResendRequest { channel, event_type, template, recipient, request_id } = what;
     let request_id = request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
-    let wish = Resend { entity, channel, event_type, request_id };
+    let channel = channel_name(&channel).to_owned();
+    let wish = Resend { entity, channel, event_type, template, recipient, request_id };
     let (reader, writer) = (caller.store_of_one(&app), caller.store_of_all(&app));
     let trace = Enqueueing::below(&app, traced);
     let accepted = resend(&reader, &writer, caller.tenant(), &wish, |incoming| trace.mark(incoming)).await?;
-    let none = || Problem::not_found("delivery: nothing was sent for this entity over that channel");
+    let none = || Problem::not_found("notification of this entity and event type");
     let accepted = accepted.ok_or_else(none)?;
     if !accepted.duplicate {
         trace.end(&app, 1);
@@ -80,14 +94,14 @@ pub async fn resend_entity(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CancelRequest {
-    /// Only of this event type; none is all.
+    /// Cancel only deliveries of this event type. Default: all.
     #[schema(min_length = 1, max_length = 255)]
     event_type: Option<String>,
 }
 
-/// Cancels what is not yet sent for an entity, e.g. the reminders of a cancelled booking.
+/// Cancels the deliveries about an entity that are not sent yet, e.g. the reminders of a cancelled booking.
 #[utoipa::path(post, path = "/v1/entities/{entity}/cancel", tag = "entities", security(("key" = ["operate"])), params(("entity" = String, Path), TenantQuery),
-    request_body = CancelRequest, responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
+    request_body = CancelRequest, responses((status = 200, description = "Done; `cancelled` is 0 if there was nothing to cancel", body = Cancelled), ProblemResponses))]
 pub async fn cancel_entity(
     State(app): State<AppState>,
     Operator(caller): Operator,

@@ -14,12 +14,10 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use postcommit::Timestamp;
 use postcommit_channel::model::DeliveryId;
 use postcommit_engine::store::{Folder, InboxRow, Mark};
-use postcommit_engine::user_token::{self, TokenError};
+use postcommit_engine::user_token::{self, TokenError, UserToken};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::page::{Listing, PageQuery, Paged};
@@ -30,62 +28,12 @@ use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 use visitor::Visitor;
 
-/// A message in an inbox.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct InboxMessage {
-    /// The delivery that brought it: `{notification}.{n}`.
-    id: String,
-    /// Its position among the changes of this inbox; later changes have higher numbers.
-    position: i64,
-    /// The event type.
-    event_type: String,
-    /// The entity.
-    entity: Option<String>,
-    /// Heading.
-    title: Option<String>,
-    /// Text; never markup.
-    body: Option<String>,
-    /// Where the reader should go: http(s), mailto or tel.
-    action_url: Option<String>,
-    /// The notification's `data` for `in_app`.
-    #[schema(value_type = Option<Object>)]
-    data: Option<Box<RawValue>>,
-    /// When it arrived.
-    #[schema(value_type = String, format = DateTime)]
-    created_at: Timestamp,
-    /// When it was read.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    read_at: Option<Timestamp>,
-    /// When it was archived.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    archived_at: Option<Timestamp>,
-}
-
-impl From<InboxRow> for InboxMessage {
-    fn from(row: InboxRow) -> Self {
-        let InboxRow {
-            id,
-            position,
-            event_type,
-            entity,
-            title,
-            body,
-            action_url,
-            data,
-            created_at,
-            read_at,
-            archived_at,
-        } = row;
-        Self { id, position, event_type, entity, title, body, action_url, data, created_at, read_at, archived_at }
-    }
-}
-
 /// Which messages to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct InboxQuery {
-    /// The folder.
+    /// The folder to list.
     #[serde(default)]
     #[param(inline, default = "current")]
     folder: Folder,
@@ -94,20 +42,21 @@ pub struct InboxQuery {
 /// A page of an inbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InboxListing {
-    /// Newest first, without expired messages.
-    items: Vec<InboxMessage>,
-    /// Pass it as `cursor` for the page after this one; absent on the last.
+    /// The messages, newest first, without expired ones.
+    items: Vec<InboxRow>,
+    /// Pass it as `cursor` to get the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
     /// How many messages are unread in all.
     unread: i64,
-    /// The last change that the page shows: the stream resumes after it, and it is the bound for marking all as read.
+    /// The position of the last change that the page shows. Pass it as `after` to the stream, and as `up_to` to mark
+    /// all messages as read.
     position: i64,
 }
 
-/// A user's messages, newest first.
+/// Lists a user's messages, newest first.
 #[utoipa::path(get, path = "/v1/inbox/{user}", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), InboxQuery, PageQuery, TenantQuery), responses((status = 200, description = "A page", body = InboxListing), ProblemResponses))]
+    params(("user" = String, Path, description = "The user's id"), InboxQuery, PageQuery, TenantQuery), responses((status = 200, description = "A page of the list", body = InboxListing), ProblemResponses))]
 pub async fn list_inbox(
     visitor: Visitor,
     Paged(wanted, page): Paged<InboxQuery>,
@@ -115,29 +64,24 @@ pub async fn list_inbox(
     let (before, limit) = (page.place()?, page.limit());
     let found = visitor.store.inbox(visitor.tenant, &visitor.user, wanted.folder, before, limit + 1).await?;
     let Listing { items, next } = Listing::of(found.messages, limit, |message| message.position);
-    Ok(Json(InboxListing {
-        items: items.into_iter().map(Into::into).collect(),
-        next,
-        unread: found.unread,
-        position: found.position,
-    }))
+    Ok(Json(InboxListing { items, next, unread: found.unread, position: found.position }))
 }
 
 /// How many messages are unread.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct UnreadCount {
-    /// Neither read, archived nor expired.
+    /// Messages that are neither read, archived nor expired.
     unread: i64,
 }
 
-/// How many of a user's messages are unread.
+/// Returns how many of a user's messages are unread.
 #[utoipa::path(get, path = "/v1/inbox/{user}/unread-count", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
-    params(("user" = String, Path, description = "The user's id"), TenantQuery), responses((status = 200, description = "The number", body = UnreadCount), ProblemResponses))]
+    params(("user" = String, Path, description = "The user's id"), TenantQuery), responses((status = 200, description = "The number of unread messages", body = UnreadCount), ProblemResponses))]
 pub async fn count_unread(visitor: Visitor) -> Result<Json<UnreadCount>, Problem> {
     Ok(Json(UnreadCount { unread: visitor.unread().await? }))
 }
 
-/// Up to where to mark.
+/// The position up to which messages are marked as read.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadAll {
@@ -150,12 +94,12 @@ fn check_position(field: &str, position: i64) -> Result<(), Problem> {
     if position < 0 { Err(Problem::invalid(field, format!("is {position}; positions begin at 0"))) } else { Ok(()) }
 }
 
-/// The result of marking all.
+/// The result of marking all messages as read.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ReadAllDone {
-    /// How many were marked.
+    /// How many messages were marked as read.
     read: u64,
-    /// How many are unread now.
+    /// How many messages are unread now.
     unread: i64,
 }
 
@@ -172,9 +116,9 @@ pub async fn read_all(visitor: Visitor, Body(asked): Body<ReadAll>) -> Result<Js
 /// The result of marking a message.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Marked {
-    /// The message.
+    /// The id of the message.
     id: String,
-    /// How many are unread now.
+    /// How many messages are unread now.
     unread: i64,
 }
 
@@ -222,24 +166,13 @@ pub async fn unarchive_message(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TokenQuery {
-    /// Seconds.
+    /// How long the token is valid, in seconds.
     #[param(minimum = 1, maximum = 86_400, default = 3600)]
     ttl_s: Option<u32>,
 }
 
-/// A user token.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct UserToken {
-    /// For the user's browser: opens this inbox and nothing else.
-    #[schema(example = "pcu_…")]
-    token: String,
-    /// When it expires.
-    #[schema(value_type = String, format = DateTime)]
-    expires_at: Timestamp,
-}
-
-/// Makes a token that opens one user's inbox, for that user's browser. A token reads and marks, so this needs scope
-/// `operate`: a key cannot give more rights than it has.
+/// Creates a token that opens one user's inbox, for that user's browser. The token may read and mark messages, so the
+/// key needs the scope `operate`: a key cannot give more rights than it has.
 #[utoipa::path(post, path = "/v1/inbox/{user}/token", tag = "inbox", security(("key" = ["operate"])),
     params(("user" = String, Path, description = "The user's id"), TokenQuery, PageQuery, TenantQuery), responses((status = 200, description = "The token", body = UserToken), ProblemResponses))]
 pub async fn mint_user_token(
@@ -249,8 +182,7 @@ pub async fn mint_user_token(
     Params(wanted): Params<TokenQuery>,
 ) -> Result<Json<UserToken>, Problem> {
     let ttl = wanted.ttl_s.map_or(user_token::DEFAULT_TTL, |seconds| Duration::from_secs(seconds.into()));
-    let minted = user_token::mint(&caller.store(&app), caller.tenant(), &user, ttl).await.map_err(refused)?;
-    Ok(Json(UserToken { token: minted.token, expires_at: minted.expires_at }))
+    user_token::mint(&caller.store(&app), caller.tenant(), &user, ttl).await.map(Json).map_err(refused)
 }
 
 fn refused(error: TokenError) -> Problem {

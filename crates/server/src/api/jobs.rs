@@ -12,9 +12,9 @@ use crate::auth::{Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Id, Params};
 
-/// Jobs, newest first.
+/// Lists jobs, newest first.
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", security(("key" = ["read"])), params(PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<Job>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<Job>), ProblemResponses))]
 pub async fn list_jobs(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -25,7 +25,7 @@ pub async fn list_jobs(
     Ok(Json(Listing::of(rows, page.limit(), |job| job.id)))
 }
 
-/// The progress of a job.
+/// Returns the progress of a job.
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The job", body = Job), ProblemResponses))]
 pub async fn get_job(
@@ -37,9 +37,9 @@ pub async fn get_job(
     job.map(Json).ok_or_else(|| Problem::not_found("job"))
 }
 
-/// Stops a job after the slice that is under way. What was done stays done.
+/// Stops a job after its current batch. Deliveries that it has changed stay changed.
 #[utoipa::path(post, path = "/v1/jobs/{id}/cancel", tag = "jobs", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
-    responses((status = 200, description = "It does no more", body = Job), ProblemResponses))]
+    responses((status = 200, description = "The cancelled job", body = Job), ProblemResponses))]
 pub async fn cancel_job(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -51,6 +51,9 @@ pub async fn cancel_job(
     if was_open {
         Ok(Json(job))
     } else {
-        Err(Problem::new(ProblemKind::StateConflict, format!("the job is {}", job.state)))
+        Err(Problem::new(
+            ProblemKind::StateConflict,
+            format!("the job is already {} and cannot be cancelled", job.state),
+        ))
     }
 }

@@ -17,9 +17,9 @@ use crate::auth::Administrator;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
-/// Keys, newest first, including revoked and expired ones, without secrets.
+/// Lists API keys, newest first, including revoked and expired ones, without their secrets.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<Key>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<Key>), ProblemResponses))]
 pub async fn list_keys(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
@@ -31,17 +31,17 @@ pub async fn list_keys(
     Ok(Json(Listing::of(rows, page.limit(), |key| (key.created_at, key.id.clone()))))
 }
 
-/// A key to be made.
+/// A key to be created.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewKey {
-    /// What it is for.
+    /// The purpose of the key.
     #[schema(min_length = 1, max_length = 255)]
     name: String,
-    /// Its scopes; not more than those of the key that makes it.
+    /// The scopes of the new key. The key of this request must have them, too.
     #[schema(schema_with = scopes, example = json!(["enqueue", "read"]))]
     scopes: Vec<String>,
-    /// When it expires; none is never.
+    /// When the key expires. Default: never.
     expires_at: Option<Timestamp>,
 }
 
@@ -50,18 +50,18 @@ fn scopes() -> Array {
     ArrayBuilder::new().items(one_of(names)).min_items(Some(1)).max_items(Some(names.len())).build()
 }
 
-/// A key that was just made.
+/// A key that was just created.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MadeKey {
-    /// Its public part.
+    /// The public part of the key.
     id: String,
     /// The whole key. It is not shown again.
     token: String,
 }
 
-/// Makes a key. Only this answer holds it.
+/// Creates a key. The key is shown only in this answer.
 #[utoipa::path(post, path = "/v1/keys", tag = "keys", security(("key" = ["admin"])), params(TenantQuery), request_body = NewKey,
-    responses((status = 201, description = "Made", body = MadeKey), ProblemResponses))]
+    responses((status = 201, description = "Created", body = MadeKey), ProblemResponses))]
 pub async fn create_key(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
@@ -73,7 +73,11 @@ pub async fn create_key(
     }
     let scopes = Scopes::from_names(&new.scopes).map_err(|problem| Problem::of_field(&problem))?;
     if !caller.scopes().cover(&scopes) && scopes.names() != ["site"] {
-        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot give away more than it has").about("scopes"));
+        return Err(Problem::new(
+            ProblemKind::Forbidden,
+            "a key cannot create a key with scopes that it does not have itself",
+        )
+        .about("scopes"));
     }
     let draft = KeyDraft { name: new.name, scopes, expires_at: new.expires_at };
     match caller.store(&app).create_key(caller.tenant(), &draft).await {
@@ -84,9 +88,9 @@ pub async fn create_key(
     }
 }
 
-/// Revokes a key immediately and for good, and ends its sessions.
+/// Revokes a key immediately and permanently, and ends its sessions.
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", security(("key" = ["admin"])), params(("id" = String, Path), TenantQuery),
-    responses((status = 204, description = "It is taken back"), ProblemResponses))]
+    responses((status = 204, description = "The key is revoked"), ProblemResponses))]
 pub async fn revoke_key(
     State(app): State<AppState>,
     Administrator(caller): Administrator,
@@ -95,7 +99,10 @@ pub async fn revoke_key(
     let store = caller.store(&app);
     let key = store.key_row(caller.whose(), &id).await?.ok_or_else(|| Problem::not_found("key"))?;
     if !caller.scopes().cover(&key.scopes) && key.scopes.names() != ["site"] {
-        return Err(Problem::new(ProblemKind::Forbidden, "a key cannot take back one that may do more than itself"));
+        return Err(Problem::new(
+            ProblemKind::Forbidden,
+            "a key cannot revoke a key with scopes that it does not have itself",
+        ));
     }
     store.revoke_key(key.tenant, &id).await?;
     app.auth.forget();

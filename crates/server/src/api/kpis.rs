@@ -5,9 +5,9 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use postcommit::Timestamp;
-use postcommit_engine::store::{GroupBy, KpiSeries, Kpis, SlotLength, TimeRange};
+use postcommit_engine::store::{GroupBy, KpiGrouping, KpiSeries, Kpis, SlotLength, TimeRange};
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::IntoParams;
 
 use super::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
@@ -20,22 +20,17 @@ use crate::read::Params;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct KpiQuery {
-    /// `site`: also for each source site.
+    /// Also return the KPIs of each group. `error` groups by the class of the last error and lists its codes.
     #[param(inline)]
-    by: Option<KpisBy>,
-    /// Over how many seconds delivered and failed are counted. Default: the setting `kpi.interval_s`.
+    by: Option<KpiGrouping>,
+    /// Delivered, captured and failed are counted over this many seconds before now. Default: the setting
+    /// `kpi.interval_s`.
     #[param(minimum = 60, maximum = 172_800)]
     interval_s: Option<u64>,
-    /// After how many seconds a delivery counts as stuck. Default: the setting `kpi.stuck_after_s`.
+    /// A delivery counts as stuck if it was first due more than this many seconds ago. Default: the setting
+    /// `kpi.stuck_after_s`.
     #[param(minimum = 1, maximum = 2_592_000)]
     stuck_after_s: Option<u64>,
-}
-
-/// What KPIs are grouped by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum KpisBy {
-    Site,
 }
 
 fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Duration) -> Result<Duration, Problem> {
@@ -46,9 +41,10 @@ fn seconds(field: &str, given: Option<u64>, low: u64, high: u64, default: Durati
     }
 }
 
-/// The KPIs now: queue, stuck, parked, the age of the oldest, and the results of the last interval.
+/// Returns the present KPIs: queued, stuck and parked deliveries, the age of the oldest one, and the results of the
+/// last interval.
 #[utoipa::path(get, path = "/v1/kpis", tag = "kpis", security(("key" = ["read"])), params(KpiQuery, TenantQuery),
-    responses((status = 200, description = "How it stands now", body = Kpis), ProblemResponses))]
+    responses((status = 200, description = "The present KPIs", body = Kpis), ProblemResponses))]
 pub async fn get_kpis(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -57,8 +53,7 @@ pub async fn get_kpis(
     let kpi = &app.tools.kpi;
     let interval = seconds("interval_s", wanted.interval_s, 60, 172_800, kpi.interval())?;
     let stuck_after = seconds("stuck_after_s", wanted.stuck_after_s, 1, 2_592_000, kpi.stuck_after())?;
-    let by_site = wanted.by == Some(KpisBy::Site);
-    Ok(Json(caller.store(&app).kpis(caller.whose(), by_site, stuck_after, interval).await?))
+    Ok(Json(caller.store(&app).kpis(caller.whose(), wanted.by, stuck_after, interval).await?))
 }
 
 /// Which series.
@@ -66,36 +61,37 @@ pub async fn get_kpis(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SeriesQuery {
-    /// The length of a slot. Default `minute`.
+    /// The length of a time slot. Default `minute`.
     #[param(inline)]
     per: Option<SlotLength>,
-    /// What the lines stand for. Default `state`; by channel and site, deliveries that were sent, delivered or parked
-    /// are counted.
+    /// What the lines stand for. Default `state`. With `channel` and `site`, only deliveries that were sent, delivered
+    /// or parked are counted.
     #[param(inline)]
     by: Option<GroupBy>,
-    /// From the slot that holds this. Default: 60 slots before `to`.
+    /// The series begins with the slot that contains this time. Default: 60 slots before `until`.
     from: Option<Timestamp>,
-    /// Until this. Default: now.
-    to: Option<Timestamp>,
+    /// The series ends before this time. Default: now.
+    until: Option<Timestamp>,
 }
 
-/// How many deliveries entered which state, slot by slot, for charts: at most 2,880 slots and 20 lines; empty slots are 0.
+/// Returns how many deliveries entered each state per time slot, for charts. At most 2,880 slots and 20 lines; an empty
+/// slot is 0.
 #[utoipa::path(get, path = "/v1/kpis/series", tag = "kpis", security(("key" = ["read"])), params(SeriesQuery, TenantQuery),
-    responses((status = 200, description = "The lines", body = KpiSeries), ProblemResponses))]
+    responses((status = 200, description = "The series", body = KpiSeries), ProblemResponses))]
 pub async fn get_kpi_series(
     State(app): State<AppState>,
     Reader(caller): Reader,
     Params(wanted): Params<SeriesQuery>,
 ) -> Result<Json<KpiSeries>, Problem> {
     let per = wanted.per.unwrap_or(SlotLength::Minute);
-    let to = match wanted.to {
-        Some(to) => to,
+    let until = match wanted.until {
+        Some(until) => until,
         // The current slot is included.
         None => app.store.now().await?.plus(Duration::from_millis(1)),
     };
     let span = match wanted.from {
-        Some(from) => TimeRange::new(per, from, to),
-        None => TimeRange::last(per, to),
+        Some(from) => TimeRange::new(per, from, until),
+        None => TimeRange::last(per, until),
     };
     let span = span.map_err(|problem| {
         let (field, detail) = problem.split_once(": ").unwrap_or(("from", problem.as_str()));

@@ -7,7 +7,6 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use postcommit::{Source, Timestamp, TraceParent, limits};
-use postcommit_channel::model::DeliveryState;
 use postcommit_engine::store::{
     Accepted, NotificationDetails, NotificationFilter, NotificationRequest, NotificationRow, Status,
 };
@@ -20,6 +19,7 @@ use uuid::Uuid;
 
 use super::page::{Listing, PageQuery, Paged};
 use super::recipients::To;
+use super::states::States;
 use super::{ProblemResponses, TenantQuery};
 use crate::app::{App, AppState};
 use crate::auth::{Caller, Enqueuer, Operator, Reader};
@@ -40,59 +40,59 @@ const TITLE_WORDS: usize = 8;
 #[serde(deny_unknown_fields)]
 #[allow(dead_code, reason = "describes what the engine reads digit for digit")]
 pub struct NewNotification {
-    /// Dotted name of what happened.
+    /// The name of the event, with dots.
     #[schema(min_length = 1, max_length = 255, example = "booking.confirmed")]
     event_type: String,
-    /// The event's data: at most 256 KB and 32 levels. Digits are kept as they are.
+    /// The event's data: at most 256 KB and 32 levels of nesting. Numbers keep every digit.
     #[schema(value_type = Option<Value>, example = json!({"bookingId": 12345}))]
     payload: Option<Value>,
-    /// Unique in the tenant: the same key is sent once. Without one, a repetition is not recognised. May also be
-    /// given as the header `Idempotency-Key`.
+    /// Unique in the tenant: a second notification with the same key is not sent. Without a key, a repeated request is
+    /// not recognised. It may also be given as the header `Idempotency-Key`.
     #[schema(min_length = 1, max_length = 255, example = "booking:12345:confirmed:1")]
     idempotency_key: Option<String>,
-    /// The tenant. Only a key of scope `ops` may name another than its own.
+    /// The tenant. Default: the tenant of the key. Only a key of scope `ops` may name another one.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     tenant: Option<String>,
-    /// The entity that it is about.
+    /// The entity that the event is about, e.g. the id of a booking.
     #[schema(min_length = 1, max_length = 255, example = "12345")]
     entity: Option<String>,
-    /// The recipients, one object each.
+    /// The recipients, one object per recipient.
     #[schema(max_items = 1000, value_type = Option<Vec<To>>, example = json!([{"email": "guest@example.com"}]))]
     recipients: Option<Vec<Value>>,
-    /// Narrows the channels; empty means what each kind of address implies.
+    /// Send only over these channels. Empty: over the channels of each kind of address.
     #[schema(max_items = 32, example = json!(["email"]))]
     channels: Option<Vec<String>>,
     /// Subject or heading, one line, at most 998 bytes.
     #[schema(max_length = 998)]
     title: Option<String>,
-    /// Text, at most 256 KB.
+    /// The text, at most 256 KB.
     #[schema(max_length = 262_144)]
     body: Option<String>,
-    /// Where the reader should go: http, https, mailto or tel.
+    /// A link for the reader: http, https, mailto or tel.
     #[schema(max_length = 2048)]
     action_url: Option<String>,
-    /// Data for single channels, by channel; at most 64 KB.
+    /// Data that only one channel needs, by channel; at most 64 KB.
     #[schema(value_type = Option<Object>)]
     data: Option<Value>,
-    /// 0 to 9, 9 first. Default 5.
+    /// The priority, 0 to 9; 9 is sent first. Default 5.
     #[schema(minimum = 0, maximum = 9, default = 5)]
     priority: Option<i16>,
-    /// Not before this time. Default: immediately.
+    /// Do not send before this time. Default: immediately.
     #[schema(value_type = Option<String>, format = DateTime)]
     due_at: Option<Timestamp>,
-    /// Never after this time. Default: 30 days after it is due.
+    /// Do not send after this time. Default: 30 days after it is due.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// Where it came from.
+    /// Where the notification came from.
     #[schema(value_type = Option<NotificationSource>)]
     source: Option<Source>,
-    /// The request or trace that caused it.
+    /// The id of the request or trace that caused the notification.
     #[schema(min_length = 1, max_length = 255)]
     correlation_id: Option<String>,
-    /// The stream the event belongs to.
+    /// The stream that the event belongs to.
     #[schema(min_length = 1, max_length = 255)]
     topic: Option<String>,
-    /// Version of the payload's shape.
+    /// The version of the payload's structure.
     schema_version: Option<i32>,
 }
 
@@ -100,18 +100,18 @@ pub struct NewNotification {
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "describes the SDK's type, which knows nothing of OpenAPI")]
 pub struct NotificationSource {
-    /// The remote place.
+    /// The site: a remote place.
     site: Option<String>,
-    /// The process or machine there.
+    /// The process or machine at the site.
     instance: Option<String>,
-    /// The script that made it.
+    /// The script that created the notification.
     script: Option<String>,
-    /// The rule that made it.
+    /// The rule that created the notification.
     rule: Option<String>,
-    /// When it was made there.
+    /// When the site created the notification.
     #[schema(format = DateTime)]
     enqueued_at: Option<String>,
-    /// The W3C `traceparent` that it belongs to; the header of that name is taken when there is none in here.
+    /// The W3C `traceparent` of the notification. Default: the header `traceparent` of the request.
     #[schema(pattern = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")]
     traceparent: Option<String>,
 }
@@ -119,7 +119,7 @@ pub struct NotificationSource {
 /// The accepted notification.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Enqueued {
-    /// The notification's id; for a repeated key, that of the first one.
+    /// The notification's id. For a repeated key: the id of the first notification.
     #[schema(value_type = String, format = Uuid)]
     id: Uuid,
     /// The key was used before with the same content: nothing new was enqueued.
@@ -144,20 +144,24 @@ fn key_header(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     match (all.next(), all.next()) {
         (None, _) => Ok(None),
         (Some(only), None) => only.to_str().map(Some).map_err(|_| {
-            Problem::invalid("Idempotency-Key", "must be plain ASCII in a header; use the body's field for others")
+            Problem::invalid(
+                "Idempotency-Key",
+                "must be plain ASCII in a header; for other characters use the field idempotency_key of the body",
+            )
         }),
         _ => Err(Problem::invalid("Idempotency-Key", "is given more than once")),
     }
 }
 
-/// Accepts a notification. The answer comes after the row is durable.
+/// Accepts a notification. The answer is sent after the notification is stored durably.
 ///
-/// A repeated key answers 200 with the first id; with other content 409, and nothing is enqueued.
+/// For a repeated key with the same content, the answer is 200 with the id of the first notification. With other
+/// content, the answer is 409. In both cases nothing is enqueued.
 #[utoipa::path(post, path = "/v1/notifications", tag = "notifications", security(("key" = ["enqueue"])),
     params(("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 255, description = "Another name for `idempotency_key`")),
     request_body = NewNotification,
-    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "Where its story is told"))),
-        (status = 200, description = "The key stood already, with the same content", body = Enqueued), ProblemResponses))]
+    responses((status = 202, description = "Accepted", body = Enqueued, headers(("Location" = String, description = "URL of the notification"))),
+        (status = 200, description = "The idempotency key was used before with the same content", body = Enqueued), ProblemResponses))]
 pub async fn enqueue_notification(
     State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
@@ -227,21 +231,21 @@ pub(super) fn enqueued(accepted: &Accepted) -> Result<Enqueued, Problem> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewNotifications {
-    /// Each as for a single one.
+    /// The notifications, each as for a single request.
     #[schema(value_type = Vec<NewNotification>, min_items = 1, max_items = 1000)]
     notifications: Vec<Box<RawValue>>,
 }
 
-/// A result per item, in the order given.
+/// The results of the items, in the order of the request.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EnqueuedMany {
-    /// How many are new.
+    /// How many notifications are new.
     accepted: usize,
-    /// How many keys were used before.
+    /// How many idempotency keys were used before with the same content.
     duplicates: usize,
-    /// How many were refused.
+    /// How many notifications were refused.
     refused: usize,
-    /// One for each.
+    /// One result for each notification.
     results: Vec<EnqueuedItem>,
 }
 
@@ -257,7 +261,7 @@ pub struct EnqueuedItem {
     /// The key was used before with the same content.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
-    /// Why it was refused.
+    /// Why the notification was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<ProblemBody>,
 }
@@ -280,9 +284,9 @@ impl From<Result<Enqueued, Problem>> for EnqueuedItem {
 }
 
 /// Accepts up to 1,000 notifications independently: a refused one does not affect the others. All valid ones are
-/// written in one commit. If the client hangs up before that begins, nothing is written.
+/// written in one commit. If the client closes the connection before the commit begins, nothing is written.
 #[utoipa::path(post, path = "/v1/notifications/batch", tag = "notifications", security(("key" = ["enqueue"])), request_body = NewNotifications,
-    responses((status = 200, description = "A result per item", body = EnqueuedMany), ProblemResponses))]
+    responses((status = 200, description = "One result for each notification", body = EnqueuedMany), ProblemResponses))]
 pub async fn enqueue_notifications(
     State(app): State<AppState>,
     Enqueuer(caller): Enqueuer,
@@ -331,7 +335,7 @@ pub async fn enqueue_notifications(
 /// A client that hung up will repeat the batch, perhaps without keys: do not begin it.
 fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
     if waits.has_left() {
-        Err(Problem::new(ProblemKind::Malformed, "the client hung up; nothing was enqueued"))
+        Err(Problem::new(ProblemKind::Malformed, "the client closed the connection; nothing was enqueued"))
     } else {
         Ok(())
     }
@@ -342,37 +346,42 @@ fn still_waited_for(waits: &Waits) -> Result<(), Problem> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct NotificationQuery {
-    /// Only in this state; a notification has the state of its least finished delivery.
+    /// Only notifications in one of these states, separated by commas. A notification has the state of its least
+    /// finished delivery.
     #[param(inline)]
-    state: Option<DeliveryState>,
-    /// Only with a delivery on this channel, or asking for it.
+    state: Option<States>,
+    /// Only notifications with a delivery over this channel, or that name it in `channels`.
     #[param(max_length = 255)]
     channel: Option<String>,
-    /// Only of this event type.
+    /// Only notifications of this event type.
     #[param(max_length = 255)]
     event_type: Option<String>,
-    /// Only about this entity.
+    /// Only notifications about this entity.
     #[param(max_length = 255)]
     entity: Option<String>,
-    /// Only from this site.
+    /// Only notifications that came from this site.
     #[param(max_length = 255)]
     site: Option<String>,
-    /// Only to this list.
+    /// Only notifications to this list.
     #[param(max_length = 255)]
     list: Option<String>,
-    /// Only the one with this idempotency key.
+    /// Only notifications to exactly this user id or address.
+    #[param(max_length = 2048)]
+    recipient: Option<String>,
+    /// Only the notification with this idempotency key.
     #[param(max_length = 255)]
     idempotency_key: Option<String>,
-    /// Only enqueued at this time or later.
+    /// Only notifications that were enqueued at this time or later.
     from: Option<Timestamp>,
-    /// Only enqueued before this time.
-    to: Option<Timestamp>,
-    /// `true`: only with a delivery that has been due for longer than the threshold and is not under way.
+    /// Only notifications that were enqueued before this time.
+    until: Option<Timestamp>,
+    /// `true`: only notifications with a stuck delivery: first due longer ago than the setting `kpi.stuck_after_s`, not
+    /// finished and not being sent.
     stuck: Option<bool>,
-    /// Only with this many attempts or more.
+    /// Only notifications with at least this many attempts.
     #[param(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
-    /// Only with each of these words in the title, in any case; at most 8.
+    /// Only notifications whose title contains each of these words, ignoring case; at most 8 words.
     #[param(max_length = 998)]
     title: Option<String>,
 }
@@ -402,18 +411,20 @@ impl NotificationQuery {
         ];
         check_lengths(&names, limits::NAME_CHARS)?;
         check_lengths(&[("title", self.title.as_deref())], limits::TITLE_BYTES)?;
+        check_lengths(&[("recipient", self.recipient.as_deref())], limits::ADDRESS_BYTES)?;
         Ok(NotificationFilter {
             tenant: whose,
-            status: self.state.map(|state| state.name().to_owned()),
+            states: self.state.map(States::names).unwrap_or_default(),
             event_type: self.event_type,
             entity: self.entity,
             site: self.site,
             list: self.list,
+            recipient: self.recipient,
             idempotency_key: self.idempotency_key,
             channel: self.channel,
             priority: None,
             from: self.from,
-            to: self.to,
+            until: self.until,
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             attempts: self.attempts.map(i64::from),
             words,
@@ -423,11 +434,12 @@ impl NotificationQuery {
     }
 }
 
-/// Notifications, newest first.
+/// Lists notifications, newest first.
 ///
-/// A page may end before it is full, since one request examines a bounded number of rows; `next` continues.
+/// A page may have fewer rows than `limit` although more follow, because one request examines a limited number of rows.
+/// Use `next` to continue.
 #[utoipa::path(get, path = "/v1/notifications", tag = "notifications", security(("key" = ["read"])), params(NotificationQuery, PageQuery, TenantQuery),
-    responses((status = 200, description = "A page", body = Listing<NotificationRow>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<NotificationRow>), ProblemResponses))]
 pub async fn list_notifications(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -437,9 +449,9 @@ pub async fn list_notifications(
     Ok(Json(Listing::walked(caller.store(&app).notification_rows(&filter).await?)))
 }
 
-/// The full story: the notification, its deliveries, every attempt in order, and the acts of operators.
+/// Returns a notification with its deliveries, all attempts in order, and the actions of operators.
 #[utoipa::path(get, path = "/v1/notifications/{id}", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
-    responses((status = 200, description = "The story", body = NotificationDetails), ProblemResponses))]
+    responses((status = 200, description = "The notification with its history", body = NotificationDetails), ProblemResponses))]
 pub async fn get_notification(
     State(app): State<AppState>,
     Reader(caller): Reader,
@@ -449,7 +461,7 @@ pub async fn get_notification(
     story.map(Json).ok_or_else(|| Problem::not_found("notification"))
 }
 
-/// The status in brief: state, retries, last error, when it was enqueued and delivered.
+/// Returns a short status: state, retries, last error, and when the notification was enqueued and delivered.
 #[utoipa::path(get, path = "/v1/notifications/{id}/status", tag = "notifications", security(("key" = ["read"])), params(("id" = Uuid, Path), TenantQuery),
     responses((status = 200, description = "The status", body = Status), ProblemResponses))]
 pub async fn get_notification_status(
@@ -466,13 +478,13 @@ pub async fn get_notification_status(
 pub struct Cancelled {
     /// Deliveries that will not be sent.
     pub cancelled: i64,
-    /// Deliveries that were under way: this attempt goes on, but they are not retried.
+    /// Deliveries that were being sent: the running attempt goes on, but they are not retried.
     pub under_way: i64,
 }
 
-/// Cancels the deliveries that are not yet sent.
+/// Cancels the deliveries of a notification that are not sent yet.
 #[utoipa::path(post, path = "/v1/notifications/{id}/cancel", tag = "notifications", security(("key" = ["operate"])), params(("id" = Uuid, Path), TenantQuery),
-    responses((status = 200, description = "Done; nothing to take back is 0", body = Cancelled), ProblemResponses))]
+    responses((status = 200, description = "Done; `cancelled` is 0 if there was nothing to cancel", body = Cancelled), ProblemResponses))]
 pub async fn cancel_notification(
     State(app): State<AppState>,
     Operator(caller): Operator,

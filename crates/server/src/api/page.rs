@@ -15,15 +15,15 @@ use crate::read;
 pub const PAGE_MAX: i64 = 200;
 /// Rows of a page that names no limit.
 const PAGE: i64 = 50;
-/// Most bytes of a cursor; ours are far shorter.
-const CURSOR_BYTES: usize = 512;
+/// Most bytes of a cursor. The longest ones hold an address of 2,048 bytes, with quotes escaped and in base64.
+const CURSOR_BYTES: usize = 8 * 1024;
 
 /// A page of a list, newest first.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Listing<T> {
     /// The rows.
     pub items: Vec<T>,
-    /// Pass it as `cursor` for the page after this one; absent on the last.
+    /// Pass it as `cursor` to get the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -52,11 +52,11 @@ impl<T> Listing<T> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PageQuery {
-    /// Rows of a page.
+    /// The most rows of the page.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1, maximum = 200, default = 50)]
     limit: Limit,
-    /// `next` of the page before.
+    /// The `next` of the previous page. Without it, the first page is returned.
     cursor: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl<'de> Deserialize<'de> for Limit {
         let text = String::deserialize(from)?;
         match text.parse() {
             Ok(rows) if (1..=PAGE_MAX).contains(&rows) => Ok(Self(rows)),
-            _ => Err(serde::de::Error::custom(format!("1 to {PAGE_MAX} are allowed"))),
+            _ => Err(serde::de::Error::custom(format!("is not a number of rows; 1 to {PAGE_MAX} are allowed"))),
         }
     }
 }

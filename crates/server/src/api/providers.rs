@@ -9,8 +9,8 @@ use postcommit::Timestamp;
 use postcommit_channel::driver;
 use postcommit_channel::model::{Guarantee, Provider};
 use postcommit_channel::secret::{Secret, Secrets};
-use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, Store};
-use serde::{Deserialize, Deserializer, Serialize};
+use postcommit_engine::store::{CloseOutcome, ClosedHost, MAX_CLOSED_HOSTS, NotDecrypted, Store};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
@@ -20,7 +20,7 @@ use crate::app::{App, AppState};
 use crate::auth::{Caller, Editor, Operator, Reader};
 use crate::problem::{Problem, ProblemKind};
 use crate::providers::{self, Change, ProviderError, TEST_TEXT, TestResult, Workshop};
-use crate::read::{Body, Id};
+use crate::read::{Body, Id, given};
 
 /// Most paused or held hosts shown, of one provider and in a list. The KPIs count all.
 const HOSTS_SHOWN: i64 = 100;
@@ -29,67 +29,77 @@ const HOSTS_LISTED: i64 = 1000;
 /// A configured account of a driver on a channel.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ShownProvider {
-    /// Unique in the tenant.
+    /// The name, unique in the tenant.
     name: String,
-    /// Its tenant.
+    /// The tenant of the provider.
     tenant: String,
-    /// The channel it serves; `*` serves every channel.
+    /// The channel that the provider serves; `*` is every channel.
     channel: String,
-    /// The driver that talks to it.
+    /// The driver of the provider.
     driver: String,
     /// The driver's own settings.
     #[schema(value_type = Object)]
     settings: Value,
-    /// Whether it has secrets; they are not shown.
+    /// Whether the provider has secrets. They are not shown.
     secrets: bool,
     /// What happens after an unclear outcome: idempotent, at_most_once or at_least_once.
     guarantee: String,
     /// When and how often a failed attempt is repeated.
     #[schema(value_type = Object)]
     policy: Value,
-    /// Concurrent sends per server process.
+    /// The most concurrent sends per server process.
     concurrency: i32,
-    /// Longest time one send may take.
+    /// The longest time that one send may take, in milliseconds.
     timeout_ms: i32,
-    /// Whether it serves recipients that name no provider.
+    /// Whether the provider serves recipients that name no provider.
     is_default: bool,
-    /// A disabled provider takes no new deliveries.
+    /// Whether the provider takes new deliveries.
     enabled: bool,
-    /// Sends per second, of all processes together.
+    /// The most sends per second over this provider, from all processes together. `null` is no limit.
     rate_per_s: Option<f64>,
-    /// Burst: sends allowed together after a pause.
+    /// The burst: how many sends are allowed together after a quiet time.
     burst: Option<i32>,
-    /// Why its lane is paused, if it is.
+    /// Why the provider is paused. `null` if it is not.
     paused: Option<String>,
-    /// Until when the provider has asked us to wait; none when it has not.
+    /// Until when the provider has asked to wait. `null` if it has not.
     held_until: Option<Timestamp>,
-    /// Hosts of its lane that are paused or held, paused ones first: at most 100, and 1,000 in a list of all
+    /// Why no worker can decrypt the secrets of the provider, so that nothing is sent. `null` if this is not so.
+    unopened: Option<String>,
+    /// The hosts that are paused or held, paused ones first: at most 100 of one provider, and 1,000 in a list of all
     /// providers.
     hosts: Vec<ClosedHost>,
-    /// Counts changes, including pauses and a change of the default.
+    /// The number of changes so far, including pauses and changes of the default.
     revision: i32,
 }
 
+/// What closes lanes beside a pause or a hold of the whole lane.
+struct Closed {
+    hosts: Vec<ClosedHost>,
+    unopened: BTreeMap<i32, NotDecrypted>,
+}
+
 impl ShownProvider {
-    fn of(provider: Provider, tenants: &BTreeMap<i32, String>, now: Timestamp, hosts: &[ClosedHost]) -> Self {
+    fn of(provider: Provider, tenants: &BTreeMap<i32, String>, now: Timestamp, closed: &Closed) -> Self {
+        let hosts = &closed.hosts;
         Self {
+            unopened: closed.unopened.get(&provider.id).map(|not| not.reason.clone()),
             hosts: hosts.iter().filter(|host| host.lane == provider.id).cloned().collect(),
             tenant: tenants.get(&provider.tenant).cloned().unwrap_or_default(),
             secrets: provider.secrets.is_some(),
             guarantee: provider.guarantee.name().to_owned(),
             policy: json!(provider.policy),
             burst: provider.rate().map(|rate| rate.burst),
-            name: provider.name,
-            channel: provider.channel,
-            driver: provider.driver,
-            settings: provider.settings,
-            concurrency: provider.concurrency,
-            timeout_ms: provider.timeout_ms,
-            is_default: provider.is_default,
-            enabled: provider.enabled,
-            rate_per_s: provider.rate_per_s,
+            name: provider.draft.name,
+            channel: provider.draft.channel,
+            driver: provider.draft.driver,
+            settings: provider.draft.settings,
+            concurrency: provider.draft.concurrency,
+            timeout_ms: provider.draft.timeout_ms,
+            is_default: provider.draft.is_default,
+            enabled: provider.draft.enabled,
+            rate_per_s: provider.draft.rate_per_s,
             paused: provider.paused,
-            held_until: provider.not_before.filter(|until| *until > now),
+            held_until: provider.held_until.filter(|until| *until > now),
             revision: provider.revision,
         }
     }
@@ -109,11 +119,12 @@ impl From<ProviderError> for Problem {
             ProviderError::Waited(..) | ProviderError::InApp => {
                 Self::new(ProblemKind::StateConflict, error.to_string())
             }
-            ProviderError::Secrets(problem) => {
-                tracing::error!(%problem, "a provider's secrets cannot be sealed or opened");
+            ProviderError::Secrets(_) | ProviderError::OtherKey(_) | ProviderError::KeyReplaced(_) => {
+                tracing::error!(problem = %error, "the secrets of a provider cannot be encrypted or decrypted; the \
+                    request is refused");
                 Self::new(
                     ProblemKind::Unavailable,
-                    "the server's key for secrets is not available; its log has details",
+                    "the key that encrypts the providers' secrets is not available on the server; its log has details",
                 )
             }
             ProviderError::Database(problem) => problem.into(),
@@ -121,26 +132,28 @@ impl From<ProviderError> for Problem {
     }
 }
 
-fn workshop<'a>(app: &'a App, store: &'a Store) -> Workshop<'a> {
-    Workshop { store, keys: &app.tools.keys, egress: &app.tools.egress, is_local: false }
+fn workshop<'a>(app: &'a App, store: &'a Store, caller: &Caller) -> Workshop<'a> {
+    let (keys, egress) = (&app.tools.keys, &app.tools.egress);
+    Workshop { store, installation: caller.store_of_all(app), keys, egress, is_local: false, new_key: false }
 }
 
 /// All providers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Providers {
-    /// By tenant and age.
+    /// The providers, by tenant and age.
     items: Vec<ShownProvider>,
 }
 
-/// The tenant's providers.
+/// Lists the tenant's providers.
 #[utoipa::path(get, path = "/v1/providers", tag = "providers", security(("key" = ["read"])), params(TenantQuery),
-    responses((status = 200, description = "All of them", body = Providers), ProblemResponses))]
+    responses((status = 200, description = "All providers of the tenant", body = Providers), ProblemResponses))]
 pub async fn list_providers(State(app): State<AppState>, Reader(caller): Reader) -> Result<Json<Providers>, Problem> {
     let (store, whose) = (caller.store(&app), caller.whose());
     let (all, tenants, now) = (store.providers().await?, app.store.tenants().await?, store.now().await?);
-    let hosts = store.closed_hosts(whose, None, HOSTS_LISTED).await?;
+    let closed =
+        Closed { hosts: store.closed_hosts(whose, None, HOSTS_LISTED).await?, unopened: store.unopened(whose).await? };
     let mine = all.into_iter().filter(|provider| whose.is_none_or(|tenant| provider.tenant == tenant));
-    Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &hosts)).collect() }))
+    Ok(Json(Providers { items: mine.map(|provider| ShownProvider::of(provider, &tenants, now, &closed)).collect() }))
 }
 
 /// A body that describes a provider: its own fields, and those common to creation and change. The common fields are
@@ -152,39 +165,41 @@ macro_rules! description {
         #[serde(deny_unknown_fields)]
         pub struct $body {
             $($own)*
-            /// The channel it serves; `*` is every channel.
+            /// The channel that the provider serves; `*` is every channel. Default: the driver's.
             #[schema(min_length = 1, max_length = 63, pattern = r"^(\*|[A-Za-z0-9_.-]+)$")]
             channel: Option<String>,
-            /// The driver's own settings; `null` removes one.
+            /// The driver's own settings by name; a value `null` removes the setting.
             #[serde(default)]
             #[schema(value_type = Object)]
             settings: Map<String, Value>,
-            /// The driver's secrets by name. They are sealed, and never shown again.
+            /// The driver's secrets by name. They are stored encrypted and never shown again.
             #[serde(default)]
             #[schema(write_only)]
             secrets: BTreeMap<String, String>,
             /// What happens after an unclear outcome.
             #[schema(schema_with = guarantees)]
             guarantee: Option<String>,
-            /// `doubling`, `marketplace`, or an object such as `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`.
+            /// The retry policy: `doubling`, `marketplace`, `standard_webhooks`, or an object such as
+            /// `{"name": "fixed", "interval_s": 60, "max_attempts": 5}`. Default: the driver's.
             policy: Option<Value>,
-            /// Concurrent sends per server process.
+            /// The most concurrent sends per server process.
             #[schema(minimum = 1, maximum = 1000)]
             concurrency: Option<i32>,
-            /// Longest time one send may take.
+            /// The longest time that one send may take, in milliseconds.
             #[schema(minimum = 100, maximum = 300_000)]
             timeout_ms: Option<i32>,
-            /// Whether it serves recipients that name no provider.
+            /// Whether the provider serves recipients that name no provider.
             is_default: Option<bool>,
-            /// Sends per second, of all processes together, 0.001 to 10,000; `null` removes the limit.
+            /// The most sends per second over this provider, from all processes together, 0.001 to 10,000. `null`
+            /// removes the limit.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<f64>, minimum = 0.001, maximum = 10_000)]
             rate_per_s: Option<Option<f64>>,
-            /// Burst: sends allowed together after a pause; `null` is as many as fit one second.
+            /// The burst: how many sends are allowed together after a quiet time. `null` is the rate of one second.
             #[serde(default, deserialize_with = "given")]
             #[schema(value_type = Option<i32>, minimum = 1, maximum = 10_000)]
             burst: Option<Option<i32>>,
-            /// A disabled provider takes no new deliveries.
+            /// Whether the provider takes new deliveries.
             enabled: Option<bool>,
         }
 
@@ -209,9 +224,9 @@ macro_rules! description {
 }
 
 description! {
-    /// A provider to be made.
+    /// A provider to be created.
     NewProvider {
-        /// 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
+        /// The name: 1 to 63 letters, digits, `_`, `-`, `.`; unique in the tenant.
         #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
         name: String,
         /// The driver that talks to it.
@@ -221,21 +236,23 @@ description! {
 }
 
 description! {
-    /// What to change. A field that is left out keeps its value, or the driver's default.
+    /// The fields to change. A field that is left out keeps its value.
     ProviderChange {
-        /// Change it only if it still has this revision. Without one, the change applies to its present state.
+        /// Change the provider only if it still has this revision. Without it, the change applies to any revision.
         #[schema(minimum = 1)]
         revision: Option<i32>,
     }
 }
 
 fn drivers() -> Object {
-    one_of(driver::kinds().iter().map(|kind| kind.name.as_ref())).description(Some("Which code talks to it.")).build()
+    one_of(driver::kinds().iter().map(|kind| kind.name.as_ref()))
+        .description(Some("The driver of the provider."))
+        .build()
 }
 
 fn guarantees() -> Object {
     let names = Guarantee::ALL.into_iter().map(|guarantee| Value::from(guarantee.name()));
-    let about = "What happens when an outcome is unclear; none is the driver's default.";
+    let about = "What happens after a send with an unclear outcome. Default: the driver's.";
     let text_or_null = SchemaType::from_iter([Type::String, Type::Null]);
     ObjectBuilder::new()
         .schema_type(text_or_null)
@@ -244,28 +261,23 @@ fn guarantees() -> Object {
         .build()
 }
 
-/// Distinguishes a field that is left out from null.
-fn given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(from).map(Some)
-}
-
 fn hidden(secrets: BTreeMap<String, String>) -> Secrets {
     secrets.into_iter().map(|(name, value)| (name, Secret::new(value))).collect()
 }
 
-/// A provider that was just made.
+/// A provider that was just created.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MadeProvider {
     #[serde(flatten)]
     provider: ShownProvider,
-    /// The signing secret made for a webhook without one. It is not shown again.
+    /// The signing secret that was created, if the driver is `webhook` and none was given. It is not shown again.
     #[serde(skip_serializing_if = "Option::is_none")]
     signing_secret: Option<String>,
 }
 
-/// Configures a new provider.
+/// Creates a provider.
 #[utoipa::path(post, path = "/v1/providers", tag = "providers", security(("key" = ["edit"])), params(TenantQuery), request_body = NewProvider,
-    responses((status = 201, description = "Made", body = MadeProvider), ProblemResponses))]
+    responses((status = 201, description = "Created", body = MadeProvider), ProblemResponses))]
 pub async fn create_provider(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -273,7 +285,7 @@ pub async fn create_provider(
 ) -> Result<(StatusCode, Json<MadeProvider>), Problem> {
     let store = caller.store_of_one(&app);
     let (name, driver) = (new.name.clone(), new.driver.clone());
-    let made = workshop(&app, &store).create(caller.tenant(), &name, &driver, new.into()).await?;
+    let made = workshop(&app, &store, &caller).create(caller.tenant(), &name, &driver, new.into()).await?;
     // Revealed to its one reader.
     let signing_secret = made.map(|secret| secret.reveal().to_owned());
     Ok((
@@ -283,13 +295,16 @@ pub async fn create_provider(
 }
 
 async fn shown(app: &App, store: &Store, caller: &Caller, name: &str) -> Result<ShownProvider, Problem> {
-    let provider = workshop(app, store).find(caller.tenant(), name).await?;
-    let hosts = store.closed_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?;
+    let provider = workshop(app, store, caller).find(caller.tenant(), name).await?;
+    let closed = Closed {
+        hosts: store.closed_hosts(Some(caller.tenant()), Some(provider.id), HOSTS_SHOWN).await?,
+        unopened: store.unopened(Some(caller.tenant())).await?,
+    };
     let tenants = BTreeMap::from([(caller.tenant(), caller.tenant_name().to_owned())]);
-    Ok(ShownProvider::of(provider, &tenants, store.now().await?, &hosts))
+    Ok(ShownProvider::of(provider, &tenants, store.now().await?, &closed))
 }
 
-/// One provider, without its secrets.
+/// Returns one provider, without its secrets.
 #[utoipa::path(get, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["read"])), params(("name" = String, Path), TenantQuery),
     responses((status = 200, description = "The provider", body = ShownProvider), ProblemResponses))]
 pub async fn get_provider(
@@ -300,9 +315,9 @@ pub async fn get_provider(
     Ok(Json(shown(&app, &caller.store_of_one(&app), &caller, &name).await?))
 }
 
-/// Changes what is given, and keeps the rest.
+/// Changes the given fields of a provider and keeps the others.
 #[utoipa::path(patch, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery), request_body = ProviderChange,
-    responses((status = 200, description = "As it is now", body = ShownProvider), ProblemResponses))]
+    responses((status = 200, description = "The provider after the change", body = ShownProvider), ProblemResponses))]
 pub async fn update_provider(
     State(app): State<AppState>,
     Editor(caller): Editor,
@@ -310,30 +325,30 @@ pub async fn update_provider(
     Body(given): Body<ProviderChange>,
 ) -> Result<Json<ShownProvider>, Problem> {
     let store = caller.store_of_one(&app);
-    workshop(&app, &store).update(caller.tenant(), &name, given.revision, &given.into()).await?;
+    workshop(&app, &store, &caller).update(caller.tenant(), &name, given.revision, &given.into()).await?;
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Removes a provider that no delivery waits for.
+/// Deletes a provider. Refused while deliveries wait for it.
 #[utoipa::path(delete, path = "/v1/providers/{name}", tag = "providers", security(("key" = ["edit"])), params(("name" = String, Path), TenantQuery),
-    responses((status = 204, description = "It is gone"), ProblemResponses))]
+    responses((status = 204, description = "The provider is deleted"), ProblemResponses))]
 pub async fn delete_provider(
     State(app): State<AppState>,
     Editor(caller): Editor,
     Id(name): Id<String>,
 ) -> Result<StatusCode, Problem> {
-    workshop(&app, &caller.store_of_one(&app)).delete(caller.tenant(), &name).await?;
+    workshop(&app, &caller.store_of_one(&app), &caller).delete(caller.tenant(), &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Why it is paused.
+/// Why the provider or the host is paused.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pause {
     /// The reason, shown to operators.
     #[schema(min_length = 1, max_length = 255)]
     reason: String,
-    /// Only this host of its lane: a name or an address, with its port unless that is 443.
+    /// Pause only this host: a name or an address, with the port unless it is 443.
     #[schema(min_length = 1, max_length = 300)]
     host: Option<String>,
 }
@@ -342,9 +357,9 @@ fn host_of(given: Option<&str>) -> Result<Option<String>, Problem> {
     given.map(|host| driver::host_of(host).map_err(|problem| Problem::of_field(&problem))).transpose()
 }
 
-/// Pauses its lane, or one host of it; what is enqueued waits.
+/// Pauses a provider, or only one host that it sends to; its deliveries wait.
 #[utoipa::path(post, path = "/v1/providers/{name}/pause", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Pause,
-    responses((status = 200, description = "It is paused; one that was already keeps its reason", body = ShownProvider), ProblemResponses))]
+    responses((status = 200, description = "The provider. If it was paused before, the first reason is kept", body = ShownProvider), ProblemResponses))]
 pub async fn pause_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -356,12 +371,13 @@ pub async fn pause_provider(
         return Err(Problem::invalid("reason", format!("has {length} characters; 1 to 255 are allowed")));
     }
     let store = caller.store_of_one(&app);
-    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
+    let provider = workshop(&app, &store, &caller).find(caller.tenant(), &name).await?;
     match host_of(why.host.as_deref())? {
         None => drop(store.pause_lane(provider.id, None, &why.reason).await?),
         Some(host) if store.pause_host(provider.id, &host, None, &why.reason).await? == CloseOutcome::TooMany => {
             let detail = format!(
-                "{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the most; pause the provider"
+                "{MAX_CLOSED_HOSTS} hosts of this provider are paused or held, which is the limit; pause the whole \
+                 provider"
             );
             return Err(Problem::new(ProblemKind::StateConflict, detail).about("host"));
         }
@@ -374,14 +390,16 @@ pub async fn pause_provider(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// Only this host of its lane: a name or an address, with its port unless that is 443. Without, the lane and all its hosts.
+    /// Resume only this host: a name or an address, with the port unless it is 443. Default: the provider and all its
+    /// hosts.
     #[schema(min_length = 1, max_length = 300)]
     host: Option<String>,
 }
 
-/// Resumes its lane and all its hosts, or one host, whether paused or held. What waited for a host becomes due.
+/// Resumes a provider and all its hosts, or only one host, whether paused or held. Deliveries that waited for a host
+/// become due.
 #[utoipa::path(post, path = "/v1/providers/{name}/resume", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = Option<Resume>,
-    responses((status = 200, description = "It is open; one that was already is not changed", body = ShownProvider), ProblemResponses))]
+    responses((status = 200, description = "The provider. If it was open before, nothing is changed", body = ShownProvider), ProblemResponses))]
 pub async fn resume_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -389,7 +407,7 @@ pub async fn resume_provider(
     Body(what): Body<Resume>,
 ) -> Result<Json<ShownProvider>, Problem> {
     let store = caller.store_of_one(&app);
-    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
+    let provider = workshop(&app, &store, &caller).find(caller.tenant(), &name).await?;
     match host_of(what.host.as_deref())? {
         Some(host) => drop(store.resume_host(provider.id, &host).await?),
         None => drop(store.resume_lane(provider.id).await?),
@@ -397,21 +415,22 @@ pub async fn resume_provider(
     Ok(Json(shown(&app, &store, &caller, &name).await?))
 }
 
-/// Where to send the test.
+/// The address and the text of a test message.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderTest {
-    /// An address that the provider understands.
+    /// The address to send to, in the form that the provider uses.
     #[schema(min_length = 1, max_length = 2048)]
     address: String,
-    /// The text.
+    /// The text of the message.
     #[schema(max_length = 1000)]
     text: Option<String>,
 }
 
-/// Sends a test message immediately, past the queue, and answers with the outcome. It is entered in the audit log.
+/// Sends a test message immediately, without the queue, and answers with the outcome. The test is written to the audit
+/// log.
 #[utoipa::path(post, path = "/v1/providers/{name}/test", tag = "providers", security(("key" = ["operate"])), params(("name" = String, Path), TenantQuery), request_body = ProviderTest,
-    responses((status = 200, description = "How it went", body = TestResult), ProblemResponses))]
+    responses((status = 200, description = "The outcome of the test", body = TestResult), ProblemResponses))]
 pub async fn test_provider(
     State(app): State<AppState>,
     Operator(caller): Operator,
@@ -419,7 +438,7 @@ pub async fn test_provider(
     Body(test): Body<ProviderTest>,
 ) -> Result<Json<TestResult>, Problem> {
     let store = caller.store_of_one(&app);
-    let provider = workshop(&app, &store).find(caller.tenant(), &name).await?;
+    let provider = workshop(&app, &store, &caller).find(caller.tenant(), &name).await?;
     let text = test.text.as_deref().unwrap_or(TEST_TEXT);
     Ok(Json(providers::test(&app.tools, &store, &provider, caller.tenant_name(), &test.address, text).await?))
 }

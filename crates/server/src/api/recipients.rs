@@ -8,6 +8,12 @@ use utoipa::{PartialSchema, ToSchema};
 /// One recipient: an object of one of these shapes.
 pub struct To;
 
+const ABOUT: &str = concat!(
+    "A recipient: a user, a list or an address. Users and lists are looked up when the notification is sent. Users get \
+     in-app messages, and the driver `webhook` sends to webhooks. ",
+    "Every other kind is accepted and needs a provider that serves its channel, such as one of the driver `capture`",
+);
+
 impl ToSchema for To {
     fn name() -> std::borrow::Cow<'static, str> {
         "Recipient".into()
@@ -19,12 +25,15 @@ impl PartialSchema for To {
         let address = || text(limits::ADDRESS_BYTES);
         let url = || address().pattern(Some("^https?://"));
         let shapes = [
-            object([("user", text(limits::NAME_CHARS).description(Some("A user by the application's id")))]),
+            object([(
+                "user",
+                text(limits::NAME_CHARS).description(Some("A user, by the id that the application uses")),
+            )]),
             object([("list", address().description(Some("A named list")))]),
-            object([("email", address().pattern(Some("^[^@]+@[^@]+$")).description(Some("A mail address")))]),
+            object([("email", address().pattern(Some("^[^@]+@[^@]+$")).description(Some("An email address")))]),
             object([(
                 "phone",
-                text(16).pattern(Some(r"^\+[0-9]{7,15}$")).description(Some("A phone number in E.164")),
+                text(16).pattern(Some(r"^\+[0-9]{7,15}$")).description(Some("A phone number in E.164 format")),
             )]),
             object([("slack", url().description(Some("A Slack incoming webhook. The URL is a secret")))]),
             object([("teams", url().description(Some("A Teams workflow webhook. The URL is a secret")))]),
@@ -34,13 +43,13 @@ impl PartialSchema for To {
                     "provider",
                     text(limits::SHORT_NAME_CHARS)
                         .pattern(Some("^[A-Za-z0-9_.-]+$"))
-                        .description(Some("A provider by its name")),
+                        .description(Some("The name of a provider")),
                 ),
-                ("address", address().description(Some("An address that it understands"))),
+                ("address", address().description(Some("An address in the form that the provider uses"))),
             ]),
         ];
         let one = shapes.into_iter().fold(OneOfBuilder::new(), OneOfBuilder::item);
-        one.description(Some("To whom: a user or list that is known, or an address")).into()
+        one.description(Some(ABOUT)).into()
     }
 }
 

@@ -16,19 +16,19 @@ use crate::problem::Problem;
 /// The caller.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SignedIn {
-    /// Its name in the audit log.
+    /// The name of the caller in the audit log.
     actor: String,
-    /// Its tenant.
+    /// The caller's tenant.
     tenant: String,
-    /// Its scopes.
+    /// The caller's scopes.
     scopes: Vec<String>,
-    /// Of a session: to be sent with every change, as the header `X-CSRF-Token` or the form field `csrf_token`.
+    /// For a session: send it with every change, as the header `X-CSRF-Token` or the form field `csrf_token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     csrf_token: Option<String>,
 }
 
-/// The caller.
-#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "Who calls", body = SignedIn), ProblemResponses))]
+/// Returns the authenticated caller.
+#[utoipa::path(get, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 200, description = "The caller", body = SignedIn), ProblemResponses))]
 pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> {
     let by_cookie = auth::cookie(&headers).filter(|_| !headers.contains_key(header::AUTHORIZATION));
     Json(SignedIn {
@@ -40,8 +40,8 @@ pub async fn show_session(caller: Caller, headers: HeaderMap) -> Json<SignedIn> 
     })
 }
 
-/// Signs out. A key has no session to end.
-#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "It is over"), ProblemResponses))]
+/// Ends the session. A request with a key has no session to end.
+#[utoipa::path(delete, path = "/v1/session", tag = "session", security(("key" = [])), responses((status = 204, description = "The session has ended"), ProblemResponses))]
 pub async fn end_session(State(app): State<AppState>, caller: Caller, headers: HeaderMap) -> Result<Response, Problem> {
     if let Some(token) = auth::cookie(&headers) {
         // The session ends whatever tenant the query names.

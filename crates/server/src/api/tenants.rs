@@ -14,9 +14,9 @@ use crate::auth::Ops;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Body, Id, Params};
 
-/// Tenants by name.
+/// Lists tenants by name.
 #[utoipa::path(get, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), params(PageQuery),
-    responses((status = 200, description = "A page", body = Listing<TenantRow>), ProblemResponses))]
+    responses((status = 200, description = "A page of the list", body = Listing<TenantRow>), ProblemResponses))]
 pub async fn list_tenants(
     State(app): State<AppState>,
     Ops(_): Ops,
@@ -27,18 +27,18 @@ pub async fn list_tenants(
     Ok(Json(Listing::of(rows, page.limit(), |tenant| tenant.name.clone())))
 }
 
-/// A tenant to be made.
+/// A tenant to be created.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewTenant {
-    /// 1 to 63 letters, digits, `_`, `-`, `.`.
+    /// The name: 1 to 63 letters, digits, `_`, `-`, `.`.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9_.-]+$")]
     name: String,
 }
 
-/// Makes a tenant.
+/// Creates a tenant.
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", security(("key" = ["ops"])), request_body = NewTenant,
-    responses((status = 201, description = "Made", body = TenantRow), ProblemResponses))]
+    responses((status = 201, description = "Created", body = TenantRow), ProblemResponses))]
 pub async fn create_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -48,7 +48,7 @@ pub async fn create_tenant(
     Ok((StatusCode::CREATED, shown(&app, id).await?))
 }
 
-/// Why it is suspended.
+/// Why the tenant is suspended.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Suspension {
@@ -57,10 +57,10 @@ pub struct Suspension {
     reason: String,
 }
 
-/// Suspends a tenant: nothing of it is sent, and its keys are refused. What waits stays, and SQL may go on
-/// enqueueing.
+/// Suspends a tenant: its deliveries are not sent and wait, and its keys are refused. Applications can still enqueue by
+/// SQL.
 #[utoipa::path(post, path = "/v1/tenants/{name}/suspend", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = Suspension,
-    responses((status = 200, description = "It is suspended", body = TenantRow), ProblemResponses))]
+    responses((status = 200, description = "The suspended tenant", body = TenantRow), ProblemResponses))]
 pub async fn suspend_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -79,7 +79,7 @@ pub async fn suspend_tenant(
 
 /// Resumes a suspended tenant.
 #[utoipa::path(post, path = "/v1/tenants/{name}/resume", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)),
-    responses((status = 200, description = "It goes on", body = TenantRow), ProblemResponses))]
+    responses((status = 200, description = "The resumed tenant", body = TenantRow), ProblemResponses))]
 pub async fn resume_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -99,14 +99,15 @@ pub async fn resume_tenant(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantUpdate {
-    /// Its share when several tenants have deliveries due: weight 3 gets three times as much as weight 1.
+    /// The share of the tenant while several tenants have due deliveries: weight 3 gets three times as many sends as
+    /// weight 1.
     #[schema(minimum = 1, maximum = 100, example = 3)]
     weight: i32,
 }
 
-/// Changes a tenant's share.
+/// Changes a tenant's weight, which is its share of the sends.
 #[utoipa::path(patch, path = "/v1/tenants/{name}", tag = "tenants", security(("key" = ["ops"])), params(("name" = String, Path)), request_body = TenantUpdate,
-    responses((status = 200, description = "As it is now", body = TenantRow), ProblemResponses))]
+    responses((status = 200, description = "The tenant after the change", body = TenantRow), ProblemResponses))]
 pub async fn update_tenant(
     State(app): State<AppState>,
     Ops(caller): Ops,
@@ -131,7 +132,7 @@ impl From<TenantError> for Problem {
         match error {
             TenantError::Refused(problem) => Self::of_field(&problem),
             TenantError::Taken(name) => {
-                Self::new(ProblemKind::StateConflict, format!("there is a tenant {name:?} already")).about("name")
+                Self::new(ProblemKind::StateConflict, format!("tenant {name:?} exists already")).about("name")
             }
             TenantError::Database(problem) => problem.into(),
         }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use postcommit::{Timestamp, limits};
-use postcommit_channel::model::{DeliveryState, Reason};
+use postcommit_channel::model::{ErrorClass, Reason};
 use postcommit_engine::store::DeliveryFilter;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
+use crate::api::states::States;
 use crate::problem::Problem;
 use crate::read::check_lengths;
 
@@ -17,56 +18,76 @@ use crate::read::check_lengths;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeliveryQuery {
-    /// Only in this state. Retry and discard take `parked` ones alone.
+    /// Only deliveries in one of these states, separated by commas. Retry and discard allow only `parked`.
     #[param(inline)]
     #[schema(inline)]
-    state: Option<DeliveryState>,
-    /// Only parked for this reason.
+    state: Option<States>,
+    /// Only deliveries that are parked for this reason.
     #[param(inline)]
     #[schema(inline)]
     reason: Option<Reason>,
-    /// Only on this channel.
+    /// Only deliveries over this channel.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     channel: Option<String>,
-    /// Only of this provider.
+    /// Only deliveries of this provider.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     provider: Option<String>,
-    /// Only of this event type.
+    /// Only deliveries of this event type.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     event_type: Option<String>,
-    /// Only about this entity.
+    /// Only deliveries about this entity.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     entity: Option<String>,
-    /// Only from this site.
+    /// Only deliveries that came from this site.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     site: Option<String>,
-    /// Only of this notification.
-    notification: Option<Uuid>,
-    /// Only enqueued at this time or later.
+    /// Only deliveries of this notification.
+    notification_id: Option<Uuid>,
+    /// Only deliveries that were enqueued at this time or later.
     from: Option<Timestamp>,
-    /// Only enqueued before this time.
-    to: Option<Timestamp>,
-    /// Only with this many attempts in this round, or more.
+    /// Only deliveries that were enqueued before this time.
+    until: Option<Timestamp>,
+    /// Only deliveries with at least this many attempts since they were enqueued or last retried by an operator.
     #[param(minimum = 0, maximum = 65_535)]
     #[schema(minimum = 0, maximum = 65_535)]
     attempts: Option<u16>,
-    /// Only with this code of the last error.
+    /// Only deliveries whose last error has this code.
     #[param(max_length = 255)]
     #[schema(max_length = 255)]
     error_code: Option<String>,
-    /// Only to exactly this address.
+    /// Only deliveries whose last error has this class.
+    #[param(inline)]
+    #[schema(inline)]
+    error_class: Option<ErrorClass>,
+    /// Only deliveries to exactly this user id or address. A delivery that is not expanded yet matches by the
+    /// recipients of its notification.
     #[param(max_length = 2048)]
     #[schema(max_length = 2048)]
-    target: Option<String>,
-    /// `true`: only those that may have arrived without confirmation; `false`: only those that certainly have not.
+    #[serde(alias = "target")]
+    recipient: Option<String>,
+    /// `true`: only deliveries that may have arrived although the outcome is unknown. `false`: only deliveries without
+    /// an unclear attempt.
     unclear: Option<bool>,
-    /// `true`: only those due for longer than the threshold and not under way. Parked ones are never stuck.
+    /// `true`: only stuck deliveries: first due longer ago than the setting `kpi.stuck_after_s`, not finished and not
+    /// being sent. Retries do not reset this time. A parked delivery is never stuck.
     stuck: Option<bool>,
+    /// In a list, `true`: return the full address in `address`. It needs the scope `operate`; for other callers it has
+    /// no effect.
+    pub full: Option<bool>,
+}
+
+/// How much of a delivery is shown.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct FullQuery {
+    /// `true`: return the full address in `address`. It needs the scope `operate`; for other callers it has no effect.
+    pub full: Option<bool>,
 }
 
 impl DeliveryQuery {
@@ -81,21 +102,22 @@ impl DeliveryQuery {
             ("error_code", self.error_code.as_deref()),
         ];
         check_lengths(&names, limits::NAME_CHARS)?;
-        check_lengths(&[("target", self.target.as_deref())], limits::ADDRESS_BYTES)?;
+        check_lengths(&[("recipient", self.recipient.as_deref())], limits::ADDRESS_BYTES)?;
         Ok(DeliveryFilter {
-            states: self.state.map(|state| state.name().to_owned()).into_iter().collect(),
+            states: self.state.map(States::names).unwrap_or_default(),
             reason: self.reason.map(|reason| reason.name().to_owned()),
             channel: self.channel,
             provider: self.provider,
             event_type: self.event_type,
             entity: self.entity,
             site: self.site,
-            notification: self.notification,
+            notification_id: self.notification_id,
             from: self.from,
-            to: self.to,
+            until: self.until,
             attempts: self.attempts.map(i64::from),
             error_code: self.error_code,
-            target: self.target,
+            error_class: self.error_class.map(|class| class.name().to_owned()),
+            recipient: self.recipient,
             unclear: self.unclear,
             stuck: self.stuck.unwrap_or(false).then_some(stuck_after),
             ..DeliveryFilter::default()

@@ -1,9 +1,12 @@
 //! CORS for the inbox routes, which the tenant's own pages call from browsers.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use axum::extract::{Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, HeaderMap, HeaderValue,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderMap, HeaderValue,
     ORIGIN, VARY,
 };
 use axum::http::{Method, StatusCode};
@@ -11,6 +14,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::AppState;
+use crate::auth::csrf::same_origin;
 use crate::settings::InboxSettings;
 
 /// Answers browsers about the inbox routes; all others are for servers. Cookies are never allowed: the token
@@ -20,6 +24,9 @@ pub async fn answer_browsers(State(app): State<AppState>, request: Request, next
         return next.run(request).await;
     }
     let origin = allowed(&app.inbox, request.headers());
+    if origin.is_none() {
+        note_refused(request.headers());
+    }
     let asks_first =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match (&origin, asks_first) {
@@ -41,6 +48,25 @@ pub async fn answer_browsers(State(app): State<AppState>, request: Request, next
         }
     }
     response
+}
+
+/// The most origins that are logged by one process: anybody may send any.
+const LOGGED: usize = 100;
+
+/// Logs the origin of a page that may not call the inbox, once for each. Its browser refuses it, and says no more than
+/// CORS.
+fn note_refused(headers: &HeaderMap) {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let Some(origin) = text(ORIGIN).filter(|origin| !same_origin(Some(origin), text(HOST))) else { return };
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if seen.len() < LOGGED && origin.len() <= 255 && seen.insert(origin.to_owned()) {
+        tracing::warn!(
+            origin,
+            "a page of another origin asked for an inbox, and its browser refuses the answer; if the origin is yours, \
+             add it to inbox.origins"
+        );
+    }
 }
 
 /// The origin of the request, if it is allowed.

@@ -22,7 +22,7 @@ use tokio::time::{Interval, MissedTickBehavior, Sleep};
 use utoipa::IntoParams;
 
 use super::visitor::Visitor;
-use super::{InboxMessage, UnreadCount, check_position};
+use super::{UnreadCount, check_position};
 use crate::api::{ProblemResponses, TenantQuery};
 use crate::app::AppState;
 use crate::door::{Streams, StreamsFull};
@@ -32,7 +32,7 @@ use crate::read::Params;
 
 /// The longest time of a stream: a client that reconnects proves its right again.
 const LONGEST: Duration = Duration::from_secs(600);
-/// Pages that one user may have open at one server.
+/// The maximum number of inbox streams (open browser pages) of one user at one server.
 const PAGES_OF_ONE: usize = 20;
 /// The end of every stream: reconnect, at a spread of times.
 const FAREWELL: &str = "retry: 2000\n\n";
@@ -46,11 +46,11 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Following {
-    /// `position` of the list that is shown: later changes are sent first. `Last-Event-ID` takes precedence. Without
-    /// either, the stream begins now.
+    /// The `position` of the list that the client shows: the stream begins with the changes after it. `Last-Event-ID`
+    /// takes precedence. Without either, the stream begins now.
     #[param(minimum = 0)]
     after: Option<i64>,
-    /// A user token, for `EventSource`, which cannot send headers. On this route alone.
+    /// A user token, for `EventSource`, which cannot send headers. Only this route accepts it.
     #[allow(dead_code, reason = "whoever follows is known by then; this describes it")]
     token: Option<String>,
 }
@@ -70,11 +70,11 @@ impl FromRequestParts<AppState> for Follower {
     }
 }
 
-/// The changes of an inbox as they happen: server-sent events `message`, `mark`, `unread-count`, `reload`, `refused`.
+/// Streams the changes of an inbox as server-sent events: `message`, `mark`, `unread-count`, `reload`, `refused`.
 #[utoipa::path(get, path = "/v1/inbox/{user}/stream", tag = "inbox", security(("key" = ["read"]), ("user_token" = [])),
     params(("user" = String, Path, description = "The user's id"), Following, TenantQuery,
-        ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that was heard; browsers send it when they come back")),
-    responses((status = 200, description = "Events, until somebody hangs up", body = String, content_type = "text/event-stream"), ProblemResponses))]
+        ("Last-Event-ID" = Option<i64>, Header, description = "The last `id` that the client received; browsers send it when they reconnect")),
+    responses((status = 200, description = "Events, until the client or the server closes the connection", body = String, content_type = "text/event-stream"), ProblemResponses))]
 pub async fn follow_inbox(
     State(app): State<AppState>,
     Follower(visitor): Follower,
@@ -87,7 +87,7 @@ pub async fn follow_inbox(
     if app.inboxes.pages(visitor.tenant, &visitor.user) >= PAGES_OF_ONE {
         return Err(Problem::new(
             ProblemKind::RateLimited,
-            format!("the user has {PAGES_OF_ONE} streams open here; that is the limit"),
+            format!("the user has {PAGES_OF_ONE} streams open, which is the limit; close one first"),
         )
         .retry_after(30));
     }
@@ -107,9 +107,9 @@ pub async fn follow_inbox(
 
 fn no_place(full: StreamsFull) -> Problem {
     let detail = match full {
-        StreamsFull::ForAll => "as many streams are open as server.streams allows".to_owned(),
+        StreamsFull::ForAll => "the limit of open streams (server.streams) is reached; try again later".to_owned(),
         StreamsFull::ForTenant(share) => {
-            format!("the tenant has {share} streams open here, half of server.streams; that is its share")
+            format!("the tenant has {share} streams open, which is its limit (half of server.streams); try again later")
         }
     };
     Problem::new(ProblemKind::TooManyStreams, detail).retry_after(5)
@@ -118,9 +118,12 @@ fn no_place(full: StreamsFull) -> Problem {
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
     let Some(given) = headers.get(LAST_EVENT_ID).filter(|given| !given.is_empty()) else { return Ok(None) };
     let position = given.to_str().ok().and_then(|text| text.parse().ok()).filter(|position| *position >= 0);
-    position
-        .map(Some)
-        .ok_or_else(|| Problem::invalid("Last-Event-ID", "is not one of ours; send the last `id` unchanged, or none"))
+    position.map(Some).ok_or_else(|| {
+        Problem::invalid(
+            "Last-Event-ID",
+            "is not an id of this stream; send the last `id` unchanged, or omit the header",
+        )
+    })
 }
 
 /// One reader of a stream.
@@ -152,7 +155,10 @@ impl InboxStream {
             let changes = match store.inbox_changes(*tenant, user, position.unwrap_or(i64::MAX)).await {
                 Ok(changes) if position.is_none() => InboxChanges { changes: Some(vec![]), ..changes },
                 Ok(changes) => changes,
-                Err(problem) => return tracing::warn!(%problem, "a stream of an inbox ends; its reader will come back"),
+                Err(problem) => {
+                    return tracing::warn!(%problem, "the changes of an inbox could not be read; its stream is closed, \
+                        and the client will reconnect");
+                }
             };
             if position != Some(changes.position) && !self.tell(frames_of(&changes)).await {
                 return;
@@ -197,7 +203,7 @@ impl InboxStream {
             () = &mut self.over => {}
             () = tokio::time::sleep(patience) => {}
         }
-        tracing::debug!("a reader of an inbox takes nothing; its stream ends, and it may come back");
+        tracing::debug!("a client does not read its inbox stream; the stream is closed, and the client may reconnect");
         false
     }
 }
@@ -220,7 +226,7 @@ fn frames_of(changes: &InboxChanges) -> Bytes {
                     InboxChange::Came(row) => ("message", row),
                     InboxChange::Marked(row) => ("mark", row),
                 };
-                event(&mut text, name, None, &InboxMessage::from(row.clone()));
+                event(&mut text, name, None, row);
             }
         }
     }

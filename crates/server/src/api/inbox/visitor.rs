@@ -55,8 +55,10 @@ impl Visitor {
     /// The caller by its header, or by a token given elsewhere.
     pub(super) async fn of(parts: &mut Parts, app: &AppState, token: Option<String>) -> Result<Self, Problem> {
         let user = inbox_named(parts, app).await?;
-        let in_header = auth::bearer(&parts.headers)?.filter(|token| token.starts_with(PREFIX)).map(str::to_owned);
-        match in_header.or(token) {
+        let bearer = auth::bearer(&parts.headers)?.map(str::to_owned);
+        let is_anonymous = bearer.is_none() && token.is_none() && auth::cookie(&parts.headers).is_none();
+        match bearer.filter(|token| token.starts_with(PREFIX)).or(token) {
+            _ if is_anonymous => Err(noted(Problem::new(ProblemKind::Unauthenticated, NO_TOKEN))),
             Some(token) => Self::by_token(parts, app, &token, user).await,
             None => Self::by_key(Caller::from_request_parts(parts, app).await?, parts, app, user),
         }
@@ -73,13 +75,23 @@ impl Visitor {
         let from = parts.extensions.get::<Client>().map(|client| client.address);
         let bearer = admitted(app, token, from).await?;
         if bearer.user != user {
-            return Err(Problem::new(ProblemKind::Forbidden, "the token is another user's"));
+            return Err(noted(Problem::new(ProblemKind::Forbidden, OTHER_USER)));
         }
         app.auth.permit(&format!("user:{}:{user}", bearer.tenant))?;
         let pass = Pass::Token(Secret::new(token));
         let store = app.store.of_tenant(bearer.tenant).by(Actor::user(&user));
         Ok(Self { store, tenant: bearer.tenant, user, left: Some(bearer.left), pass })
     }
+}
+
+const NO_TOKEN: &str = "the token is missing; send a user token of this inbox, or a key, as `Authorization: Bearer …` \
+    (POST /v1/inbox/{user}/token creates a user token)";
+const OTHER_USER: &str = "the token belongs to another user; use a token of the user whose inbox this is";
+
+/// Logs a refusal that a page of the application causes, and not its reader: whoever builds the page looks for it.
+fn noted(refusal: Problem) -> Problem {
+    tracing::warn!(problem = %refusal, "a request for an inbox was refused");
+    refusal
 }
 
 /// The user of a token, unless the tenant is suspended. Guesses are counted as with keys; an expired token is not a
